@@ -1,0 +1,157 @@
+"""The messages between gateway and worker, and how they are put into bytes.
+
+A `GenerationJob` travels from gateway to worker inside the queue. A `Frame` travels back: all that one
+engine step produced for one gateway, in one Redis stream entry. Frames are arrays on the wire
+(`array_like`), because a delta is sent for every token; fields may only be appended, with defaults.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from contract.outcomes import FailureCode, FinishReason
+from contract.sampling import SamplingSpec
+
+
+class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One prompt with everything a worker needs to continue it."""
+
+    id: str
+    handle: int
+    """Number under which the owning gateway process knows the job; it comes back in every delta."""
+    gateway: str
+    tenant: str
+    cache_salt: str
+    """Separates prefix caches: jobs share cached prompt blocks only if this value is equal."""
+    prompt_token_ids: list[int]
+    max_tokens: int
+    """Completion tokens at most, exact: prompt + max_tokens fits the context window. 0 scores the prompt only."""
+    sampling: SamplingSpec
+    deadline_ms: int
+    """Unix time in milliseconds after which nobody waits for the job."""
+    n: int = 1
+    best_of: int = 1
+    """Sequences to sample; the best `n` by mean log-probability are returned."""
+    stop: list[str] = []
+    logprobs: int | None = None
+    """Number of most likely alternatives to report for each token; None reports nothing."""
+    score_prompt: bool = False
+    """Whether the prompt's own tokens are reported with log-probabilities (echo with logprobs)."""
+    stream: bool = False
+    """Whether somebody reads along; if not, the worker gathers tokens into fewer deltas."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token and of its likeliest alternatives."""
+
+    token: str
+    logprob: float | None
+    """None for the first token of a prompt, which nothing precedes."""
+    offset: int
+    """Where the token's text starts, in code points from the start of its text (prompt or completion)."""
+    top: list[tuple[str, float]] | None = None
+    """Alternatives, likeliest first; the token itself is among them."""
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """New text of one choice."""
+
+    handle: int
+    attempt: int
+    choice: int
+    """Index within the job, 0 to n - 1."""
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string, or the id of the stop token, that ended the choice; None for end-of-text."""
+    logprobs: list[TokenLogprob] | None = None
+
+
+class PromptScored(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of a prompt, sent before the first delta of its job."""
+
+    handle: int
+    attempt: int
+    logprobs: list[TokenLogprob]
+
+
+class JobFinished(msgspec.Struct, frozen=True, array_like=True):
+    """A job came to its end; counts are the engine's own."""
+
+    handle: int
+    attempt: int
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens of all sequences, those that `best_of` discarded included."""
+    cached_tokens: int
+    """Prompt tokens that the engine found in its prefix cache."""
+
+
+class JobFailed(msgspec.Struct, frozen=True, array_like=True):
+    """A job ended without a result."""
+
+    handle: int
+    attempt: int
+    code: FailureCode
+    message: str
+
+
+class JobLost(msgspec.Struct, frozen=True, array_like=True):
+    """A lease ran out; sent by whichever gateway found it to the one that owns the job."""
+
+    handle: int
+    attempt: int
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What one worker has to tell one gateway after an engine step.
+
+    `number` counts a worker's frames to this gateway from 1 without a gap, so that a lost frame is
+    seen. Number 0 is out of the count: a notice from another gateway. The lists are to be applied in
+    the order of the fields.
+    """
+
+    worker: str
+    """Id of the sender."""
+    number: int
+    prompts: list[PromptScored] = []
+    deltas: list[Delta] = []
+    finished: list[JobFinished] = []
+    failed: list[JobFailed] = []
+    lost: list[JobLost] = []
+
+
+class WorkerState(StrEnum):
+    """Where a worker is in its life."""
+
+    LOADING = "loading"  # The engine is starting; nothing is claimed yet.
+    READY = "ready"  # Claims jobs.
+    DRAINING = "draining"  # Finishes what it has and claims nothing more.
+
+
+class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker announces about itself and the model it serves."""
+
+    id: str
+    model: str
+    state: WorkerState
+    engine: str
+    """Name and version of the engine, such as `vllm 0.32.0`."""
+    created: int
+    """Unix time in seconds at which the worker started."""
+    context_window: int = 0
+    """Prompt and completion tokens together, at most."""
+    vocabulary_size: int = 0
+    bos_token_id: int | None = None
+    tokenizer_digest: str = ""
+    """SHA-256 of the model's tokenizer.json, under which the worker published it."""
+    max_sequences: int = 0
+    kv_cache_tokens: int = 0
+    supported_parameters: list[str] = []
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_job = msgspec.msgpack.Decoder(GenerationJob).decode
+decode_frame = msgspec.msgpack.Decoder(Frame).decode
+decode_card = msgspec.msgpack.Decoder(WorkerCard).decode

@@ -1,0 +1,27 @@
+"""How a sequence ends, and how a job fails.
+
+Both travel as short strings, so that a frame stays readable in `redis-cli` and an unknown value is
+refused when it is decoded instead of being misread.
+"""
+
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence stopped, in the words of the API."""
+
+    STOP = "stop"  # End-of-text token, a stop token or a stop string.
+    LENGTH = "length"  # max_tokens, or the context window, was reached.
+
+
+class FailureCode(StrEnum):
+    """Why a job ended without a result."""
+
+    INVALID_REQUEST = "invalid_request"  # The engine refused the parameters: the client's fault.
+    DEADLINE_EXCEEDED = "deadline_exceeded"  # The job's deadline passed before it was finished.
+    QUEUE_TIMEOUT = "queue_timeout"  # No worker claimed the job in time.
+    WORKER_LOST = "worker_lost"  # Its lease ran out: the worker died, hung or was cut off.
+    WORKER_DRAINING = "worker_draining"  # The worker was stopped before the job was finished.
+    ENGINE_DEAD = "engine_dead"  # The engine process died under the job.
+    REPLIES_LOST = "replies_lost"  # A reply frame of its worker never arrived.
+    ENGINE_ERROR = "engine_error"  # The engine gave up on this one job.

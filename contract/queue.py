@@ -1,0 +1,293 @@
+"""The queue of one model: a typed method for each script.
+
+Fair between tenants by Virtual Token Counter (Sheng et al., OSDI'24): a tenant's counter grows by
+`(PROMPT_COST * prompt + COMPLETION_COST * completion) / weight`, and whoever has the lowest counter goes
+first. A claimed job is a lease; the pair (worker, attempt) is its fencing number.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from contract import clock, keys, messages
+from contract.messages import GenerationJob, WorkerCard, WorkerState
+from contract.scripts import CommandExecutor, LuaScript
+
+PROMPT_COST = 1
+"""Service units for each prompt token."""
+
+COMPLETION_COST = 2
+"""Service units for each completion token."""
+
+ENGINE_HEADROOM_TOKENS = 256
+"""Completion tokens for each sequence that must find KV-cache room before a job is claimed.
+
+The worst case, prompt + max_tokens, would leave most of the cache idle, since few completions get that
+long; the engine preempts and recomputes in the rare case that they do.
+"""
+
+_ABANDONED_GRACE_MS = 3_600_000
+_REPORT_AGAIN_MS = 2_000
+
+_ENQUEUE = LuaScript("job_enqueue")
+_CLAIM = LuaScript("job_claim")
+_EXTEND = LuaScript("job_extend")
+_FINISH = LuaScript("job_finish")
+_CANCEL = LuaScript("job_cancel")
+_RECLAIM = LuaScript("job_reclaim")
+_REQUEUE = LuaScript("job_requeue")
+_ANNOUNCE = LuaScript("worker_announce")
+_STATUS = LuaScript("model_status")
+
+
+class EnqueueResult(Enum):
+    """What became of jobs that were to be enqueued."""
+
+    ENQUEUED = 1
+    DUPLICATE = 0  # The first job's id is on the queue or leased already.
+    MODEL_FULL = -1
+    TENANT_FULL = -2
+
+
+class Claim(NamedTuple):
+    """One job leased to a worker."""
+
+    job: GenerationJob
+    attempt: int
+
+
+class ClaimResult(NamedTuple):
+    """Jobs leased by one call, and whether the next one waits for more room."""
+
+    claims: list[Claim]
+    blocked: bool
+
+
+class Room(NamedTuple):
+    """What an engine can still take."""
+
+    tokens: int
+    sequences: int
+    most_sequences: int
+    """Sequences that one job is counted for at most, so that a large `n` does not wait for an empty engine."""
+    empty: bool
+    """Whether the engine runs nothing, in which case it takes any job."""
+
+
+class LeaseReport(NamedTuple):
+    """What a worker reports of a job when it extends its leases."""
+
+    job_id: str
+    attempt: int
+    completion_tokens: int
+
+
+class LostJob(NamedTuple):
+    """A job whose lease ran out."""
+
+    job_id: str
+    tenant: str
+    gateway: str
+    handle: int
+    attempt: int
+
+
+class ModelStatus(NamedTuple):
+    """How a model is served right now."""
+
+    ready_workers: int
+    waiting_jobs: int
+    leased_jobs: int
+
+
+class JobQueue:
+    """Operations on the queue of one model."""
+
+    def __init__(self, executor: CommandExecutor, model: str) -> None:
+        self._executor = executor
+        self.model = model
+        self._active = keys.active_tenants(model)
+        self._counters = keys.service_counters(model)
+        self._last = keys.last_active(model)
+        self._leases = keys.leases(model)
+        self._waiting = keys.waiting(model)
+        self._doorbell = keys.doorbell(model)
+
+    async def enqueue(
+        self,
+        jobs: Sequence[GenerationJob],
+        *,
+        weight: float,
+        most_waiting: int,
+        most_waiting_of_tenant: int,
+    ) -> EnqueueResult:
+        """Put the jobs of one request, all of one tenant, on the queue: all or none."""
+        tenant = jobs[0].tenant
+        deadline_ms = max(job.deadline_ms for job in jobs)
+        script_keys = [
+            self._active,
+            self._counters,
+            self._last,
+            keys.queue(self.model, tenant),
+            self._waiting,
+            self._doorbell,
+            *(keys.job(self.model, job.id) for job in jobs),
+        ]
+        arguments: list[str | bytes | int | float] = [
+            tenant,
+            weight,
+            most_waiting,
+            most_waiting_of_tenant,
+            max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
+        ]
+        for job in jobs:
+            arguments += [
+                job.id,
+                len(job.prompt_token_ids),
+                job.best_of,
+                needed_tokens(job),
+                job.gateway,
+                job.handle,
+                messages.encode(job),
+            ]
+        code, _ = await _ENQUEUE.run(self._executor, script_keys, arguments)
+        return EnqueueResult(code)
+
+    async def claim(
+        self, worker: str, room: Room, *, most_jobs: int, lease_ms: int
+    ) -> ClaimResult:
+        """Lease waiting jobs, in fair order, as far as they fit into `room`."""
+        blocked, *rows = await _CLAIM.run(
+            self._executor,
+            [
+                self._active,
+                self._counters,
+                self._last,
+                self._leases,
+                self._waiting,
+                self._doorbell,
+            ],
+            [
+                keys.queue_prefix(self.model),
+                keys.job_prefix(self.model),
+                worker,
+                most_jobs,
+                room.tokens,
+                room.sequences,
+                room.most_sequences,
+                int(room.empty),
+                lease_ms,
+                PROMPT_COST,
+            ],
+        )
+        claims = [
+            Claim(messages.decode_job(payload), int(attempt))
+            for _, attempt, payload in _grouped(rows, 3)
+        ]
+        return ClaimResult(claims, bool(blocked))
+
+    async def extend(
+        self, worker: str, reports: Iterable[LeaseReport], *, lease_ms: int
+    ) -> list[str]:
+        """Renew leases and charge progress. Return the ids of jobs that the worker must abort.
+
+        A lease of 0 ms hands the jobs back: they count as lost at once.
+        """
+        arguments: list[str | bytes | int | float] = [
+            keys.job_prefix(self.model),
+            worker,
+            COMPLETION_COST,
+            lease_ms,
+        ]
+        for report in reports:
+            arguments += report
+        lost = await _EXTEND.run(
+            self._executor, [self._active, self._counters, self._leases], arguments
+        )
+        return [job_id.decode() for job_id in lost]
+
+    async def finish(self, worker: str, report: LeaseReport) -> bool:
+        """End a leased job. Return False, changing nothing, if the lease is another's by now."""
+        finished = await _FINISH.run(
+            self._executor,
+            [
+                self._active,
+                self._counters,
+                self._leases,
+                keys.job(self.model, report.job_id),
+            ],
+            [report.job_id, worker, report.attempt, report.completion_tokens, COMPLETION_COST],
+        )
+        return bool(finished)
+
+    async def cancel(self, job_id: str, tenant: str) -> bool:
+        """Take a job back, waiting or leased. Return False if it is not known (any more)."""
+        cancelled = await _CANCEL.run(
+            self._executor,
+            [
+                self._active,
+                self._last,
+                keys.queue(self.model, tenant),
+                self._leases,
+                self._waiting,
+                keys.job(self.model, job_id),
+            ],
+            [job_id, tenant, keys.control_prefix(self.model)],
+        )
+        return bool(cancelled)
+
+    async def reclaim(self, *, most: int = 100) -> list[LostJob]:
+        """Report jobs whose lease ran out, each again after two seconds until it is dealt with."""
+        rows = await _RECLAIM.run(
+            self._executor, [self._leases], [keys.job_prefix(self.model), most, _REPORT_AGAIN_MS]
+        )
+        return [
+            LostJob(job_id.decode(), tenant.decode(), gateway.decode(), int(handle), int(attempt))
+            for job_id, tenant, gateway, handle, attempt in _grouped(rows, 5)
+        ]
+
+    async def requeue(self, job_id: str, tenant: str, attempt: int) -> bool:
+        """Put a lost job back at the head of its tenant's queue.
+
+        Return False if attempt `attempt` is not lost: finished, cancelled, or its worker came back.
+        """
+        requeued = await _REQUEUE.run(
+            self._executor,
+            [
+                self._active,
+                self._counters,
+                self._last,
+                keys.queue(self.model, tenant),
+                self._leases,
+                self._waiting,
+                self._doorbell,
+                keys.job(self.model, job_id),
+            ],
+            [job_id, tenant, attempt],
+        )
+        return bool(requeued)
+
+    async def announce(self, card: WorkerCard, *, ttl_ms: int) -> None:
+        """Say that a worker lives, for the next `ttl_ms`."""
+        await _ANNOUNCE.run(
+            self._executor,
+            [keys.workers(self.model), keys.worker_card(self.model, card.id)],
+            [card.id, messages.encode(card), ttl_ms, int(card.state is WorkerState.READY)],
+        )
+
+    async def status(self) -> ModelStatus:
+        """Count ready workers, waiting jobs and leased jobs."""
+        reply = await _STATUS.run(
+            self._executor, [keys.workers(self.model), self._waiting, self._leases], []
+        )
+        return ModelStatus(*reply)
+
+
+def needed_tokens(job: GenerationJob) -> int:
+    """Return the KV-cache tokens that should be free before the job is claimed."""
+    headroom = min(job.max_tokens, ENGINE_HEADROOM_TOKENS)
+    return len(job.prompt_token_ids) + job.best_of * headroom
+
+
+def _grouped(values: list[bytes], size: int) -> Iterable[list[bytes]]:
+    return (values[i : i + size] for i in range(0, len(values), size))

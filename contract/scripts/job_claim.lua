@@ -1,0 +1,68 @@
+-- Lease waiting jobs to a worker, in fair order, as far as its engine has room.
+--
+-- The tenant with the lowest counter goes first; its oldest job is charged for the prompt. If that job
+-- does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
+--
+-- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
+-- ARGV[1] queue prefix  ARGV[2] job prefix  ARGV[3] worker  ARGV[4] most jobs  ARGV[5] free KV-cache tokens
+-- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for  ARGV[8] 1 if the engine is empty
+-- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token
+-- Output {blocked, id, attempt, payload, ...}: blocked is 1 if the next job does not fit, else 0
+local active, counters, last, leases, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local queue_prefix, job_prefix, worker = ARGV[1], ARGV[2], ARGV[3]
+local room_tokens, room_sequences, most_sequences = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local empty, prompt_cost = ARGV[8] == '1', tonumber(ARGV[10])
+local time = redis.call('TIME')
+local expiry = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[9]
+local out, taken, blocked = {0}, 0, 0
+local most_jobs, visits = tonumber(ARGV[4]), 0
+
+while taken < most_jobs and visits < 1000 do
+  visits = visits + 1
+  local tenant = redis.call('ZRANGE', active, 0, 0)[1]
+  if not tenant then break end
+  local queue = queue_prefix .. tenant
+  local id = redis.call('LINDEX', queue, 0)
+  local key = job_prefix .. (id or '')
+  -- A job without a hash has expired: its id is dropped and nothing is charged.
+  local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload', 'attempt')
+  if job[1] then
+    local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
+    local fits = tokens <= room_tokens and sequences <= room_sequences
+    -- An empty engine takes any job, else one that needs more than the pool would block everybody for good.
+    if not fits and not (empty and taken == 0) then
+      blocked = 1
+      break
+    end
+    room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
+    local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+    redis.call('HSET', key, 'worker', worker)
+    redis.call('HDEL', key, 'reported')
+    redis.call('ZADD', leases, expiry, id)
+    if attempt == 1 then
+      local cost = string.format('%.17g', prompt_cost * job[3] / job[4])
+      redis.call('ZADD', active, 'XX', redis.call('HINCRBYFLOAT', counters, tenant, cost), tenant)
+    end
+    taken = taken + 1
+    out[#out + 1] = id
+    out[#out + 1] = attempt
+    out[#out + 1] = job[5]
+  end
+  if id then
+    redis.call('LPOP', queue)
+    redis.call('DECR', waiting)
+  end
+  if redis.call('LLEN', queue) == 0 then
+    redis.call('ZREM', active, tenant)
+    redis.call('SET', last, tenant)
+  end
+end
+
+-- Whoever leaves jobs behind rings for the next worker; whoever takes the last one silences the bell.
+if redis.call('ZCARD', active) == 0 then
+  redis.call('DEL', doorbell)
+elseif redis.call('LLEN', doorbell) == 0 then
+  redis.call('RPUSH', doorbell, 1)
+end
+out[1] = blocked
+return out

@@ -1,0 +1,25 @@
+-- Find leases that ran out, so that the gateway that owns each job can decide what to do.
+--
+-- The lease stays where it is until that gateway requeues or cancels the job; it is reported again
+-- after a while, so a report that got lost does no harm. A worker that comes back and extends its
+-- lease before the gateway has decided keeps the job.
+--
+-- KEYS[1] leases
+-- ARGV[1] job prefix  ARGV[2] most reports  ARGV[3] milliseconds after which a job is reported again
+-- Output {id, tenant, gateway, handle, attempt, ...}
+local leases = KEYS[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local out = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  local key = ARGV[1] .. id
+  local job = redis.call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported')
+  if not job[1] then
+    redis.call('ZREM', leases, id)
+  elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then
+    redis.call('HSET', key, 'reported', now)
+    out[#out + 1] = id
+    for field = 1, 4 do out[#out + 1] = job[field] end
+  end
+end
+return out

@@ -1,0 +1,301 @@
+"""The queue's scripts against real servers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import clock, keys
+from contract.messages import GenerationJob, WorkerCard, WorkerState
+from contract.queue import EnqueueResult, JobQueue, LeaseReport, Room
+from contract.sampling import SamplingSpec
+
+MODEL = "m/with:odd {chars}"
+PLENTY = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
+LEASE_MS = 60_000
+
+
+def job(job_id: str, tenant: str = "a", *, prompt_tokens: int = 10, **fields: Any) -> GenerationJob:
+    """Make a job; only what the queue looks at matters."""
+    defaults: dict[str, Any] = {
+        "handle": 7,
+        "gateway": "gw-1",
+        "cache_salt": "salt",
+        "max_tokens": 16,
+        "sampling": SamplingSpec(seed=1),
+        "deadline_ms": clock.now_ms() + 60_000,
+    }
+    return GenerationJob(
+        id=job_id, tenant=tenant, prompt_token_ids=list(range(prompt_tokens)), **(defaults | fields)
+    )
+
+
+async def enqueue(queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int) -> EnqueueResult:
+    """Enqueue with roomy limits."""
+    most = {"most_waiting": 1000, "most_waiting_of_tenant": 1000} | limits
+    return await queue.enqueue(jobs, weight=weight, **most)
+
+
+async def claim_ids(queue: JobQueue, worker: str = "w1", room: Room = PLENTY, most_jobs: int = 100) -> list[str]:
+    """Claim and return the ids in the order they were given out."""
+    result = await queue.claim(worker, room, most_jobs=most_jobs, lease_ms=LEASE_MS)
+    return [claim.job.id for claim in result.claims]
+
+
+@pytest.fixture
+def queue(any_redis: "Redis") -> JobQueue:
+    """An empty queue."""
+    return JobQueue(any_redis, MODEL)
+
+
+async def test_claim_returns_the_job_as_it_was_enqueued(queue: JobQueue) -> None:
+    sent = job("j1", logprobs=3, stop=["\n", "é"], n=2, best_of=2)
+    assert await enqueue(queue, sent) is EnqueueResult.ENQUEUED
+
+    result = await queue.claim("w1", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
+
+    assert [(claim.job, claim.attempt) for claim in result.claims] == [(sent, 1)]
+    assert not result.blocked
+    assert await queue.status() == (0, 0, 1)
+
+
+async def test_enqueue_of_a_known_job_changes_nothing(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    assert await enqueue(queue, job("j1")) is EnqueueResult.DUPLICATE
+    assert (await queue.status()).waiting_jobs == 1
+
+    await claim_ids(queue)
+    assert await enqueue(queue, job("j1")) is EnqueueResult.DUPLICATE
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"most_waiting": 2}, EnqueueResult.MODEL_FULL),
+        ({"most_waiting_of_tenant": 2}, EnqueueResult.TENANT_FULL),
+    ],
+    ids=["model", "tenant"],
+)
+async def test_enqueue_beyond_a_bound_takes_no_job_of_the_request(
+    queue: JobQueue, limits: dict[str, int], expected: EnqueueResult
+) -> None:
+    await enqueue(queue, job("j1"))
+    assert await enqueue(queue, job("j2"), job("j3"), **limits) is expected
+    assert (await queue.status()).waiting_jobs == 1
+    assert await enqueue(queue, job("j2"), **limits) is EnqueueResult.ENQUEUED
+
+
+async def test_two_workers_claiming_at_once_share_the_jobs(any_redis_server: Any, queue: JobQueue) -> None:
+    ids = [f"j{i}" for i in range(200)]
+    await enqueue(queue, *(job(i) for i in ids))
+    others = [Redis.from_url(any_redis_server.url) for _ in range(2)]
+    queues = [JobQueue(client, MODEL) for client in others]
+
+    taken = await asyncio.gather(
+        *(claim_ids(queues[i % 2], f"w{i % 2}", most_jobs=7) for i in range(40))
+    )
+
+    assert sorted(sum(taken, [])) == sorted(ids)
+    assert await queue.status() == (0, 0, 200)
+    for client in others:
+        await client.aclose()
+
+
+async def test_claim_stops_at_the_first_job_that_does_not_fit(queue: JobQueue) -> None:
+    await enqueue(queue, job("big", "a", prompt_tokens=500, max_tokens=100))
+    await enqueue(queue, job("small", "b", prompt_tokens=1, max_tokens=1))
+    room = Room(tokens=599, sequences=10, most_sequences=10, empty=False)
+
+    result = await queue.claim("w1", room, most_jobs=10, lease_ms=LEASE_MS)
+
+    assert result == ([], True)
+    # The next idle worker is called instead.
+    assert await queue._executor.execute_command("LLEN", keys.doorbell(MODEL)) >= 1
+    assert await claim_ids(queue, room=room._replace(tokens=602)) == ["big", "small"]
+
+
+async def test_an_empty_engine_takes_a_job_that_is_larger_than_its_room(queue: JobQueue) -> None:
+    await enqueue(queue, job("huge", prompt_tokens=1000), job("next", prompt_tokens=1000))
+    room = Room(tokens=10, sequences=1, most_sequences=1, empty=True)
+    result = await queue.claim("w1", room, most_jobs=10, lease_ms=LEASE_MS)
+    assert [claim.job.id for claim in result.claims] == ["huge"]
+    assert result.blocked
+
+
+async def test_a_job_with_many_sequences_is_counted_for_a_part_of_the_engine(queue: JobQueue) -> None:
+    await enqueue(queue, job("wide", n=128, best_of=128, max_tokens=1))
+    room = Room(tokens=10**6, sequences=15, most_sequences=16, empty=False)
+    assert (await queue.claim("w1", room, most_jobs=1, lease_ms=LEASE_MS)).blocked
+    assert await claim_ids(queue, room=room._replace(sequences=16)) == ["wide"]
+
+
+async def test_the_doorbell_is_silent_only_when_nothing_waits(queue: JobQueue, any_redis: "Redis") -> None:
+    bell = keys.doorbell(MODEL)
+    await enqueue(queue, job("j1"), job("j2"))
+    assert await any_redis.llen(bell) == 1
+
+    await any_redis.lpop(bell)
+    await claim_ids(queue, most_jobs=1)
+    assert await any_redis.llen(bell) == 1, "a job is left: somebody must be called"
+
+    await claim_ids(queue)
+    assert await any_redis.llen(bell) == 0
+
+
+async def test_tenants_take_turns_by_what_they_were_served(queue: JobQueue) -> None:
+    await enqueue(queue, *(job(f"a{i}", "a", prompt_tokens=100) for i in range(4)))
+    await enqueue(queue, *(job(f"b{i}", "b", prompt_tokens=200) for i in range(4)))
+    order = [(await claim_ids(queue, most_jobs=1))[0] for _ in range(6)]
+    # a: 100, b: 200, a: 200, then b and a are level again.
+    assert order == ["a0", "b0", "a1", "a2", "b1", "a3"]
+
+
+async def test_a_tenant_with_twice_the_weight_is_served_twice_as_much(queue: JobQueue) -> None:
+    await enqueue(queue, *(job(f"a{i}", "a") for i in range(30)), weight=2.0)
+    await enqueue(queue, *(job(f"b{i}", "b") for i in range(30)), weight=1.0)
+    first = await claim_ids(queue, most_jobs=30)
+    assert sum(i.startswith("a") for i in first) == 20
+
+
+async def test_generated_tokens_count_twice_and_only_once(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1", prompt_tokens=10))
+    await claim_ids(queue)
+    for total in (5, 5, 8):
+        assert await queue.extend("w1", [LeaseReport("j1", 1, total)], lease_ms=LEASE_MS) == []
+    assert await any_redis.hget(keys.service_counters(MODEL), "a") == b"26"
+    assert await queue.finish("w1", LeaseReport("j1", 1, 9))
+    assert await any_redis.hget(keys.service_counters(MODEL), "a") == b"28"
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 90))
+    assert await any_redis.hget(keys.service_counters(MODEL), "a") == b"28"
+
+
+async def test_idle_time_earns_no_credit(queue: JobQueue) -> None:
+    await enqueue(queue, *(job(f"a{i}", "a", prompt_tokens=1000) for i in range(4)))
+    await claim_ids(queue, most_jobs=3)
+    # b was never seen; it is lifted to a's 3000 instead of starting at 0.
+    await enqueue(queue, *(job(f"b{i}", "b", prompt_tokens=1000) for i in range(4)))
+    assert await claim_ids(queue, most_jobs=3) == ["a3", "b0", "b1"]
+
+
+async def test_a_newcomer_is_lifted_to_the_last_leaver_when_nobody_waits(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await enqueue(queue, job("a0", "a", prompt_tokens=500))
+    await claim_ids(queue)
+    await enqueue(queue, job("b0", "b"))
+    assert await any_redis.zscore(keys.active_tenants(MODEL), "b") == 500
+
+
+async def test_only_the_holder_can_extend_or_finish(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    assert await queue.extend("w2", [LeaseReport("j1", 1, 3)], lease_ms=LEASE_MS) == ["j1"]
+    assert await queue.extend("w1", [LeaseReport("j1", 2, 3)], lease_ms=LEASE_MS) == ["j1"]
+    assert not await queue.finish("w2", LeaseReport("j1", 1, 3))
+    assert await queue.extend("w1", [LeaseReport("j1", 1, 3)], lease_ms=LEASE_MS) == []
+
+
+async def test_cancel_of_a_waiting_job_leaves_no_trace(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1"), job("j2"))
+    assert await queue.cancel("j1", "a")
+    assert not await queue.cancel("j1", "a")
+    assert await claim_ids(queue) == ["j2"]
+    assert await queue.finish("w1", LeaseReport("j2", 1, 0))
+    assert await queue.status() == (0, 0, 0)
+    left = {key.decode() for key in await any_redis.keys()}
+    # What is left does not grow: the order's memory, and the number 0.
+    assert left == {keys.service_counters(MODEL), keys.last_active(MODEL), keys.waiting(MODEL)}
+
+
+async def test_cancel_of_the_last_waiting_job_takes_its_tenant_out_of_the_order(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await enqueue(queue, job("j1", "a"))
+    await queue.cancel("j1", "a")
+    assert await any_redis.zcard(keys.active_tenants(MODEL)) == 0
+    assert await any_redis.get(keys.last_active(MODEL)) == b"a"
+
+
+async def test_cancel_of_a_leased_job_tells_its_worker(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    assert await queue.cancel("j1", "a")
+    assert await any_redis.lrange(keys.control(MODEL, "w1"), 0, -1) == [b"j1"]
+    assert await queue.extend("w1", [LeaseReport("j1", 1, 3)], lease_ms=LEASE_MS) == ["j1"]
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 3))
+    assert (await queue.status()).leased_jobs == 0
+
+
+async def lose(queue: JobQueue, attempt: int = 1) -> None:
+    """Let the lease of j1 run out."""
+    await queue.extend("w1", [LeaseReport("j1", attempt, 0)], lease_ms=0)
+    await asyncio.sleep(0.005)
+
+
+async def test_an_expired_lease_is_reported_to_its_owner_once_in_a_while(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1", handle=42))
+    await claim_ids(queue, "w1")
+    assert await queue.reclaim() == []
+    await lose(queue)
+    assert await queue.reclaim() == [("j1", "a", "gw-1", 42, 1)]
+    assert await queue.reclaim() == []
+
+
+async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"), job("j2"))
+    await claim_ids(queue, "w1", most_jobs=1)
+    await lose(queue)
+    assert await queue.requeue("j1", "a", 1)
+    assert not await queue.requeue("j1", "a", 1)
+    assert await queue.extend("w1", [LeaseReport("j1", 1, 50)], lease_ms=LEASE_MS) == ["j1"]
+
+    result = await queue.claim("w2", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
+
+    assert [(claim.job.id, claim.attempt) for claim in result.claims] == [("j1", 2), ("j2", 1)]
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 50))
+    assert await queue.finish("w2", LeaseReport("j1", 2, 1))
+
+
+async def test_the_prompt_of_a_second_attempt_is_not_charged(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1", prompt_tokens=10))
+    await claim_ids(queue, "w1")
+    await lose(queue)
+    await queue.requeue("j1", "a", 1)
+    await claim_ids(queue, "w2")
+    assert await any_redis.hget(keys.service_counters(MODEL), "a") == b"10"
+
+
+async def test_a_worker_that_comes_back_in_time_keeps_its_job(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    await lose(queue)
+    assert len(await queue.reclaim()) == 1
+    assert await queue.extend("w1", [LeaseReport("j1", 1, 5)], lease_ms=LEASE_MS) == []
+    assert not await queue.requeue("j1", "a", 1)
+    assert await queue.finish("w1", LeaseReport("j1", 1, 6))
+
+
+async def test_a_job_whose_hash_expired_is_skipped_and_not_charged(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1"), job("j2"))
+    await any_redis.delete(keys.job(MODEL, "j1"))
+    assert await claim_ids(queue) == ["j2"]
+    assert (await queue.status()).waiting_jobs == 0
+
+
+async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQueue) -> None:
+    card = WorkerCard("w1", MODEL, WorkerState.READY, "scripted", created=1)
+    await queue.announce(card, ttl_ms=40)
+    assert (await queue.status()).ready_workers == 1
+    await asyncio.sleep(0.06)
+    assert (await queue.status()).ready_workers == 0
+    await queue.announce(card, ttl_ms=60_000)
+    draining = WorkerCard("w1", MODEL, WorkerState.DRAINING, "scripted", created=1)
+    await queue.announce(draining, ttl_ms=60_000)
+    assert (await queue.status()).ready_workers == 0
+
+
+async def test_scripts_survive_a_server_that_forgot_them(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1"))
+    await any_redis.script_flush()
+    assert await claim_ids(queue) == ["j1"]

@@ -1,0 +1,1 @@
+"""What tests share: real servers as child processes, and clients for them."""

