@@ -1,0 +1,4 @@
+"""The stateless HTTP gateway: one folder for each room that a request walks through.
+
+api > stream, dispatch, prompt, dialects, auth > accounts > errors, settings > contract.
+"""

@@ -1,0 +1,88 @@
+"""What lives as long as the process: opened when it starts, closed when it ends."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.auth import Authenticator, open_authenticator
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.prompt.tokenizers import TokenizerStore
+from gateway.redis_client import PipeliningExecutor, connect
+from gateway.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+MAX_REDIS_CONNECTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessContext:
+    """Everything that handlers share."""
+
+    settings: Settings
+    redis: "Redis"
+    authenticator: Authenticator
+    catalogue: Catalogue
+    tokenizers: TokenizerStore
+    dispatcher: Dispatcher
+
+
+def context_of(request: Request) -> ProcessContext:
+    """Return the context of the process that serves `request`."""
+    context: ProcessContext = request.app.state.context
+    return context
+
+
+@asynccontextmanager
+async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
+    """Open connections and start the loops; on exit stop them in reverse order."""
+    redis = connect(str(settings.redis_url), max_connections=MAX_REDIS_CONNECTIONS)
+    catalogue = Catalogue(redis, PipeliningExecutor(redis))
+    dispatcher = Dispatcher(
+        gateway=f"gw-{secrets.token_hex(6)}",
+        client=redis,
+        catalogue=catalogue,
+        max_waiting_jobs=settings.max_waiting_jobs,
+        max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
+        queue_timeout_seconds=settings.queue_timeout.total_seconds(),
+    )
+    try:
+        async with open_authenticator(settings, redis) as authenticator:
+            await _first_contact(catalogue, dispatcher)
+            loops = [
+                asyncio.create_task(catalogue.run(), name="catalogue"),
+                asyncio.create_task(dispatcher.run(), name="dispatcher"),
+            ]
+            try:
+                yield ProcessContext(
+                    settings=settings,
+                    redis=redis,
+                    authenticator=authenticator,
+                    catalogue=catalogue,
+                    tokenizers=TokenizerStore(catalogue.tokenizer),
+                    dispatcher=dispatcher,
+                )
+            finally:
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
+                await dispatcher.aclose()
+    finally:
+        await redis.aclose()
+
+
+async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
+    # Workers drop jobs of a gateway that does not live, so the first heartbeat comes before any job.
+    try:
+        await dispatcher.beat()
+        await catalogue.refresh()
+    except RedisError as error:
+        logger.warning("Redis does not answer yet: %s", type(error).__name__)

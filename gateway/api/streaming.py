@@ -1,0 +1,168 @@
+"""Sending a completion as server-sent events while it is generated.
+
+The events are written with ASGI's own `send`: a chunk costs one wake-up and one write, a third less CPU
+and a third of the memory of a streaming response built from an iterator (docs/performance.md).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.measuring import RequestMeasure
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import Generation
+from gateway.errors import ApiError, ServiceUnavailableError
+from gateway.stream.completion import Completion
+from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer, error_event
+
+
+class SlowReaderError(ServiceUnavailableError):
+    """The client does not read what it asked for."""
+
+    code = "slow_reader"
+
+
+class Watch:
+    """Notices that the client has gone, in whatever phase its request is."""
+
+    def __init__(self, receive: Receive, generation: Generation) -> None:
+        self.gone = False
+        self._receive = receive
+        self._generation = generation
+        self.task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._generation.wake()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self.task.cancel()
+
+
+class StreamedCompletion(Response):
+    """The answer to a request with `stream: true`."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        completion: Completion,
+        generation: Generation,
+        *,
+        watch: Watch,
+        measure: RequestMeasure,
+        keep_alive_seconds: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        # A stream has no length; the server sends it in chunks.
+        del self.headers["content-length"]
+        self._dispatcher = dispatcher
+        self._generation = generation
+        self._watch = watch
+        self._measure = measure
+        self._keep_alive_seconds = keep_alive_seconds
+        self._renderer = ChunkRenderer(completion)
+        self._events = b""
+
+    async def begin(self, *, timeout_seconds: float) -> None:
+        """Wait for the first event, at most `timeout_seconds`.
+
+        Raises an ApiError if the request fails before there is an event, so that it gets a real status.
+        """
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(timeout_seconds, self._generation.wake)
+        until = loop.time() + timeout_seconds
+        try:
+            while not self._events and not self._watch.gone and loop.time() < until:
+                self._events = self._renderer.render(await self._generation.replies())
+                self._measure.replied()
+                if self._renderer.failure is not None and not self._events:
+                    raise self._renderer.failure
+        finally:
+            timer.cancel()
+
+    async def abandon(self) -> None:
+        """Take the request back without having answered it."""
+        self._watch.stop()
+        await asyncio.shield(self._dispatcher.cancel(self._generation))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream (ASGI)."""
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        try:
+            await send(start)
+            await self._send_events(send)
+        finally:
+            await self.abandon()
+            self._measure.close()
+
+    async def _send_events(self, send: Send) -> None:
+        generation, renderer, watch = self._generation, self._renderer, self._watch
+        alive = _KeepAlive(generation, self._keep_alive_seconds)
+        events = self._events
+        try:
+            while not watch.gone:
+                failure = self._failure()
+                if failure is not None:
+                    self._measure.failed(failure)
+                    await _send(send, events + error_event(failure), more=False)
+                    return
+                if renderer.finished:
+                    self._measure.finished(renderer.usage)
+                    await _send(send, events, more=False)
+                    return
+                if events:
+                    await _send(send, events, more=True)
+                    alive.sent = True
+                replies = await generation.replies()
+                self._measure.replied()
+                events = renderer.render(replies)
+                if not events and alive.due:
+                    events = KEEP_ALIVE
+            self._measure.disconnected()
+        finally:
+            alive.stop()
+
+    def _failure(self) -> ApiError | None:
+        if self._generation.overflowed:
+            return SlowReaderError("The client reads too slowly; the request was cancelled.")
+        return self._renderer.failure
+
+
+class _KeepAlive:
+    """Wakes a stream that has been silent for an interval."""
+
+    def __init__(self, generation: Generation, seconds: float) -> None:
+        self.sent = False
+        self.due = False
+        self._generation = generation
+        self._seconds = seconds
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self.due = not self.sent
+        self.sent = False
+        if self.due:
+            self._generation.wake()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+async def _send(send: Send, body: bytes, *, more: bool) -> None:
+    message: dict[str, Any] = {"type": "http.response.body", "body": body, "more_body": more}
+    await send(message)

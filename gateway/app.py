@@ -1,0 +1,39 @@
+"""The gateway as an ASGI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from gateway.api import completions, health, models
+from gateway.api.context import open_context
+from gateway.api.documentation import install_documentation
+from gateway.api.error_handlers import install_error_handlers
+from gateway.api.request_id import RequestIdMiddleware
+from gateway.settings import Settings
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application. Nothing is opened before its lifespan begins."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_context(settings) as context:
+            app.state.context = context
+            yield
+
+    app = FastAPI(
+        title="Sluice",
+        version=version("sluice"),
+        description="A completions gateway with batched GPU workers.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    install_error_handlers(app)
+    install_documentation(app)
+    app.add_middleware(RequestIdMiddleware)
+    app.include_router(completions.router)
+    app.include_router(models.router)
+    app.include_router(health.router)
+    return app

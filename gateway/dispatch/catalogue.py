@@ -1,0 +1,99 @@
+"""Which models exist and who serves them, from what workers announce in Redis."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract import keys, messages
+from contract.messages import WorkerCard, WorkerState
+from contract.queue import JobQueue, ModelStatus
+from contract.scripts import CommandExecutor
+from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
+
+REFRESH_SECONDS = 1.0
+RETRY_AFTER_SECONDS = 5.0
+"""What a client is told while a model has no worker: about as long as a worker takes to come back."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that was announced at some time, and how it is served now."""
+
+    card: WorkerCard
+    status: ModelStatus
+
+
+class Catalogue:
+    """A copy of the announcements, at most a second old."""
+
+    def __init__(self, client: "Redis", executor: CommandExecutor) -> None:
+        self._client = client
+        self._executor = executor
+        self._models: dict[str, ServedModel] = {}
+        self._refreshed_at = float("-inf")
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """Every known model, by name."""
+        return [self._models[name] for name in sorted(self._models)]
+
+    def queue(self, model: str) -> JobQueue:
+        """Return the queue of a model."""
+        return JobQueue(self._executor, model)
+
+    async def run(self) -> None:
+        """Refresh the copy until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except RedisError as error:
+                logger.warning("cannot refresh the model catalogue: %s", type(error).__name__)
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read all announcements. Raises RedisError."""
+        cards = [
+            messages.decode_card(card)
+            for card in (await self._client.hgetall(keys.MODELS)).values()  # type: ignore[misc]
+        ]
+        statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
+        self._models = {
+            card.model: ServedModel(card, status)
+            for card, status in zip(cards, statuses, strict=True)
+        }
+        self._refreshed_at = time.monotonic()
+
+    async def find(self, name: str) -> ServedModel:
+        """Return a model that can be used now.
+
+        Raises ModelNotFoundError, ModelLoadingError or NoWorkerError, and RedisError if nothing is known.
+        """
+        model = self._models.get(name)
+        if model is None or model.status.ready_workers == 0:
+            # A worker may have announced itself a moment ago.
+            if time.monotonic() - self._refreshed_at > REFRESH_SECONDS / 10:
+                await self.refresh()
+            model = self._models.get(name)
+        if model is None:
+            raise ModelNotFoundError(name)
+        if model.status.ready_workers == 0:
+            if model.card.state is WorkerState.LOADING:
+                raise ModelLoadingError(
+                    f"The model '{name}' is being loaded.", retry_after_seconds=RETRY_AFTER_SECONDS
+                )
+            raise NoWorkerError(
+                f"No worker serves the model '{name}' at the moment.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return model
+
+    async def tokenizer(self, digest: str) -> bytes | None:
+        """Return the compressed tokenizer file that a worker published."""
+        file: bytes | None = await self._client.get(keys.tokenizer(digest))
+        return file

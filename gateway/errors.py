@@ -1,0 +1,286 @@
+"""Every error that the API answers with, as one tree.
+
+    ApiError
+    ├── BadRequestError 400
+    │   ├── InvalidJsonError
+    │   ├── InvalidParameterError
+    │   ├── MissingParameterError
+    │   └── ContextLengthExceededError
+    ├── AuthenticationError 401
+    │   └── ExpiredCredentialError
+    ├── PermissionDeniedError 403
+    │   └── AccountSuspendedError
+    ├── NotFoundError 404
+    │   └── ModelNotFoundError
+    ├── MethodNotAllowedError 405
+    ├── RequestTimeoutError 408
+    ├── ConflictError 409
+    ├── PayloadTooLargeError 413
+    ├── UnsupportedMediaTypeError 415
+    ├── TenantQueueFullError 429
+    ├── InternalError 500
+    ├── ServiceUnavailableError 503
+    │   ├── NoWorkerError
+    │   ├── ModelLoadingError
+    │   ├── OverloadedError
+    │   ├── StoreUnavailableError
+    │   │   └── ChangeNotAnnouncedError
+    │   └── GenerationFailedError
+    └── GenerationTimeoutError 504
+
+A class knows its status, type and code; an instance knows its message, the parameter it is about and
+when a retry makes sense. One renderer makes OpenAI's envelope of it, for a JSON body and for a
+mid-stream event alike. Messages never carry a key, a token or a prompt.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+MAX_SHOWN_CHARACTERS = 80
+"""How much of a client's own value a message repeats."""
+
+
+class ApiError(Exception):
+    """An answer other than success."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's error envelope."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def content(self) -> bytes:
+        """Return the envelope as JSON."""
+        return msgspec.json.encode(self.body())
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers that tell OpenAI's clients whether and when to retry."""
+        if self.retry_after_seconds is None:
+            retryable = self.status in (408, 409, 429) or self.status >= 500
+            return {"x-should-retry": "true" if retryable else "false"}
+        milliseconds = int(self.retry_after_seconds * 1000)
+        return {
+            "x-should-retry": "true",
+            "retry-after": str(-(-milliseconds // 1000)),
+            "retry-after-ms": str(milliseconds),
+        }
+
+
+class BadRequestError(ApiError):
+    """The request cannot be understood or is not allowed as it stands."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class InvalidJsonError(BadRequestError):
+    """The body is not the JSON that was expected."""
+
+    code = "invalid_json"
+
+
+class InvalidParameterError(BadRequestError):
+    """A parameter has a wrong type or value."""
+
+
+class MissingParameterError(BadRequestError):
+    """A required parameter is absent."""
+
+    code = "missing_required_parameter"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"Missing required parameter: '{param}'.", param=param)
+
+
+class ContextLengthExceededError(BadRequestError):
+    """Prompt, or prompt and completion together, do not fit the context window."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(ApiError):
+    """No valid credential was presented."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+    def headers(self) -> Mapping[str, str]:
+        """Add the challenge that HTTP asks for."""
+        return {**super().headers(), "www-authenticate": "Bearer"}
+
+
+class ExpiredCredentialError(AuthenticationError):
+    """The credential was valid once."""
+
+    code = "expired_token"
+
+
+class PermissionDeniedError(ApiError):
+    """The credential is valid but does not allow this."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
+class AccountSuspendedError(PermissionDeniedError):
+    """The tenant is not served at present."""
+
+    code = "account_suspended"
+
+
+class NotFoundError(ApiError):
+    """No such route or thing."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFoundError(NotFoundError):
+    """The model is unknown, or not for this principal: the answer is the same for both."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {shown(model)} does not exist or you do not have access to it.",
+            param="model",
+        )
+
+
+class MethodNotAllowedError(ApiError):
+    """The route exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class RequestTimeoutError(ApiError):
+    """The request's body did not arrive in time."""
+
+    status = 408
+    type = "timeout_error"
+    code = "request_timeout"
+
+
+class ConflictError(ApiError):
+    """What was to be created exists already."""
+
+    status = 409
+    type = "conflict"
+    code = "already_exists"
+
+
+class PayloadTooLargeError(ApiError):
+    """The body is larger than the gateway reads."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "payload_too_large"
+
+
+class UnsupportedMediaTypeError(ApiError):
+    """The body is not declared as JSON."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class TenantQueueFullError(ApiError):
+    """The tenant has as many requests waiting as it may have."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "concurrency"
+
+
+class InternalError(ApiError):
+    """A bug; nothing about its inside is told."""
+
+    def __init__(self) -> None:
+        super().__init__("The server had an error while processing your request.")
+
+
+class ServiceUnavailableError(ApiError):
+    """The service cannot answer now; a later try may succeed."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "service_unavailable"
+
+
+class NoWorkerError(ServiceUnavailableError):
+    """The model is known but nobody serves it at the moment."""
+
+    code = "no_worker"
+
+
+class ModelLoadingError(ServiceUnavailableError):
+    """A worker is loading the model."""
+
+    code = "model_loading"
+
+
+class OverloadedError(ServiceUnavailableError):
+    """The queue is full, or the request waited in it for too long."""
+
+    code = "overloaded"
+
+
+class StoreUnavailableError(ServiceUnavailableError):
+    """Redis or the database cannot be reached."""
+
+    code = "store_unavailable"
+
+
+class ChangeNotAnnouncedError(StoreUnavailableError):
+    """The change is in the database, but the gateways could not be told of it."""
+
+
+class GenerationFailedError(ServiceUnavailableError):
+    """The worker or its engine failed under the request."""
+
+    code = "engine_dead"
+
+
+class GenerationTimeoutError(ApiError):
+    """The request's deadline passed while it was running."""
+
+    status = 504
+    type = "timeout_error"
+    code = "generation_timeout"
+
+
+def shown(value: object) -> str:
+    """Return a client's value as a message may repeat it: quoted like JSON and shortened."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    if len(text) > MAX_SHOWN_CHARACTERS:
+        return text[: MAX_SHOWN_CHARACTERS - 3] + "..."
+    return text

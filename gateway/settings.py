@@ -1,0 +1,99 @@
+"""Settings of a gateway process, all from environment variables that begin with `SLUICE_`."""
+
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, RedisDsn, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+KIBIBYTE = 1024
+MIN_JWT_SECRET_BYTES = 32
+"""The length of HMAC-SHA-256's output: a shorter secret is the weakest part of the signature (RFC 7518)."""
+
+
+class JwtAlgorithm(StrEnum):
+    """Signature algorithms that a deployment may pin."""
+
+    HS256 = "HS256"
+    RS256 = "RS256"
+    ES256 = "ES256"
+    EDDSA = "EdDSA"
+
+
+class Settings(BaseSettings):
+    """Everything that differs between deployments."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLUICE_", env_ignore_empty=True, frozen=True, hide_input_in_errors=True
+    )
+
+    redis_url: RedisDsn = RedisDsn("redis://127.0.0.1:6379/0")
+    database_url: SecretStr = SecretStr("sqlite+aiosqlite:///.sluice/sluice.db")
+    """SQLAlchemy URL: `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+
+    max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
+    max_prompts: Annotated[int, Field(gt=0)] = 1024
+    """Prompts in one request, and sequences (prompts times best_of) as well."""
+    body_timeout: timedelta = timedelta(seconds=30)
+    """How long a client may take to send the body."""
+    queue_timeout: timedelta = timedelta(seconds=120)
+    """How long a request waits for its first token before it is refused with 503."""
+    request_timeout: timedelta = timedelta(minutes=30)
+    """How long a request may take in all."""
+    commit_after: timedelta = timedelta(seconds=10)
+    """A streamed request that waits longer gets its 200 and comments that keep the connection alive."""
+    keep_alive_interval: timedelta = timedelta(seconds=15)
+    """Silence after which a stream carries a comment."""
+    max_unread_bytes: Annotated[int, Field(gt=0)] = 1024 * KIBIBYTE
+    """Text that may pile up for a client that does not read; beyond it the request is cancelled."""
+    max_waiting_jobs: Annotated[int, Field(gt=0)] = 10_000
+    """Waiting jobs of one model."""
+    max_waiting_jobs_of_tenant: Annotated[int, Field(gt=0)] = 2_000
+    """Waiting jobs of one tenant on one model."""
+
+    key_cache_ttl: timedelta = timedelta(seconds=60)
+    """How long a key found in the database is believed; revocation does not wait for it."""
+    key_cache_size: Annotated[int, Field(gt=0)] = 100_000
+
+    jwt_algorithms: Annotated[frozenset[JwtAlgorithm], NoDecode] = frozenset()
+    """Accepted signature algorithms, comma-separated; none (the default) refuses every JWT."""
+    jwt_secret: SecretStr | None = None
+    jwt_jwks_file: Path | None = None
+    jwt_issuer: str | None = None
+    jwt_audience: str | None = None
+    jwt_tenant_claim: str = "tenant"
+    jwt_leeway: timedelta = timedelta(seconds=30)
+
+    cache_salt_secret: SecretStr = SecretStr("sluice")
+    """Mixed into the prefix-cache salt of each tenant, so that it cannot be guessed."""
+
+    drain_timeout: timedelta = timedelta(seconds=30)
+    """How long open streams may go on after SIGTERM."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_algorithms(cls, values: dict[str, object]) -> dict[str, object]:
+        algorithms = values.get("jwt_algorithms")
+        if isinstance(algorithms, str):
+            values["jwt_algorithms"] = [a.strip() for a in algorithms.split(",") if a.strip()]
+        return values
+
+    @model_validator(mode="after")
+    def _check_jwt(self) -> "Settings":
+        if not self.jwt_algorithms:
+            return self
+        if self.jwt_issuer is None or self.jwt_audience is None:
+            raise ValueError("SLUICE_JWT_ISSUER and SLUICE_JWT_AUDIENCE are required with SLUICE_JWT_ALGORITHMS")
+        if JwtAlgorithm.HS256 in self.jwt_algorithms and self.jwt_secret is None:
+            raise ValueError("SLUICE_JWT_SECRET is required for HS256")
+        secret = self.jwt_secret
+        if secret is not None and len(secret.get_secret_value().encode()) < MIN_JWT_SECRET_BYTES:
+            raise ValueError(f"SLUICE_JWT_SECRET must have at least {MIN_JWT_SECRET_BYTES} bytes")
+        if self.jwt_algorithms - {JwtAlgorithm.HS256} and self.jwt_jwks_file is None:
+            raise ValueError("SLUICE_JWT_JWKS_FILE is required for RS256, ES256 and EdDSA")
+        return self

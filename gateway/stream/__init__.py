@@ -1,0 +1,1 @@
+"""Room 10: replies become server-sent events, or one body."""

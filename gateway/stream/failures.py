@@ -1,0 +1,43 @@
+"""How a failed job is told to the client: one API error for each failure code."""
+
+from typing import assert_never
+
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
+from gateway.errors import (
+    ApiError,
+    BadRequestError,
+    GenerationFailedError,
+    GenerationTimeoutError,
+    OverloadedError,
+)
+
+RETRY_AFTER_SECONDS = 1.0
+OVERLOADED_RETRY_AFTER_SECONDS = 5.0
+
+
+def to_api_error(failed: JobFailed) -> ApiError:
+    """Return the error that a client gets to see."""
+    match failed.code:
+        case FailureCode.INVALID_REQUEST:
+            return BadRequestError(failed.message)
+        case FailureCode.DEADLINE_EXCEEDED:
+            return GenerationTimeoutError("The request took longer than it may.")
+        case FailureCode.QUEUE_TIMEOUT:
+            return OverloadedError(
+                "The request waited too long in the queue.",
+                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+            )
+        case (
+            FailureCode.WORKER_LOST
+            | FailureCode.WORKER_DRAINING
+            | FailureCode.ENGINE_DEAD
+            | FailureCode.ENGINE_ERROR
+            | FailureCode.REPLIES_LOST
+        ):
+            return GenerationFailedError(
+                "The worker that ran this request failed. Please try again.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        case _:
+            assert_never(failed.code)
