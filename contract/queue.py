@@ -153,9 +153,7 @@ class JobQueue:
         code, _ = await _ENQUEUE.run(self._executor, script_keys, arguments)
         return EnqueueResult(code)
 
-    async def claim(
-        self, worker: str, room: Room, *, most_jobs: int, lease_ms: int
-    ) -> ClaimResult:
+    async def claim(self, worker: str, room: Room, *, most_jobs: int, lease_ms: int) -> ClaimResult:
         """Lease waiting jobs, in fair order, as far as they fit into `room`."""
         blocked, *rows = await _CLAIM.run(
             self._executor,

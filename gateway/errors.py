@@ -37,9 +37,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
+from typing_extensions import override
 
 MAX_SHOWN_CHARACTERS = 80
 """How much of a client's own value a message repeats."""
+
+
+class StartupError(Exception):
+    """The process cannot start; the message tells the operator why. Not an answer of the API."""
 
 
 class ApiError(Exception):
@@ -125,6 +130,7 @@ class AuthenticationError(ApiError):
     type = "authentication_error"
     code = "invalid_api_key"
 
+    @override
     def headers(self) -> Mapping[str, str]:
         """Add the challenge that HTTP asks for."""
         return {**super().headers(), "www-authenticate": "Bearer"}

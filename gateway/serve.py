@@ -14,7 +14,9 @@ KEEP_ALIVE_SECONDS = 75
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout`."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     app = create_app(settings)
     # What was made at start-up lives as long as the process: the collector need not look at it again.
     gc.collect()

@@ -1,9 +1,10 @@
 """Settings of a gateway process, all from environment variables that begin with `SLUICE_`."""
 
+import os
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, RedisDsn, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -88,7 +89,9 @@ class Settings(BaseSettings):
         if not self.jwt_algorithms:
             return self
         if self.jwt_issuer is None or self.jwt_audience is None:
-            raise ValueError("SLUICE_JWT_ISSUER and SLUICE_JWT_AUDIENCE are required with SLUICE_JWT_ALGORITHMS")
+            raise ValueError(
+                "SLUICE_JWT_ISSUER and SLUICE_JWT_AUDIENCE are required with SLUICE_JWT_ALGORITHMS"
+            )
         if JwtAlgorithm.HS256 in self.jwt_algorithms and self.jwt_secret is None:
             raise ValueError("SLUICE_JWT_SECRET is required for HS256")
         secret = self.jwt_secret
@@ -97,3 +100,14 @@ class Settings(BaseSettings):
         if self.jwt_algorithms - {JwtAlgorithm.HS256} and self.jwt_jwks_file is None:
             raise ValueError("SLUICE_JWT_JWKS_FILE is required for RS256, ES256 and EdDSA")
         return self
+
+
+def load_settings(**given: str | None) -> Settings:
+    """Return the environment's settings with those that were given on the command line."""
+    overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return Settings(**overrides)
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment with some variables set, for a process that it starts."""
+    return {**os.environ, **variables}

@@ -10,7 +10,9 @@ REQUESTS = Counter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests being served."
 )
-PROMPT_TOKENS = Counter("sluice_gateway_prompt_tokens_total", "Prompt tokens of finished requests.", ["model"])
+PROMPT_TOKENS = Counter(
+    "sluice_gateway_prompt_tokens_total", "Prompt tokens of finished requests.", ["model"]
+)
 CACHED_TOKENS = Counter(
     "sluice_gateway_cached_tokens_total", "Prompt tokens found in the prefix cache.", ["model"]
 )
@@ -21,18 +23,65 @@ TIME_TO_FIRST_TOKEN = Histogram(
     "sluice_gateway_time_to_first_token_seconds",
     "From the request's arrival to the first reply of a worker.",
     ["model"],
-    buckets=(.005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
+    buckets=(
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+        160,
+    ),
 )
 REQUEST_DURATION = Histogram(
     "sluice_gateway_request_duration_seconds",
     "From the request's arrival to the end of its answer.",
     ["model"],
-    buckets=(.01, .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960),
+    buckets=(
+        0.01,
+        0.05,
+        0.1,
+        0.3,
+        0.5,
+        0.8,
+        1,
+        1.5,
+        2,
+        2.5,
+        5,
+        10,
+        15,
+        20,
+        30,
+        60,
+        120,
+        240,
+        480,
+        960,
+    ),
 )
 DISCONNECTS = Counter(
     "sluice_gateway_disconnects_total", "Requests whose client went away before the end."
 )
-JOBS_IN_FLIGHT = Gauge("sluice_gateway_jobs_in_flight", "Jobs enqueued by this gateway and not finished.")
-WAITING_JOBS = Gauge("sluice_queue_waiting_jobs", "Jobs waiting in the queue of a model.", ["model"])
+JOBS_IN_FLIGHT = Gauge(
+    "sluice_gateway_jobs_in_flight", "Jobs enqueued by this gateway and not finished."
+)
+WAITING_JOBS = Gauge(
+    "sluice_queue_waiting_jobs", "Jobs waiting in the queue of a model.", ["model"]
+)
 LEASED_JOBS = Gauge("sluice_queue_leased_jobs", "Jobs leased to workers.", ["model"])
-READY_WORKERS = Gauge("sluice_queue_ready_workers", "Workers that claim jobs of a model.", ["model"])
+READY_WORKERS = Gauge(
+    "sluice_queue_ready_workers", "Workers that claim jobs of a model.", ["model"]
+)

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from contract import clock
 from contract.messages import GenerationJob, WorkerCard
 from gateway.api.context import ProcessContext
-from gateway.auth import Principal
+from gateway.auth.principal import Principal
 from gateway.dialects.completions import (
     CompletionRequest,
     require_model,
@@ -39,15 +39,13 @@ class Submission:
     """The lowest max_tokens that was applied to a prompt."""
 
 
-async def submit(
-    context: ProcessContext, principal: Principal, body: dict[str, Any]
-) -> Submission:
+async def submit(context: ProcessContext, principal: Principal, body: dict[str, Any]) -> Submission:
     """Check a request and put its jobs on the queue.
 
     Raises an ApiError, and then nothing is left behind.
     """
     name = require_model(body)
-    if principal.allowed_models is not None and name not in principal.allowed_models:
+    if not principal.allows_model(name):
         raise ModelNotFoundError(name)
     wire = validate(CompletionRequest, body)
     request = to_generation_request(wire, max_prompts=context.settings.max_prompts)
@@ -55,7 +53,9 @@ async def submit(
         card = (await context.catalogue.find(name)).card
         tokenizer = await context.tokenizers.get(card.tokenizer_digest)
     except RedisError:
-        raise StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0) from None
+        raise StoreUnavailableError(
+            "The queue cannot be reached.", retry_after_seconds=1.0
+        ) from None
     _check_logit_bias(request, card)
     encoder = PromptEncoder(
         tokenizer, vocabulary_size=card.vocabulary_size, bos_token_id=card.bos_token_id

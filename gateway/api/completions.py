@@ -12,7 +12,8 @@ from gateway.api.context import ProcessContext, context_of
 from gateway.api.documentation import COMPLETION_OPENAPI
 from gateway.api.measuring import RequestMeasure
 from gateway.api.streaming import StreamedCompletion, Watch
-from gateway.auth import Scope
+from gateway.accounts.scopes import Scope
+from gateway.auth.principal import Principal
 from gateway.dialects.wire import parse_object
 from gateway.errors import GenerationTimeoutError
 from gateway.stream.assembler import collect
@@ -51,9 +52,9 @@ async def create_completion(request: Request) -> Response:
 
 async def _authorized_body(
     request: Request, context: ProcessContext
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Principal, dict[str, Any]]:
     principal = await context.authenticator.authenticate(request.headers.get("authorization"))
-    principal.require(Scope.COMPLETIONS)
+    principal.require_scope(Scope.COMPLETIONS)
     return principal, parse_object(await read_json_body(request, context.settings))
 
 
@@ -112,9 +113,7 @@ def _headers(submission: Submission, measure: RequestMeasure) -> dict[str, str]:
     }
     # Names come from the client: only such as are safe in a header are repeated.
     ignored = [
-        name
-        for name in submission.completion.request.ignored_parameters
-        if _NAME.fullmatch(name)
+        name for name in submission.completion.request.ignored_parameters if _NAME.fullmatch(name)
     ]
     if ignored:
         headers["x-ignored-params"] = ",".join(ignored[:MAX_NAMED_PARAMETERS])

@@ -4,14 +4,17 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.auth import Authenticator, open_authenticator
+from gateway.accounts.database import Database
+from gateway.accounts.schema import require_current_schema
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.revocation import RevocationListener
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.prompt.tokenizers import TokenizerStore
@@ -44,39 +47,42 @@ def context_of(request: Request) -> ProcessContext:
 @asynccontextmanager
 async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
     """Open connections and start the loops; on exit stop them in reverse order."""
-    redis = connect(str(settings.redis_url), max_connections=MAX_REDIS_CONNECTIONS)
-    catalogue = Catalogue(redis, PipeliningExecutor(redis))
-    dispatcher = Dispatcher(
-        gateway=f"gw-{secrets.token_hex(6)}",
-        client=redis,
-        catalogue=catalogue,
-        max_waiting_jobs=settings.max_waiting_jobs,
-        max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
-        queue_timeout_seconds=settings.queue_timeout.total_seconds(),
-    )
-    try:
-        async with open_authenticator(settings, redis) as authenticator:
-            await _first_contact(catalogue, dispatcher)
-            loops = [
-                asyncio.create_task(catalogue.run(), name="catalogue"),
-                asyncio.create_task(dispatcher.run(), name="dispatcher"),
-            ]
-            try:
-                yield ProcessContext(
-                    settings=settings,
-                    redis=redis,
-                    authenticator=authenticator,
-                    catalogue=catalogue,
-                    tokenizers=TokenizerStore(catalogue.tokenizer),
-                    dispatcher=dispatcher,
-                )
-            finally:
-                for loop in loops:
-                    loop.cancel()
-                await asyncio.gather(*loops, return_exceptions=True)
-                await dispatcher.aclose()
-    finally:
-        await redis.aclose()
+    async with AsyncExitStack() as stack:
+        database = Database(settings.database_url.get_secret_value())
+        stack.push_async_callback(database.aclose)
+        await require_current_schema(database)
+        authenticator = Authenticator.from_settings(settings, database)
+        redis = connect(str(settings.redis_url), max_connections=MAX_REDIS_CONNECTIONS)
+        stack.push_async_callback(redis.aclose)
+        listener = RevocationListener(redis, authenticator)
+        listener.start()
+        stack.push_async_callback(listener.stop)
+        catalogue = Catalogue(redis, PipeliningExecutor(redis))
+        dispatcher = Dispatcher(
+            gateway=f"gw-{secrets.token_hex(6)}",
+            client=redis,
+            catalogue=catalogue,
+            max_waiting_jobs=settings.max_waiting_jobs,
+            max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
+            queue_timeout_seconds=settings.queue_timeout.total_seconds(),
+        )
+        await _first_contact(catalogue, dispatcher)
+        stack.push_async_callback(dispatcher.aclose)
+        for loop in (catalogue.run(), dispatcher.run()):
+            stack.push_async_callback(_end, asyncio.create_task(loop))
+        yield ProcessContext(
+            settings=settings,
+            redis=redis,
+            authenticator=authenticator,
+            catalogue=catalogue,
+            tokenizers=TokenizerStore(catalogue.tokenizer),
+            dispatcher=dispatcher,
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:

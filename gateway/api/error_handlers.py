@@ -55,7 +55,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_redis_error(_request: Request, error: Exception) -> Response:
     logger.warning("Redis failed a request: %s", type(error).__name__)
-    return to_response(StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0))
+    return to_response(
+        StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0)
+    )
 
 
 async def _on_bug(_request: Request, _error: Exception) -> Response:

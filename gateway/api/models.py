@@ -5,7 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.api.context import ProcessContext, context_of
-from gateway.auth import Principal, Scope
+from gateway.accounts.scopes import Scope
+from gateway.auth.principal import Principal
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import ModelNotFoundError
 
@@ -16,7 +17,9 @@ router = APIRouter()
 async def list_models(request: Request) -> dict[str, Any]:
     """Return every model that was announced and that the principal may use."""
     context, principal = await _authorize(request)
-    visible = [model for model in context.catalogue.models if _may_use(principal, model.card.model)]
+    visible = [
+        model for model in context.catalogue.models if principal.allows_model(model.card.model)
+    ]
     return {"object": "list", "data": [_body(model) for model in visible]}
 
 
@@ -25,7 +28,7 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model. Model ids may contain slashes."""
     context, principal = await _authorize(request)
     for model in context.catalogue.models:
-        if model.card.model == model_id and _may_use(principal, model_id):
+        if model.card.model == model_id and principal.allows_model(model_id):
             return _body(model)
     raise ModelNotFoundError(model_id)
 
@@ -33,12 +36,8 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
 async def _authorize(request: Request) -> tuple[ProcessContext, Principal]:
     context = context_of(request)
     principal = await context.authenticator.authenticate(request.headers.get("authorization"))
-    principal.require(Scope.COMPLETIONS)
+    principal.require_scope(Scope.COMPLETIONS)
     return context, principal
-
-
-def _may_use(principal: Principal, model: str) -> bool:
-    return principal.allowed_models is None or model in principal.allowed_models
 
 
 def _body(model: ServedModel) -> dict[str, Any]:

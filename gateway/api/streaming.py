@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from gateway.api.measuring import RequestMeasure
 from gateway.dispatch.dispatcher import Dispatcher
@@ -95,8 +96,10 @@ class StreamedCompletion(Response):
         self._watch.stop()
         await asyncio.shield(self._dispatcher.cancel(self._generation))
 
+    @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream (ASGI)."""
+        """Send the stream (ASGI). What the client says is heard by the watch."""
+        del scope, receive
         start = {
             "type": "http.response.start",
             "status": self.status_code,

@@ -101,9 +101,7 @@ class CompletionRequest(BaseModel):
         description="Tokens to generate for each choice, at most. -1: all that fit into the context window. "
         "0: none, with `echo` only.",
     )
-    context_length_exceeded_behavior: Annotated[
-        ContextLengthBehavior, Field(strict=False)
-    ] = Field(
+    context_length_exceeded_behavior: Annotated[ContextLengthBehavior, Field(strict=False)] = Field(
         default=ContextLengthBehavior.TRUNCATE,
         description="When prompt and max_tokens exceed the context window: `truncate` lowers max_tokens, "
         "`error` refuses the request.",
@@ -118,7 +116,8 @@ class CompletionRequest(BaseModel):
         default=0, description="Keep this many of the likeliest tokens; 0 and -1 keep all."
     )
     min_p: Annotated[float, _bounded(sampling.MIN_P)] = Field(
-        default=0.0, description="Keep tokens with at least this share of the likeliest one's probability."
+        default=0.0,
+        description="Keep tokens with at least this share of the likeliest one's probability.",
     )
     n: Annotated[WireInt, _bounded(sampling.N)] = Field(
         default=1, description="Choices for each prompt."

@@ -58,10 +58,8 @@ class Catalogue:
 
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""
-        cards = [
-            messages.decode_card(card)
-            for card in (await self._client.hgetall(keys.MODELS)).values()  # type: ignore[misc]
-        ]
+        announced: dict[bytes, bytes] = await self._client.execute_command("HGETALL", keys.MODELS)
+        cards = [messages.decode_card(card) for card in announced.values()]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
         self._models = {
             card.model: ServedModel(card, status)
@@ -95,5 +93,5 @@ class Catalogue:
 
     async def tokenizer(self, digest: str) -> bytes | None:
         """Return the compressed tokenizer file that a worker published."""
-        file: bytes | None = await self._client.get(keys.tokenizer(digest))
+        file: bytes | None = await self._executor.execute_command("GET", keys.tokenizer(digest))
         return file

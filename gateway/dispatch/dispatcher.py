@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 3
 
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256
-ALIVE_SECONDS = 10
+ALIVE_SECONDS = 6
 HEARTBEAT_SECONDS = 2.0
 RECLAIM_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
@@ -132,9 +132,7 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Say that this gateway is gone, so that workers stop at once what is left."""
         try:
-            await self._client.delete(
-                keys.gateway_alive(self.gateway), keys.replies(self.gateway)
-            )
+            await self._client.delete(keys.gateway_alive(self.gateway), keys.replies(self.gateway))
         except RedisError as error:
             logger.warning("cannot say goodbye to Redis: %s", type(error).__name__)
 
@@ -164,8 +162,8 @@ class Dispatcher:
 
     async def _beat(self) -> None:
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(keys.gateway_alive(self.gateway), 1, ex=ALIVE_SECONDS)
-        pipeline.expire(keys.replies(self.gateway), ALIVE_SECONDS * 6)
+        pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
+        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
         await pipeline.execute()
 
     # -- replies ---------------------------------------------------------------------------------
@@ -187,11 +185,15 @@ class Dispatcher:
 
     def _is_next(self, frame: Frame) -> bool:
         expected = self._frame_numbers.get(frame.worker, 0) + 1
+        if frame.number == 1 and expected > 2:
+            expected = 1  # The worker had given us up for dead and starts again.
         if frame.number < expected:
             return False  # Written twice by a worker that did not hear the first time.
         self._frame_numbers[frame.worker] = frame.number
         if frame.number > expected:
-            logger.error("frames %d to %d of worker %s are lost", expected, frame.number - 1, frame.worker)
+            logger.error(
+                "frames %d to %d of worker %s are lost", expected, frame.number - 1, frame.worker
+            )
             for ticket in [t for t in self._tickets.values() if t.worker == frame.worker]:
                 self._fail(ticket, FailureCode.REPLIES_LOST)
         return True
@@ -289,13 +291,15 @@ class Dispatcher:
         The second happens when the reply that ended a job was lost, or Redis lost the job itself.
         """
         now = time.monotonic()
-        silent = [t for t in self._tickets.values() if max(t.check_at, t.heard_at + SILENCE_SECONDS) < now]
+        silent = [
+            t for t in self._tickets.values() if max(t.check_at, t.heard_at + SILENCE_SECONDS) < now
+        ]
         if not silent:
             return
         pipeline = self._client.pipeline(transaction=False)
         for ticket in silent:
             ticket.check_at = now + SILENCE_SECONDS
-            pipeline.hget(keys.job(ticket.model, ticket.job.id), "worker")
+            pipeline.execute_command("HGET", keys.job(ticket.model, ticket.job.id), "worker")
         workers = await pipeline.execute()
         for ticket, worker in zip(silent, workers, strict=True):
             # A reply may have come while Redis was asked.

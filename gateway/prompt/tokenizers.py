@@ -72,9 +72,7 @@ class PromptEncoder:
     async def _token_ids(self, text: str, *, special: bool) -> list[int]:
         if len(text) <= THREAD_CHARACTERS:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-        encoding = await asyncio.to_thread(
-            self._tokenizer.encode, text, add_special_tokens=special
-        )
+        encoding = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=special)
         return list(encoding.ids)
 
     def _check_ids(self, ids: list[int], *, param: str) -> None:

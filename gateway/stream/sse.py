@@ -137,10 +137,10 @@ class ChunkRenderer:
         if not self._with_logprobs:
             return None
         echo = self._echoes.get(index)
-        lists = echo.prefix_logprobs if echo is not None and echo.prefix_logprobs else LogprobLists()
-        lists.extend(
-            delta.logprobs or [], base=len(self._completion.prompt_texts[prompt_index])
+        lists = (
+            echo.prefix_logprobs if echo is not None and echo.prefix_logprobs else LogprobLists()
         )
+        lists.extend(delta.logprobs or [], base=len(self._completion.prompt_texts[prompt_index]))
         return lists if lists.tokens else None
 
     def _add_prompt_logprobs(self, prompt_index: int, scored: PromptScored) -> None:

@@ -79,7 +79,11 @@ async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed:
             tenant, prompt, new = rng.choice(list(TENANTS)), rng.randint(1, 90), rng.randint(1, 40)
             job_id = f"j{step}"
             tenant_of[job_id] = tenant
-            await enqueue(queue, job(job_id, tenant, prompt_tokens=prompt, max_tokens=new), weight=TENANTS[tenant])
+            await enqueue(
+                queue,
+                job(job_id, tenant, prompt_tokens=prompt, max_tokens=new),
+                weight=TENANTS[tenant],
+            )
             model.enqueue(tenant, job_id, prompt, prompt + new)
         elif action == "claim":
             most, room = rng.randint(1, 4), rng.randint(20, 400)

@@ -31,13 +31,17 @@ def job(job_id: str, tenant: str = "a", *, prompt_tokens: int = 10, **fields: An
     )
 
 
-async def enqueue(queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int) -> EnqueueResult:
+async def enqueue(
+    queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int
+) -> EnqueueResult:
     """Enqueue with roomy limits."""
     most = {"most_waiting": 1000, "most_waiting_of_tenant": 1000} | limits
     return await queue.enqueue(jobs, weight=weight, **most)
 
 
-async def claim_ids(queue: JobQueue, worker: str = "w1", room: Room = PLENTY, most_jobs: int = 100) -> list[str]:
+async def claim_ids(
+    queue: JobQueue, worker: str = "w1", room: Room = PLENTY, most_jobs: int = 100
+) -> list[str]:
     """Claim and return the ids in the order they were given out."""
     result = await queue.claim(worker, room, most_jobs=most_jobs, lease_ms=LEASE_MS)
     return [claim.job.id for claim in result.claims]
@@ -86,7 +90,9 @@ async def test_enqueue_beyond_a_bound_takes_no_job_of_the_request(
     assert await enqueue(queue, job("j2"), **limits) is EnqueueResult.ENQUEUED
 
 
-async def test_two_workers_claiming_at_once_share_the_jobs(any_redis_server: Any, queue: JobQueue) -> None:
+async def test_two_workers_claiming_at_once_share_the_jobs(
+    any_redis_server: Any, queue: JobQueue
+) -> None:
     ids = [f"j{i}" for i in range(200)]
     await enqueue(queue, *(job(i) for i in ids))
     others = [Redis.from_url(any_redis_server.url) for _ in range(2)]
@@ -123,14 +129,18 @@ async def test_an_empty_engine_takes_a_job_that_is_larger_than_its_room(queue: J
     assert result.blocked
 
 
-async def test_a_job_with_many_sequences_is_counted_for_a_part_of_the_engine(queue: JobQueue) -> None:
+async def test_a_job_with_many_sequences_is_counted_for_a_part_of_the_engine(
+    queue: JobQueue,
+) -> None:
     await enqueue(queue, job("wide", n=128, best_of=128, max_tokens=1))
     room = Room(tokens=10**6, sequences=15, most_sequences=16, empty=False)
     assert (await queue.claim("w1", room, most_jobs=1, lease_ms=LEASE_MS)).blocked
     assert await claim_ids(queue, room=room._replace(sequences=16)) == ["wide"]
 
 
-async def test_the_doorbell_is_silent_only_when_nothing_waits(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_the_doorbell_is_silent_only_when_nothing_waits(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
     bell = keys.doorbell(MODEL)
     await enqueue(queue, job("j1"), job("j2"))
     assert await any_redis.llen(bell) == 1
@@ -158,7 +168,9 @@ async def test_a_tenant_with_twice_the_weight_is_served_twice_as_much(queue: Job
     assert sum(i.startswith("a") for i in first) == 20
 
 
-async def test_generated_tokens_count_twice_and_only_once(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_generated_tokens_count_twice_and_only_once(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
     await enqueue(queue, job("j1", prompt_tokens=10))
     await claim_ids(queue)
     for total in (5, 5, 8):
@@ -242,7 +254,9 @@ async def test_an_expired_lease_is_reported_to_its_owner_once_in_a_while(queue: 
     assert await queue.reclaim() == []
 
 
-async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(queue: JobQueue) -> None:
+async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(
+    queue: JobQueue,
+) -> None:
     await enqueue(queue, job("j1"), job("j2"))
     await claim_ids(queue, "w1", most_jobs=1)
     await lose(queue)
@@ -257,7 +271,9 @@ async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(queu
     assert await queue.finish("w2", LeaseReport("j1", 2, 1))
 
 
-async def test_the_prompt_of_a_second_attempt_is_not_charged(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_the_prompt_of_a_second_attempt_is_not_charged(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
     await enqueue(queue, job("j1", prompt_tokens=10))
     await claim_ids(queue, "w1")
     await lose(queue)
@@ -276,7 +292,9 @@ async def test_a_worker_that_comes_back_in_time_keeps_its_job(queue: JobQueue) -
     assert await queue.finish("w1", LeaseReport("j1", 1, 6))
 
 
-async def test_a_job_whose_hash_expired_is_skipped_and_not_charged(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_a_job_whose_hash_expired_is_skipped_and_not_charged(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
     await enqueue(queue, job("j1"), job("j2"))
     await any_redis.delete(keys.job(MODEL, "j1"))
     assert await claim_ids(queue) == ["j2"]
@@ -295,7 +313,9 @@ async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQu
     assert (await queue.status()).ready_workers == 0
 
 
-async def test_scripts_survive_a_server_that_forgot_them(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_scripts_survive_a_server_that_forgot_them(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
     await enqueue(queue, job("j1"))
     await any_redis.script_flush()
     assert await claim_ids(queue) == ["j1"]

@@ -29,7 +29,16 @@ class RedisServer:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        arguments = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         arguments += ["--dir", self._directory.name, "--loglevel", "warning"]
         if self._cluster:
             arguments += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]

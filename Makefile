@@ -1,0 +1,45 @@
+# Sluice: `make` alone lists what can be done.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format bench setup setup-dev setup-servers check
+
+BIN := .venv/bin
+ARGS ?=
+
+help: ## List what can be done
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
+		while IFS=$$'\t' read -r verb text; do printf '  make %-8s %s\n' "$$verb" "$$text"; done
+
+run: setup ## Set everything up and start it on loopback (ARGS="--help" lists options)
+	@exec $(BIN)/sluice up $(ARGS)
+
+test: setup-dev setup-servers check ## Set everything up, lint, check types, run every test
+	@exec $(BIN)/pytest $(ARGS)
+
+lint: setup-dev check ## Lint, check format, types and import directions
+
+format: setup-dev ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+bench: setup-dev ## Measure against vLLM's own server (ARGS="--help" lists options)
+	@exec $(BIN)/python -m bench $(ARGS)
+
+setup:
+	@scripts/setup.sh gateway worker
+
+setup-dev:
+	@scripts/setup.sh gateway worker dev
+
+# Redis 7 beside the bundled 6.2. Where it cannot be installed, the tests on it are skipped by name.
+setup-servers: setup-dev
+	@if ! command -v redis-server >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: Installing redis-server for the tests ..."; \
+		scripts/debian.sh redis-server || echo "setup: That failed; the tests on it are skipped."; \
+	fi
+
+check: setup-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo

@@ -1,0 +1,48 @@
+"""Table `api_keys`: the tenants' credentials, without the keys themselves."""
+
+from datetime import datetime
+
+from sqlalchemy import JSON, ForeignKey, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from gateway.accounts.records import KeyRecord
+from gateway.accounts.scopes import Scope
+from gateway.accounts.tables.base import Table, UtcDateTime
+
+
+class ApiKeyRow(Table):
+    """One key; revoked keys stay, so that usage can be traced to them."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(
+        ForeignKey("tenants.id", ondelete="RESTRICT"), index=True
+    )
+    prefix: Mapped[str] = mapped_column(String(12), unique=True)
+    """The public part of the key, by which it is found."""
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32))
+    """SHA-256 of the whole key."""
+    name: Mapped[str] = mapped_column(String(200))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    allowed_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Models the key may use; null stands for all."""
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    def to_record(self) -> KeyRecord:
+        """Return the row as the other rooms see it."""
+        models = self.allowed_models
+        return KeyRecord(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            prefix=self.prefix,
+            digest=self.digest,
+            name=self.name,
+            scopes=frozenset(Scope(scope) for scope in self.scopes),
+            allowed_models=None if models is None else frozenset(models),
+            expires_at=self.expires_at,
+            revoked_at=self.revoked_at,
+            created_at=self.created_at,
+        )

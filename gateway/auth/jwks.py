@@ -1,0 +1,88 @@
+"""Public keys for JWTs, from a JWKS file that may be replaced while the gateway runs."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+import msgspec
+
+from gateway.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS: Final = 1.0
+"""How often it is looked whether the file was replaced, at most."""
+
+
+class JwksError(StartupError):
+    """The file cannot be read or holds no usable key."""
+
+
+class JwksFile:
+    """The keys of one JWKS file by their `kid`.
+
+    Args:
+        path: the file; it must be readable and hold a usable key when the gateway starts.
+        monotonic: clock in seconds.
+    """
+
+    def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._monotonic = monotonic
+        self._checked_at = monotonic()
+        self._version = _version(path)
+        self._keys = _read(path)
+
+    def get(self, kid: str) -> jwt.PyJWK | None:
+        """Return the key with this id from the newest readable version of the file."""
+        if self._monotonic() - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = self._monotonic()
+            self._reload()
+        return self._keys.get(kid)
+
+    def _reload(self) -> None:
+        try:
+            version = _version(self._path)
+            if version != self._version:
+                self._keys = _read(self._path)
+                self._version = version
+                logger.info("JWKS file read again: %d keys", len(self._keys))
+        except JwksError as error:
+            # The keys read before stay good, so a broken file shuts nobody out.
+            logger.warning("JWKS file not usable, its earlier keys stay in use: %s", error)
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise JwksError(f"The JWKS file {path} cannot be read: {error.strerror}.") from error
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _read(path: Path) -> Mapping[str, jwt.PyJWK]:
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, list[dict[str, Any]]])
+    except OSError as error:
+        raise JwksError(f"The JWKS file {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise JwksError(f"The JWKS file {path} is not a JSON Web Key Set.") from error
+    keys = {key.key_id: key for key in map(_parse, document.get("keys", [])) if key is not None}
+    usable = {kid: key for kid, key in keys.items() if isinstance(kid, str)}
+    if not usable:
+        raise JwksError(f"The JWKS file {path} holds no signature key that has a 'kid'.")
+    return usable
+
+
+def _parse(data: dict[str, Any]) -> jwt.PyJWK | None:
+    if data.get("use", "sig") != "sig":
+        return None
+    try:
+        return jwt.PyJWK.from_dict(data)
+    except jwt.PyJWTError:
+        # A set may hold keys of kinds that we do not know; their text may be private, so it is not logged.
+        logger.warning("A key in the JWKS file is not usable and was left out")
+        return None

@@ -1,0 +1,150 @@
+"""Checks JWTs that an identity provider signed for our tenants."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import jwt
+import msgspec
+
+from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
+from gateway.auth.jwks import JwksFile
+from gateway.errors import AuthenticationError, ExpiredCredentialError, shown
+from gateway.settings import JwtAlgorithm, Settings
+
+_KEY_TYPES: Final[Mapping[JwtAlgorithm, str]] = {
+    JwtAlgorithm.RS256: "RSA",
+    JwtAlgorithm.ES256: "EC",
+    JwtAlgorithm.EDDSA: "OKP",
+}
+
+_REFUSALS: Final[Mapping[type[jwt.PyJWTError], str]] = {
+    jwt.InvalidSignatureError: "The token's signature is wrong.",
+    jwt.InvalidIssuerError: "The token's issuer (claim 'iss') is not accepted here.",
+    jwt.InvalidAudienceError: "The token is for another audience (claim 'aud').",
+    jwt.ImmatureSignatureError: "The token is not valid yet (claim 'nbf' or 'iat').",
+    jwt.InvalidAlgorithmError: "The token's algorithm does not fit the key that its 'kid' names.",
+    jwt.InvalidKeyError: "The key that the token's 'kid' names is too weak for its algorithm.",
+}
+
+_JWT = jwt.PyJWT({"enforce_minimum_key_length": True, "require": ["exp", "iss", "aud"]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClaims:
+    """What a valid token says."""
+
+    tenant_id: str
+    subject: str
+    scopes: frozenset[Scope]
+    allowed_models: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JwtVerifier:
+    """Checks signature, algorithm, issuer, audience and expiry of tokens, and reads their claims."""
+
+    algorithms: frozenset[JwtAlgorithm]
+    secret: str | None
+    jwks: JwksFile | None
+    issuer: str
+    audience: str
+    tenant_claim: str
+    leeway: timedelta
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "JwtVerifier | None":
+        """Return the verifier that the settings ask for: None where no algorithm is accepted."""
+        if not settings.jwt_algorithms or not settings.jwt_issuer or not settings.jwt_audience:
+            return None
+        secret, jwks = settings.jwt_secret, settings.jwt_jwks_file
+        return cls(
+            algorithms=settings.jwt_algorithms,
+            secret=None if secret is None else secret.get_secret_value(),
+            jwks=None if jwks is None else JwksFile(jwks),
+            issuer=settings.jwt_issuer,
+            audience=settings.jwt_audience,
+            tenant_claim=settings.jwt_tenant_claim,
+            leeway=settings.jwt_leeway,
+        )
+
+    def verify(self, token: str) -> TokenClaims:
+        """Return the claims, or raise AuthenticationError or ExpiredCredentialError."""
+        try:
+            header = jwt.get_unverified_header(token)
+            algorithm = self._algorithm(header)
+            claims = _JWT.decode(
+                token,
+                self._key(algorithm, header),
+                algorithms=[algorithm],
+                audience=self.audience,
+                issuer=self.issuer,
+                leeway=self.leeway,
+            )
+        except jwt.PyJWTError as error:
+            raise _refusal(error) from None
+        return self._read_claims(claims)
+
+    def _algorithm(self, header: Mapping[str, Any]) -> JwtAlgorithm:
+        for algorithm in self.algorithms:
+            if header.get("alg") == algorithm:
+                return algorithm
+        accepted = ", ".join(sorted(self.algorithms))
+        raise AuthenticationError(
+            f"The token's algorithm {shown(header.get('alg'))} is not accepted. Accepted: {accepted}."
+        )
+
+    def _key(self, algorithm: JwtAlgorithm, header: Mapping[str, Any]) -> jwt.PyJWK | str:
+        if algorithm is JwtAlgorithm.HS256:
+            # A secret only ever serves HS256, and a public key never does, so that nobody can sign with
+            # a key that is published.
+            return self.secret or ""
+        kid = header.get("kid")
+        if not isinstance(kid, str):
+            raise AuthenticationError("The token's header lacks 'kid', which names its key.")
+        key = None if self.jwks is None else self.jwks.get(kid)
+        if key is None:
+            raise AuthenticationError(f"The token's key {shown(kid)} is unknown.")
+        if key.key_type != _KEY_TYPES[algorithm]:
+            raise AuthenticationError(
+                f"The token's key {shown(kid)} is of type {key.key_type}, "
+                f"which does not fit the algorithm {algorithm}."
+            )
+        return key
+
+    def _read_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
+        return TokenClaims(
+            tenant_id=_claim(claims, self.tenant_claim, str),
+            subject=_claim(claims, "sub", str) if "sub" in claims else "",
+            scopes=_scopes(claims),
+            allowed_models=(
+                frozenset(_claim(claims, "models", list[str])) if "models" in claims else None
+            ),
+        )
+
+
+def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
+    if "scope" not in claims:
+        return DEFAULT_SCOPES
+    words = _claim(claims, "scope", str).split()
+    # An identity provider puts scopes of other services in the same claim.
+    return frozenset(scope for scope in Scope if scope in words)
+
+
+def _claim(claims: Mapping[str, Any], name: str, kind: Any) -> Any:
+    if name not in claims:
+        raise AuthenticationError(f"The token lacks the claim {shown(name)}.")
+    try:
+        return msgspec.convert(claims[name], kind)
+    except msgspec.ValidationError as error:
+        wanted = "a string" if kind is str else "a list of strings"
+        raise AuthenticationError(f"The token's claim {shown(name)} must be {wanted}.") from error
+
+
+def _refusal(error: jwt.PyJWTError) -> AuthenticationError:
+    if isinstance(error, jwt.ExpiredSignatureError):
+        return ExpiredCredentialError("The token has expired.")
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return AuthenticationError(f"The token lacks the claim {shown(error.claim)}.")
+    return AuthenticationError(_REFUSALS.get(type(error), "The token is not a valid JWT."))

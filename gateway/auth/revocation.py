@@ -1,0 +1,96 @@
+"""Follows the announcements of changed keys and tenants, so that caches forget them at once."""
+
+import asyncio
+import logging
+import random
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.auth.authenticator import Authenticator
+
+logger = logging.getLogger(__name__)
+
+BLOCK_MS: Final = 2000
+"""How long one read waits for news; must stay below the connection's read timeout."""
+MAX_BATCH: Final = 1000
+FIRST_RETRY_SECONDS: Final = 0.1
+LAST_RETRY_SECONDS: Final = 5.0
+
+_BEFORE_ALL = b"0-0"
+
+
+class RevocationListener:
+    """One task that reads the stream of changes from the last entry it has seen.
+
+    Args:
+        redis: a client that answers with bytes; one of its connections is taken by the blocking read.
+        authenticator: what has to forget.
+    """
+
+    def __init__(self, redis: Redis, authenticator: Authenticator) -> None:
+        self._redis = redis
+        self._authenticator = authenticator
+        self._last_id: bytes | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen; Redis need not be reachable yet."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the listening."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+
+    async def _run(self) -> None:
+        retry_seconds = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await self._find_place()
+                retry_seconds = FIRST_RETRY_SECONDS
+                await self._follow()
+            except Exception as error:  # noqa: BLE001 - a listener that ended would leave revoked keys in use
+                logger.warning(
+                    "Revocations are not heard at the moment, next try in about %.1f s: %s",
+                    retry_seconds,
+                    type(error).__name__,
+                )
+            # Gateways that lost the same Redis must not all come back in the same moment.
+            await asyncio.sleep(retry_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            retry_seconds = min(2 * retry_seconds, LAST_RETRY_SECONDS)
+
+    async def _find_place(self) -> None:
+        """Make sure that nothing was missed since the last entry seen, or else distrust the cache.
+
+        Entries leave the stream oldest first, so if the last one seen is still there, every later one is.
+        """
+        last = self._last_id
+        if last is not None and await self._redis.xrange(keys.KEY_EVENTS, last, last, count=1):
+            return
+        newest: Any = await self._redis.xrevrange(keys.KEY_EVENTS, count=1)
+        self._last_id = newest[0][0] if newest else _BEFORE_ALL
+        self._authenticator.expire_all()
+
+    async def _follow(self) -> None:
+        while True:
+            reply: Any = await self._redis.xread(
+                {keys.KEY_EVENTS: self._last_id or _BEFORE_ALL}, count=MAX_BATCH, block=BLOCK_MS
+            )
+            for event_id, fields in _entries(reply):
+                self._apply(fields)
+                self._last_id = event_id
+
+    def _apply(self, fields: dict[bytes, bytes]) -> None:
+        if (key_id := fields.get(b"key")) is not None:
+            self._authenticator.forget_key(key_id.decode("utf-8", "replace"))
+        if (tenant_id := fields.get(b"tenant")) is not None:
+            self._authenticator.forget_tenant(tenant_id.decode("utf-8", "replace"))
+
+
+def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    return [entry for _, entries in reply or () for entry in entries]

@@ -1,0 +1,102 @@
+"""The `sluice` command line.
+
+Each command is a module of `gateway.commands`, imported when it is called: `sluice worker` must run where
+only the worker's dependencies are installed.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import click
+from pydantic import ValidationError
+from typing_extensions import override
+
+from gateway.errors import ApiError, StartupError
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "up": "Start everything on this machine, for a first look.",
+    "gateway": "Run a gateway.",
+    "worker": "Run a worker.",
+    "tenants": "Create, list, suspend and activate tenants.",
+    "keys": "Create, list and revoke API keys.",
+    "db": "Create or upgrade the database's schema.",
+}
+"""Name of a command, which is also its module's, and what `sluice --help` says about it."""
+
+EPILOG = """\
+\b
+Examples:
+  sluice up                              everything on loopback, with the shipped tiny model
+  sluice db upgrade                      prepare the database
+  sluice tenants create "Acme" --id acme
+  sluice keys create --tenant acme --name "web site"
+  sluice gateway --port 8080
+  sluice worker --model-path /models/llama
+
+Every setting is an environment variable SLUICE_..., too.
+"""
+
+
+class SluiceGroup(click.Group):
+    """Imports commands when they are called, and tells expected errors as one sentence."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            module = importlib.import_module(f"gateway.commands.{cmd_name}")
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"`sluice {cmd_name}` needs the package {error.name}: "
+                "install Sluice with the extra [gateway]."
+            ) from error
+        command: click.Command = module.command
+        return command
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValidationError as error:
+            _fail(_describe(error), error)
+        except ApiError as error:
+            _fail(error.message, error)
+        except StartupError as error:
+            _fail(str(error), error)
+
+
+@click.group(
+    cls=SluiceGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="sluice")
+def main() -> None:
+    """Sluice: a multi-tenant completions gateway with batched GPU workers."""
+
+
+def _fail(message: str, cause: Exception) -> NoReturn:
+    raise click.ClickException(message) from cause
+
+
+def _describe(error: ValidationError) -> str:
+    """Name the settings that are wrong, without their values: some are secret."""
+    problems = []
+    for problem in error.errors(include_input=False, include_url=False):
+        name = "_".join(str(part) for part in problem["loc"]).upper()
+        message = problem["msg"].removeprefix("Value error, ")
+        problems.append(f"SLUICE_{name}: {message}" if name else message)
+    return "; ".join(problems)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""One process that `sluice up` starts, in a process group of its own."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gateway.settings import child_environment
+
+ENGINE_DEAD_STATUS: Final = 70
+"""Exit status of a worker whose engine died."""
+ORPHAN_SECONDS: Final = 3.0
+"""How long processes that a child left behind may take to end by themselves."""
+LOG_TAIL_LINES: Final = 15
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """How to start one process."""
+
+    name: str
+    """As it is called in messages: `gateway 1`."""
+    command: tuple[str, ...]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables beside those of this process; they may carry passwords."""
+    configuration: str = field(default="", repr=False)
+    """What the process reads from its standard input."""
+    stop_seconds: float
+    """How long it may take to end after SIGTERM."""
+
+
+class Child:
+    """A running process, and whatever it starts itself."""
+
+    def __init__(self, spec: ChildSpec, process: Process) -> None:
+        self.spec = spec
+        self._process = process
+
+    @classmethod
+    async def start(cls, spec: ChildSpec) -> "Child":
+        """Start the process. Its output is appended to its log."""
+        tether = (sys.executable, "-P", "-m", "gateway.commands.tether", str(os.getpid()))
+        with spec.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *tether,
+                *spec.command,
+                stdin=PIPE if spec.configuration else DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(**spec.environment),
+                # Ctrl-C in the terminal then reaches only us, and we stop the children in order.
+                start_new_session=True,
+            )
+        child = cls(spec, process)
+        try:
+            await child._feed()
+        except asyncio.CancelledError:
+            # Nobody would know of the process, so nobody else could end it.
+            await child.stop()
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Id of the process, and of its group."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Return the exit status once the process has ended; negative for a signal."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the process and what it started: politely, and by force when its time is over."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(self.spec.stop_seconds):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self.end_orphans()
+
+    def kill(self) -> None:
+        """End the whole group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def end_orphans(self) -> None:
+        """End and reap what the process left behind in its group."""
+        if not await self._group_is_gone():
+            self.kill()
+            await self._group_is_gone()
+
+    async def _group_is_gone(self) -> bool:
+        """Wait for the members to end; return whether they did in time."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while time.monotonic() < deadline:
+            if not _reap_group(self.pid):
+                return True
+            await asyncio.sleep(_POLL_SECONDS)
+        return False
+
+    async def _feed(self) -> None:
+        pipe = self._process.stdin
+        if pipe is None:
+            return
+        # The process may be dead already, which is reported where it is waited for.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            pipe.write(self.spec.configuration.encode())
+            await pipe.drain()
+        pipe.close()
+
+
+def describe_exit(status: int) -> str:
+    """Return an exit status in words."""
+    if status == ENGINE_DEAD_STATUS:
+        return f"its engine died, exit status {status}"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def log_tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:] or ["(its log is empty)"])
+
+
+def _reap_group(group: int) -> bool:
+    """Take the exit statuses of dead members; return whether the group has members still."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,59 @@
+"""`sluice db`: the database's schema."""
+
+import click
+
+from gateway.accounts import schema
+from gateway.accounts.database import Database
+from gateway.accounts.schema import SchemaState
+from gateway.commands.options import database_option, json_option, runs_async
+from gateway.commands.output import print_json
+from gateway.settings import load_settings
+
+EPILOG = """\
+\b
+Examples:
+  sluice db upgrade
+  sluice db status --database-url postgresql+asyncpg://sluice@db.internal/sluice
+"""
+
+MEANINGS = {
+    SchemaState.EMPTY: "The database is empty: run `sluice db upgrade`.",
+    SchemaState.OUTDATED: "The schema is outdated: run `sluice db upgrade`.",
+    SchemaState.CURRENT: "The schema is current.",
+    SchemaState.NEWER: "The schema was made by a later release; this one runs on it.",
+}
+
+
+@click.group("db", epilog=EPILOG)
+def command() -> None:
+    """Create or upgrade the database's schema."""
+
+
+@command.command()
+@database_option
+@runs_async
+async def upgrade(database_url: str | None) -> None:
+    """Create the schema, or bring it up to date. May be run at any time, also by several at once."""
+    settings = load_settings(database_url=database_url)
+    await schema.upgrade(settings.database_url.get_secret_value())
+    click.echo(MEANINGS[SchemaState.CURRENT])
+
+
+@command.command()
+@json_option
+@database_option
+@runs_async
+async def status(*, as_json: bool, database_url: str | None) -> None:
+    """Tell whether the schema is current; exit code 1 when it has to be upgraded."""
+    settings = load_settings(database_url=database_url)
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        state = await schema.schema_state(database)
+    finally:
+        await database.aclose()
+    if as_json:
+        print_json({"schema": state.value})
+    else:
+        click.echo(MEANINGS[state])
+    if not state.is_usable:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,48 @@
+"""`sluice gateway`: one gateway process."""
+
+import asyncio
+
+import click
+
+from gateway.accounts.database import Database
+from gateway.accounts.schema import require_current_schema
+from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.commands.options import database_option
+from gateway.settings import Settings, load_settings
+
+EPILOG = """\
+\b
+Examples:
+  sluice gateway
+  sluice gateway --host 0.0.0.0 --port 8080 --redis-url redis://redis.internal:6379/0
+
+Every setting is an environment variable SLUICE_..., too.
+"""
+
+
+@click.command("gateway", epilog=EPILOG)
+@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [SLUICE_HOST]")
+@click.option("--port", metavar="PORT", help="Port to listen on.  [SLUICE_PORT]")
+@click.option(
+    "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
+)
+@database_option
+def command(
+    host: str | None, port: str | None, *, redis_url: str | None, database_url: str | None
+) -> None:
+    """Run a gateway until SIGTERM or Ctrl-C; open streams may then go on for a while."""
+    settings = load_settings(host=host, port=port, redis_url=redis_url, database_url=database_url)
+    asyncio.run(_check(settings))
+    from gateway import serve
+
+    serve.run(settings)
+
+
+async def _check(settings: Settings) -> None:
+    """Raise what would stop the gateway later, while it can still be told in one sentence."""
+    JwtVerifier.from_settings(settings)
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        await require_current_schema(database)
+    finally:
+        await database.aclose()

@@ -1,0 +1,68 @@
+"""Options that several commands share, and what they open."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.schema import require_current_schema
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
+from gateway.redis_client import connect
+from gateway.settings import load_settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+database_option: Decorator = click.option(
+    "--database-url",
+    metavar="URL",
+    help="sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/NAME.  "
+    "[SLUICE_DATABASE_URL]",
+)
+redis_option: Decorator = click.option(
+    "--redis-url", metavar="URL", help="Where changes are announced.  [SLUICE_REDIS_URL]"
+)
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of a table."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What the management commands work with."""
+
+    tenants: TenantService
+    keys: KeyService
+
+
+@asynccontextmanager
+async def open_accounts(database_url: str | None, redis_url: str | None) -> AsyncIterator[Accounts]:
+    """Open the database and Redis that the options or the environment name."""
+    settings = load_settings(database_url=database_url, redis_url=redis_url)
+    database = Database(settings.database_url.get_secret_value())
+    redis = connect(str(settings.redis_url), max_connections=1)
+    announcer = ChangeAnnouncer(redis)
+    try:
+        await require_current_schema(database)
+        yield Accounts(TenantService(database, announcer), KeyService(database, announcer))
+    finally:
+        await redis.aclose()
+        await database.aclose()
+
+
+def runs_async(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Let click call a coroutine function."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return asyncio.run(function(*args, **kwargs))
+
+    return run

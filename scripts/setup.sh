@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# Make .venv and install the lock files of requirements/ into it. A second call is instant.
+#
+#   scripts/setup.sh gateway worker        what `make run` needs
+#   scripts/setup.sh gateway worker dev    what `make test` needs
+#
+# PYTHON          the Python 3.11 to use; default python3.11
+# SLUICE_DEVICE   cpu or gpu: which build of vLLM; default gpu where nvidia-smi finds one
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3.11}
+cpu_torch_index=https://download.pytorch.org/whl/cpu
+venv=.venv
+stamps=$venv/.stamps
+log=$venv/setup.log
+
+say() { printf 'setup: %s\n' "$*"; }
+die() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+# Only one set-up at a time: `make run` and `make test` may be started together.
+exec 9<scripts/setup.sh
+flock -n 9 || {
+    say "Waiting for another set-up of this folder to end ..."
+    flock 9
+}
+
+child=
+stop() {
+    if [[ -n $child ]]; then
+        kill "$child" 2>/dev/null || true
+        wait "$child" 2>/dev/null || true
+    fi
+    exit 130
+}
+trap stop INT TERM
+trap 'rm -rf "$venv/tmp"' EXIT
+
+# Debian packages: installed where we may, named where we may not.
+need_debian() { # PACKAGE...
+    if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
+        say "Installing the Debian packages $* ..."
+        scripts/debian.sh "$@" || die "That failed. Install them by hand: apt-get install $*"
+    else
+        die "Missing Debian packages. As root: apt-get install $*"
+    fi
+}
+
+device() {
+    case ${SLUICE_DEVICE:-} in
+        cpu | gpu) echo "$SLUICE_DEVICE" ;;
+        "") if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then echo gpu; else echo cpu; fi ;;
+        *) die "SLUICE_DEVICE must be cpu or gpu, not '$SLUICE_DEVICE'." ;;
+    esac
+}
+
+# Run pip, telling now and then how far it is. Its own words are in $log.
+run_pip() { # TOTAL ARGUMENT...
+    local total=$1 collected=0 told=0 unpacking=
+    shift
+    mkdir -p "$venv/tmp"
+    TMPDIR=$PWD/$venv/tmp "$venv/bin/python" -m pip install --no-deps --no-input \
+        --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 9<&- &
+    child=$!
+    while kill -0 "$child" 2>/dev/null; do
+        sleep 0.5
+        collected=$(grep -c '^Collecting ' "$log" || true)
+        if ((collected >= told + 40)); then
+            told=$collected
+            say "  fetched $collected of $total packages"
+        fi
+        if [[ -z $unpacking ]] && ((total > 40)) && grep -q '^Installing collected' "$log"; then
+            unpacking=yes
+            say "  unpacking them ..."
+        fi
+    done
+    if wait "$child"; then child=; else
+        child=
+        return 1
+    fi
+}
+
+pip_failed() { # WHAT
+    grep -E '^ *(ERROR|WARNING: Retrying)|rror:' "$log" | tail -n 20 >&2 || tail -n 20 "$log" >&2
+    die "pip could not install $1. Its whole output is in $log."
+}
+
+digest() { cat "$@" | sha256sum | cut -c1-16; }
+is_done() { [[ -f $stamps/$1 && $(<"$stamps/$1") == "$2" ]]; }
+
+make_venv() {
+    local here
+    command -v "$python" >/dev/null || need_debian python3.11 python3.11-venv
+    here="$PWD $("$python" --version) $(device)"
+    is_done venv "$here" && return
+    "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
+        die "$python is $("$python" --version), but Sluice needs Python 3.11. Set PYTHON."
+    "$python" -c 'import ensurepip' 2>/dev/null || need_debian python3.11-venv
+    say "Making a virtual environment in $venv ..."
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    mkdir -p "$stamps"
+    printf '%s\n' "$here" >"$stamps/venv"
+}
+
+install_set() { # SET TEXT
+    local lock=requirements/$1.txt
+    local total
+    is_done "$1" "$(digest "$lock")" && return
+    say "Installing $2 ..."
+    total=$(grep -vc '^#' "$lock")
+    run_pip "$total" -r "$lock" || pip_failed "$2"
+    digest "$lock" >"$stamps/$1"
+}
+
+# Apart from the others, so that pip's own configuration is asked first, and PyTorch's index
+# for the CPU build only where that knows none.
+install_cpu_torch() {
+    local torch
+    torch=$(grep '^torch==' requirements/worker-cpu.txt)
+    is_done torch "$torch" && return
+    say "Installing PyTorch for CPU (under a minute, 0.7 GB) ..."
+    if ! run_pip 1 "$torch"; then
+        grep -q 'No matching distribution' "$log" || pip_failed PyTorch
+        say "  pip knows no $torch by itself: fetching it from $cpu_torch_index ..."
+        run_pip 1 "$torch" --extra-index-url "$cpu_torch_index" || pip_failed PyTorch
+    fi
+    printf '%s\n' "$torch" >"$stamps/torch"
+}
+
+install_worker() {
+    if [[ $(device) == gpu ]]; then
+        install_set worker-gpu "vLLM for NVIDIA GPUs (about 10 minutes, 9 GB)"
+        return
+    fi
+    PATH=$PATH:/sbin ldconfig -p | grep -q 'libnuma\.so\.1' || need_debian libnuma1
+    install_cpu_torch
+    install_set worker-cpu "vLLM for CPU (about 3 minutes, 3.4 GB)"
+}
+
+install_project() {
+    local version
+    version=$(digest pyproject.toml requirements/build.txt)
+    is_done project "$version" && return
+    say "Installing Sluice itself ..."
+    run_pip 6 -r requirements/build.txt || pip_failed "the build backend"
+    run_pip 1 --no-build-isolation --editable . || pip_failed "Sluice itself"
+    printf '%s\n' "$version" >"$stamps/project"
+}
+
+make_venv
+for set in "$@"; do
+    case $set in
+        gateway) install_set gateway "the gateway (under a minute)" ;;
+        worker) install_worker ;;
+        dev) install_set dev "the test tools (under a minute)" ;;
+        *) die "Sets are gateway, worker and dev, not '$set'." ;;
+    esac
+done
+install_project

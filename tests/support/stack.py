@@ -1,0 +1,180 @@
+"""A running Sluice for tests: Redis, SQLite, gateways and workers as real processes on loopback."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.accounts import schema
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
+from tests.support.processes import free_port, stop, wait_until
+from tests.support.redis_server import BUNDLED, RedisServer
+
+REPOSITORY = Path(__file__).parents[2]
+CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
+MODEL = "sluice-tiny"
+
+
+@dataclass
+class Stack:
+    """Processes of one deployment; `close` ends them all."""
+
+    directory: Path
+    redis: RedisServer
+    environment: dict[str, str]
+    gateways: list[str] = field(default_factory=list)
+    """Base URLs."""
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    _keys: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Base URL of the first gateway."""
+        return self.gateways[0]
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the accounts."""
+        return self.environment["SLUICE_DATABASE_URL"]
+
+    def key(self, tenant: str = "acme", **options: Any) -> str:
+        """Return an API key of a tenant, which is made when it is first asked for."""
+        name = f"{tenant} {options}"
+        if name not in self._keys:
+            self._keys[name] = asyncio.run(self._create_key(tenant, options))
+        return self._keys[name]
+
+    async def _create_key(self, tenant: str, options: dict[str, Any]) -> str:
+        weight = options.pop("weight", 1.0)
+        database, redis = Database(self.database_url), Redis.from_url(self.redis.url)
+        announcer = ChangeAnnouncer(redis)
+        try:
+            tenants = TenantService(database, announcer)
+            if tenant not in {known.id for known in await tenants.list_all()}:
+                await tenants.create(tenant, tenant_id=tenant, weight=weight)
+            created = await KeyService(database, announcer).create(tenant, name="test", **options)
+            return str(created.key.reveal())
+        finally:
+            await redis.aclose()
+            await database.aclose()
+
+    def start_gateway(self, name: str = "gateway", **environment: str) -> str:
+        """Start a gateway and return its base URL once it is ready."""
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        self._start(name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment)
+        wait_until(lambda: http_status(f"{url}/readyz") == 200, seconds=30, what=f"{name} being ready")
+        self.gateways.append(url)
+        return url
+
+    def start_worker(self, name: str = "worker", *, ready_seconds: float = 30, **environment: str) -> None:
+        """Start a worker of the tiny model and wait until the first gateway lists it as ready."""
+        port = free_port()
+        defaults = {
+            "SLUICE_MODEL_PATH": str(CHECKPOINT),
+            "SLUICE_MODEL_NAME": MODEL,
+            "SLUICE_HEALTH_PORT": str(port),
+        }
+        self._start(name, [sys.executable, "-m", "worker"], defaults | environment)
+        self.environment[f"url of {name}"] = f"http://127.0.0.1:{port}"
+        wait_until(
+            lambda: http_status(f"http://127.0.0.1:{port}/readyz") == 200 or self._has_ended(name),
+            seconds=ready_seconds,
+            what=f"{name} being ready",
+        )
+        if self._has_ended(name):
+            raise RuntimeError(f"{name} ended:\n{self.log(name)}")
+
+    def worker_url(self, name: str = "worker") -> str:
+        """Base URL of a worker's metrics."""
+        return self.environment[f"url of {name}"]
+
+    def log(self, name: str) -> str:
+        """What a process has printed so far."""
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def stop(self, name: str) -> int:
+        """End one process by SIGTERM and return its exit code."""
+        return stop(self.processes.pop(name), seconds=45)
+
+    def close(self) -> None:
+        """End everything: gateways and workers first, since they say goodbye to Redis."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            stop(process)
+        self.redis.close()
+
+    def _has_ended(self, name: str) -> bool:
+        return self.processes[name].poll() is not None
+
+    def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, **self._variables(), **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _variables(self) -> dict[str, str]:
+        return {name: value for name, value in self.environment.items() if name.startswith("SLUICE_")}
+
+
+@contextmanager
+def running_stack(*, executable: str = BUNDLED) -> Iterator[Stack]:
+    """Start Redis and an upgraded SQLite database; gateways and workers are added by the caller."""
+    with tempfile.TemporaryDirectory(prefix="sluice-stack-") as folder:
+        redis = RedisServer(executable)
+        redis.start()
+        database_url = f"sqlite+aiosqlite:///{folder}/sluice.db"
+        asyncio.run(schema.upgrade(database_url))
+        environment = {"SLUICE_REDIS_URL": redis.url, "SLUICE_DATABASE_URL": database_url}
+        stack = Stack(Path(folder), redis, environment)
+        try:
+            yield stack
+        finally:
+            stack.close()
+
+
+def http_status(url: str) -> int:
+    """Return the status of a GET, or 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            status: int = response.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def metric(url: str, name: str) -> float:
+    """Return the sum of a metric's samples on `url`/metrics, 0 if there are none."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+        lines = response.read().decode().splitlines()
+    samples = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in samples)
+
+
+def wait_for_metric(url: str, name: str, value: float, *, seconds: float) -> float:
+    """Wait until a metric has a value; return the seconds that it took."""
+    began = time.monotonic()
+    wait_until(lambda: metric(url, name) == value, seconds=seconds, what=f"{name} being {value}")
+    return time.monotonic() - began

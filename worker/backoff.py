@@ -1,0 +1,57 @@
+"""Doing things again when Redis does not answer."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import RedisError
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Backoff:
+    """Pauses that double with every failure in a row. One line is logged when failures start, one when they end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pause_seconds = 0.0
+
+    async def pause(self, error: Exception) -> None:
+        """Wait before the next try."""
+        if not self._pause_seconds:
+            _log.warning("Could not %s, trying again: %s", self._what, error)
+        doubled = max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS)
+        self._pause_seconds = min(doubled, _LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(self._pause_seconds)
+
+    def recovered(self) -> None:
+        """Note that it worked."""
+        if self._pause_seconds:
+            _log.info("Works again: %s", self._what)
+            self._pause_seconds = 0.0
+
+
+async def keep_doing(what: str, action: Callable[[], Awaitable[None]]) -> None:
+    """Do something over and over until cancelled, whatever Redis does."""
+    backoff = Backoff(what)
+    while True:
+        try:
+            await action()
+            backoff.recovered()
+        except (RedisError, OSError) as error:
+            await backoff.pause(error)
+
+
+async def until_done(what: str, action: Callable[[], Awaitable[None]]) -> None:
+    """Do something once, trying again until Redis takes it."""
+    backoff = Backoff(what)
+    while True:
+        try:
+            await action()
+            backoff.recovered()
+            return
+        except (RedisError, OSError) as error:
+            await backoff.pause(error)

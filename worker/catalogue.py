@@ -1,0 +1,112 @@
+"""What the worker tells the world about itself: its card, and the tokenizer of its model."""
+
+import hashlib
+import logging
+import zlib
+from pathlib import Path
+
+import msgspec
+from redis.asyncio import Redis
+
+from contract import clock, keys, messages
+from contract.messages import WorkerCard, WorkerState
+from contract.queue import JobQueue
+from worker.engine.base import EngineInfo
+from worker.model_files import context_window
+
+_log = logging.getLogger(__name__)
+
+SUPPORTED_PARAMETERS = [
+    "model",
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "best_of",
+    "stop",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "logprobs",
+    "echo",
+    "ignore_eos",
+    "user",
+    "stream",
+    "stream_options",
+    "context_length_exceeded_behavior",
+]
+"""API parameters that the model answers to on this worker."""
+
+ANNOUNCE_SECONDS = 1.0
+_CARD_TTL_MS = 5_000
+_TOKENIZER_TTL_SECONDS = 600
+
+
+class Catalogue:
+    """Keeps one worker's entry in the catalogue alive."""
+
+    def __init__(
+        self, redis: Redis, queue: JobQueue, *, worker: str, engine: str, folder: Path
+    ) -> None:
+        self._redis = redis
+        self._queue = queue
+        self._tokenizer = b""
+        self._card = WorkerCard(
+            id=worker,
+            model=queue.model,
+            state=WorkerState.LOADING,
+            engine=engine,
+            created=clock.now_seconds(),
+            context_window=context_window(folder),
+            supported_parameters=SUPPORTED_PARAMETERS,
+        )
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the worker is in its life."""
+        return self._card.state
+
+    def engine_started(self, info: EngineInfo) -> None:
+        """Announce a worker that claims jobs from the next `announce` on."""
+        self._tokenizer = zlib.compress(info.tokenizer_json)
+        self._card = msgspec.structs.replace(
+            self._card,
+            state=WorkerState.READY,
+            engine=info.name,
+            context_window=info.context_window,
+            vocabulary_size=info.vocabulary_size,
+            bos_token_id=info.bos_token_id,
+            tokenizer_digest=hashlib.sha256(info.tokenizer_json).hexdigest(),
+            max_sequences=info.max_sequences,
+            kv_cache_tokens=info.kv_cache_tokens,
+        )
+
+    def draining(self) -> None:
+        """Announce a worker that claims nothing more from the next `announce` on."""
+        self._card = msgspec.structs.replace(self._card, state=WorkerState.DRAINING)
+
+    async def announce(self) -> None:
+        """Say that the worker lives, for the next seconds."""
+        card = messages.encode(self._card)
+        if self._card.state is WorkerState.READY:
+            await self._publish_tokenizer()
+            await self._redis.hset(keys.MODELS, self._card.model, card)
+        else:
+            # What is known of the model from other workers says more than this.
+            await self._redis.hsetnx(keys.MODELS, self._card.model, card)
+        await self._queue.announce(self._card, ttl_ms=_CARD_TTL_MS)
+
+    async def _publish_tokenizer(self) -> None:
+        key = keys.tokenizer(self._card.tokenizer_digest)
+        if not await self._redis.expire(key, _TOKENIZER_TTL_SECONDS):
+            await self._redis.set(key, self._tokenizer, ex=_TOKENIZER_TTL_SECONDS)
+
+    async def withdraw(self) -> None:
+        """Say that the worker is gone."""
+        self.draining()
+        await self._queue.announce(self._card, ttl_ms=1)

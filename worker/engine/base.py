@@ -1,0 +1,123 @@
+"""What the worker asks of an engine.
+
+An engine knows sequences only: token ids in, token ids out, one `EngineStep` for each step of its batch.
+Text, stop strings, choices and jobs are the worker's affair.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from contract.sampling import SamplingSpec
+
+TokenScores = list[tuple[int, float]]
+"""Log-probabilities at one position by token id: the token that stands there first, then the likeliest."""
+
+
+class EngineDeadError(Exception):
+    """The engine is gone with all its sequences and cannot be revived in this process."""
+
+
+class InvalidRequestError(Exception):
+    """The engine refuses a request; nothing of it was started. The message is fit for a client."""
+
+
+class SequenceEnd(StrEnum):
+    """Why an engine ended a sequence."""
+
+    STOP = "stop"  # The last token is the end-of-text token or a stop token.
+    LENGTH = "length"  # max_tokens, or the context window, was reached.
+    ABORTED = "aborted"  # The engine is being stopped; the sequence could go on elsewhere.
+    ERROR = "error"  # The engine gave up on this sequence.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One sequence to be sampled."""
+
+    id: str
+    """Never used twice in the life of an engine."""
+    prompt_token_ids: list[int]
+    max_tokens: int
+    """At least 1."""
+    sampling: SamplingSpec
+    seed: int
+    """The sequence's own seed, in 0 to 2^63 - 1."""
+    cache_salt: str
+    logprobs: int | None = None
+    """Most likely alternatives to score for each completion token; None scores nothing."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token."""
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
+    """What one step added to one sequence. A struct, because one is made for every token."""
+
+    sequence_id: str
+    token_ids: list[int]
+    end: SequenceEnd | None = None
+    stop_token_id: int | None = None
+    """The stop token that ended the sequence; None for the end-of-text token."""
+    logprobs: list[TokenScores] | None = None
+    prompt_logprobs: list[TokenScores] | None = None
+    """One entry for each prompt token but the first."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; reported once, with the first token."""
+
+
+class EngineStats(NamedTuple):
+    """How full an engine is after a step."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """Part of the KV cache in use, 0 to 1."""
+
+
+class EngineStep(NamedTuple):
+    """Everything one engine step produced."""
+
+    outputs: list[SequenceOutput]
+    stats: EngineStats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a started engine can take."""
+
+    name: str
+    """Name and version, such as `vllm 0.32.0`."""
+    context_window: int
+    vocabulary_size: int
+    max_sequences: int
+    """Sequences that are sampled in one step, at most."""
+    kv_cache_tokens: int
+    tokenizer_json: bytes
+    """The model's tokenizer in the format of the `tokenizers` library."""
+    bos_token_id: int | None
+
+
+class Engine(Protocol):
+    """An engine that batches continuously. Its methods are called from one event loop."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine can take; known once it has started."""
+
+    async def start(self) -> None:
+        """Load the model. The event loop stays free meanwhile."""
+
+    async def aclose(self) -> None:
+        """Stop, also while starting. No process is left behind."""
+
+    async def submit(self, request: EngineRequest) -> None:
+        """Add a sequence. Raises InvalidRequestError or EngineDeadError."""
+
+    async def abort(self, sequence_ids: Sequence[str]) -> None:
+        """End sequences at once, without a further output. Unknown ids are ignored."""
+
+    async def step(self) -> EngineStep:
+        """Wait for the next step's outputs. Raises EngineDeadError."""

@@ -1,0 +1,227 @@
+"""A deterministic engine without a model.
+
+It serves the fast tests and the gateway's benchmark: all running sequences get one token in the same
+step, steps come at a steady pace, and the next token is a function of all tokens before it and the seed,
+so that a completion can be resumed. It proves nothing about vLLM.
+"""
+
+import asyncio
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from worker.engine.base import (
+    EngineDeadError,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    EngineStep,
+    InvalidRequestError,
+    SequenceEnd,
+    SequenceOutput,
+    TokenScores,
+)
+from worker.model_files import bos_token_id, context_window, eos_token_id
+
+_MASK = 2**64 - 1
+_WORD = re.compile(r" [A-Za-z]{2,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How a scripted engine behaves."""
+
+    step_seconds: float = 0.0
+    """Time between two steps; 0 steps as fast as it can."""
+    prefill_seconds_per_token: float = 0.0
+    max_sequences: int = 256
+    kv_cache_tokens: int = 1_000_000
+    context_window: int | None = None
+    """None takes the model's."""
+    completion_tokens: int | None = None
+    """Tokens after which a sequence ends with the end-of-text token; None never emits it."""
+
+
+@dataclass(slots=True)
+class _Running:
+    request: EngineRequest
+    state: int
+    ready_at: float
+    generated: int = 0
+
+
+class ScriptedEngine:
+    """Continues every prompt with words of the model's vocabulary."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        self._folder = folder
+        self._script = script
+        self._waiting: deque[_Running] = deque()
+        self._running: dict[str, _Running] = {}
+        self._work = asyncio.Event()
+        self._next_step_at = 0.0
+        self._dead = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def start(self) -> None:
+        content = (self._folder / "tokenizer.json").read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+        self._words = [
+            token_id
+            for token_id in range(tokenizer.get_vocab_size())
+            if _WORD.fullmatch(tokenizer.decode([token_id]))
+        ]
+        config = json.loads((self._folder / "config.json").read_text())
+        self._eos_token_id = eos_token_id(self._folder)
+        self._info = EngineInfo(
+            name="scripted",
+            context_window=self._script.context_window or context_window(self._folder),
+            vocabulary_size=config["vocab_size"],
+            max_sequences=self._script.max_sequences,
+            kv_cache_tokens=self._script.kv_cache_tokens,
+            tokenizer_json=content,
+            bos_token_id=bos_token_id(self._folder),
+        )
+
+    async def aclose(self) -> None:
+        self._waiting.clear()
+        self._running.clear()
+
+    async def submit(self, request: EngineRequest) -> None:
+        if self._dead:
+            raise EngineDeadError("the scripted engine was told to die")
+        self._check(request)
+        state = 0
+        for token_id in request.prompt_token_ids:
+            state = _follow(state, token_id)
+        prefill = self._script.prefill_seconds_per_token * len(request.prompt_token_ids)
+        ready_at = asyncio.get_running_loop().time() + prefill
+        self._waiting.append(_Running(request, state, ready_at))
+        self._work.set()
+
+    async def abort(self, sequence_ids: Sequence[str]) -> None:
+        gone = set(sequence_ids)
+        for sequence_id in gone:
+            self._running.pop(sequence_id, None)
+        self._waiting = deque(each for each in self._waiting if each.request.id not in gone)
+
+    async def step(self) -> EngineStep:
+        while not self._dead:
+            await self._wait_for_work()
+            await self._keep_pace()
+            self._admit()
+            outputs = self._sample()
+            if outputs and not self._dead:
+                return EngineStep(outputs, self._stats())
+        raise EngineDeadError("the scripted engine was told to die")
+
+    def die(self) -> None:
+        """Fail like an engine whose process was killed."""
+        self._dead = True
+        self._work.set()
+
+    def _check(self, request: EngineRequest) -> None:
+        prompt, size = request.prompt_token_ids, self._info.vocabulary_size
+        if not prompt:
+            raise InvalidRequestError("The prompt must not be empty.")
+        if not (min(prompt) >= 0 and max(prompt) < size):
+            raise InvalidRequestError(f"Token ids must be between 0 and {size - 1}.")
+        if len(prompt) >= self._info.context_window:
+            raise InvalidRequestError(
+                f"The prompt must be shorter than the context window of "
+                f"{self._info.context_window} tokens. Given: {len(prompt)}"
+            )
+
+    async def _wait_for_work(self) -> None:
+        if not (self._running or self._waiting):
+            self._work.clear()
+            await self._work.wait()
+
+    async def _keep_pace(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._next_step_at = max(self._next_step_at + self._script.step_seconds, now)
+        await asyncio.sleep(self._next_step_at - now)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._script.max_sequences:
+            sequence = self._waiting.popleft()
+            self._running[sequence.request.id] = sequence
+
+    def _sample(self) -> list[SequenceOutput]:
+        now = asyncio.get_running_loop().time()
+        outputs = [self._advance(each) for each in self._running.values() if each.ready_at <= now]
+        for output in outputs:
+            if output.end is not None:
+                del self._running[output.sequence_id]
+        return outputs
+
+    def _advance(self, sequence: _Running) -> SequenceOutput:
+        request = sequence.request
+        draw = _mix(sequence.state ^ (0 if request.sampling.is_greedy else request.seed))
+        sequence.generated += 1
+        is_last = sequence.generated == self._script.completion_tokens
+        is_eos = is_last and not request.sampling.ignore_eos
+        token_id = self._eos_token_id if is_eos else self._words[draw % len(self._words)]
+        sequence.state = _follow(sequence.state, token_id)
+        return SequenceOutput(
+            request.id,
+            [token_id],
+            self._end(sequence, is_eos=is_eos),
+            None,
+            None if request.logprobs is None else [self._score(token_id, draw, request.logprobs)],
+            self._score_prompt(request) if sequence.generated == 1 else None,
+            0 if sequence.generated == 1 else None,
+        )
+
+    def _end(self, sequence: _Running, *, is_eos: bool) -> SequenceEnd | None:
+        request = sequence.request
+        tokens = len(request.prompt_token_ids) + sequence.generated
+        if is_eos:
+            return SequenceEnd.STOP
+        if sequence.generated >= request.max_tokens or tokens >= self._info.context_window:
+            return SequenceEnd.LENGTH
+        return None
+
+    def _score(self, token_id: int, draw: int, alternatives: int) -> TokenScores:
+        logprob = -0.25 - (draw >> 8) % 1024 / 512
+        others = [self._words[(draw + 1 + i) % len(self._words)] for i in range(alternatives - 1)]
+        return [(token_id, logprob)] + [
+            (other, logprob - 0.5 * (i + 1)) for i, other in enumerate(others) if other != token_id
+        ]
+
+    def _score_prompt(self, request: EngineRequest) -> list[TokenScores] | None:
+        if request.prompt_logprobs is None:
+            return None
+        scores = []
+        state = 0
+        for before, token_id in pairwise(request.prompt_token_ids):
+            state = _follow(state, before)
+            scores.append(self._score(token_id, _mix(state), request.prompt_logprobs))
+        return scores
+
+    def _stats(self) -> EngineStats:
+        used = sum(
+            len(each.request.prompt_token_ids) + each.generated for each in self._running.values()
+        )
+        usage = min(used / self._script.kv_cache_tokens, 1.0)
+        return EngineStats(len(self._running), len(self._waiting), usage)
+
+
+def _follow(state: int, token_id: int) -> int:
+    return (state * 6364136223846793005 + token_id + 1442695040888963407) & _MASK
+
+
+def _mix(value: int) -> int:
+    """Spread the bits of a 64-bit number (the finaliser of SplitMix64)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)

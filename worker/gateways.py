@@ -1,0 +1,54 @@
+"""Which gateways live. Nobody reads what is generated for a dead one."""
+
+import asyncio
+from collections.abc import Iterable
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract import keys
+
+GRACE_SECONDS = 5.0
+"""Time a gateway may be missing, as after a Redis restart, before its running jobs are aborted."""
+
+FORGOTTEN_SECONDS = 600.0
+"""Time after which a missing gateway will not come back under the same id."""
+
+
+class GatewayWatch:
+    """Remembers which gateways lived when they were last looked at."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._alive: set[str] = set()
+        self._missing_since: dict[str, float] = {}
+
+    async def look(self, gateways: Iterable[str]) -> None:
+        """Look at these gateways and forget all others."""
+        names = list(gateways)
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                _ = pipeline.exists(keys.gateway_alive(name))
+            found = await pipeline.execute() if names else []
+        now = asyncio.get_running_loop().time()
+        self._alive = {name for name, exists in zip(names, found, strict=True) if exists}
+        self._missing_since = {
+            name: self._missing_since.get(name, now) for name in names if name not in self._alive
+        }
+
+    async def is_alive(self, gateway: str) -> bool:
+        """Whether a gateway lives, as far as was seen within the last second or so."""
+        if gateway in self._alive:
+            return True
+        try:
+            is_alive = bool(await self._redis.exists(keys.gateway_alive(gateway)))
+        except (RedisError, OSError):
+            return True  # Nothing speaks against it, and `look` will see.
+        if is_alive:
+            self._alive.add(gateway)
+        return is_alive
+
+    def missing_for(self, seconds: float) -> set[str]:
+        """Return the gateways that have been missing for that long."""
+        now = asyncio.get_running_loop().time()
+        return {name for name, since in self._missing_since.items() if now - since >= seconds}

@@ -1,0 +1,72 @@
+"""A small HTTP server, in a thread of its own, for /metrics, /healthz and /readyz."""
+
+from collections.abc import Callable, Iterable
+from threading import Thread
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+
+class HealthServer:
+    """Answers until it is closed.
+
+    `/healthz` fails when the process should be restarted, `/readyz` when it claims no jobs.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        is_healthy: Callable[[], bool],
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._checks = {"/healthz": is_healthy, "/readyz": is_ready}
+        self._metrics = make_wsgi_app()
+        self._server = make_server(
+            host, port, self._answer, server_class=ThreadingWSGIServer, handler_class=_Silent
+        )
+        self._thread = Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(
+        self, environment: "WSGIEnvironment", start_response: "StartResponse"
+    ) -> Iterable[bytes]:
+        path = environment.get("PATH_INFO", "")
+        if path == "/metrics":
+            metrics: Iterable[bytes] = self._metrics(environment, start_response)
+            return metrics
+        check = self._checks.get(path)
+        if check is None:
+            return _plain(start_response, "404 Not Found", b"not found\n")
+        if not check():
+            return _plain(start_response, "503 Service Unavailable", b"no\n")
+        return _plain(start_response, "200 OK", b"ok\n")
+
+
+class _Silent(WSGIRequestHandler):
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: probes come every few seconds."""
+
+
+def _plain(start_response: "StartResponse", status: str, body: bytes) -> list[bytes]:
+    start_response(status, [("Content-Type", "text/plain")])
+    return [body]

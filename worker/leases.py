@@ -1,0 +1,76 @@
+"""Leases of claimed jobs: kept alive while jobs run, ended after their last frame, handed back otherwise."""
+
+import asyncio
+from collections.abc import Iterable
+
+from contract.queue import JobQueue, LeaseReport
+
+
+class Leases:
+    """The leases of one worker.
+
+    A job that has ended stays leased until its last frame is written and the queue has been told, so
+    that nobody runs it again in between.
+    """
+
+    def __init__(self, queue: JobQueue, worker: str, *, lease_ms: int) -> None:
+        self._queue = queue
+        self._worker = worker
+        self._lease_ms = lease_ms
+        self._ending: dict[str, LeaseReport] = {}
+        self._to_end: dict[str, LeaseReport] = {}
+        self._to_hand_back: list[LeaseReport] = []
+        self._work = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Set while no lease waits to be ended or handed back."""
+        self.settled.set()
+
+    def hold_until_written(self, report: LeaseReport) -> None:
+        """Keep the lease of a job that has ended until `end` is called for it."""
+        self._ending[report.job_id] = report
+        self.settled.clear()
+
+    def end(self, reports: Iterable[LeaseReport]) -> None:
+        """End leases for good."""
+        for report in reports:
+            self._ending[report.job_id] = report
+            self._to_end[report.job_id] = report
+        self._ring()
+
+    def hand_back(self, reports: Iterable[LeaseReport]) -> None:
+        """Let leases run out now, so that other workers can have the jobs."""
+        self._to_hand_back += reports
+        self._ring()
+
+    async def settle(self) -> None:
+        """Wait for leases to end or to hand back, and tell the queue."""
+        await self._work.wait()
+        while self._to_hand_back:
+            reports = list(self._to_hand_back)
+            await self._queue.extend(self._worker, reports, lease_ms=0)
+            del self._to_hand_back[: len(reports)]
+        while self._to_end:
+            report = next(iter(self._to_end.values()))
+            await self._queue.finish(self._worker, report)
+            self._forget(report)
+        self._work.clear()
+        if not self._ending:
+            self.settled.set()
+
+    async def extend(self, running: Iterable[LeaseReport]) -> list[LeaseReport]:
+        """Renew all leases. Return those of `running` that are lost."""
+        reports = {report.job_id: report for report in running}
+        everything = [*self._ending.values(), *reports.values()]
+        if not everything:
+            return []
+        lost = await self._queue.extend(self._worker, everything, lease_ms=self._lease_ms)
+        return [reports[job_id] for job_id in lost if job_id in reports]
+
+    def _forget(self, report: LeaseReport) -> None:
+        for reports in (self._to_end, self._ending):
+            if reports.get(report.job_id) == report:
+                del reports[report.job_id]
+
+    def _ring(self) -> None:
+        self._work.set()
+        self.settled.clear()

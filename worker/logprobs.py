@@ -1,0 +1,83 @@
+"""Log-probabilities as gateways want them: by token text, with offsets into the text."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from contract.messages import TokenLogprob
+from worker.engine.base import TokenScores
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class TokenTexts:
+    """The text of single tokens as they read inside a text, remembered."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+        # Some decoders drop the space before the first token of a text, so tokens are read after another.
+        self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        self._skip = len(self._decode(self._anchor))
+
+    def __getitem__(self, token_id: int) -> str:
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._decode([*self._anchor, token_id])[self._skip :]
+            self._texts[token_id] = text
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token shows in no text."""
+        return not self._tokenizer.decode([*self._anchor, token_id])[self._skip :]
+
+
+def token_logprob(
+    texts: TokenTexts, scores: TokenScores, *, text: str, offset: int, alternatives: int
+) -> TokenLogprob:
+    """Describe one scored token that reads as `text` at `offset`."""
+    (token_id, logprob), *others = scores
+    token = text or (texts[token_id] if texts.is_special(token_id) else "")
+    logprob = max(logprob, LOWEST_LOGPROB)
+    top = {token: logprob}
+    for other_id, other_logprob in others[:alternatives]:
+        if other_id != token_id:
+            other = texts[other_id]
+            top[other] = max(top.get(other, LOWEST_LOGPROB), other_logprob)
+    ranked = sorted(top.items(), key=lambda entry: -entry[1])
+    return TokenLogprob(token, logprob, offset, ranked)
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer,
+    texts: TokenTexts,
+    token_ids: Sequence[int],
+    scores: Sequence[TokenScores],
+    *,
+    alternatives: int,
+) -> list[TokenLogprob]:
+    """Describe the tokens of a prompt; nothing precedes the first one, so it has no log-probability."""
+    stream = DecodeStream(skip_special_tokens=True)
+    entries: list[TokenLogprob] = []
+    offset = 0
+    for position, token_id in enumerate(token_ids):
+        text = stream.step(tokenizer, token_id) or ""
+        if position == 0:
+            entries.append(TokenLogprob(text or texts[token_id], None, 0))
+        else:
+            entries.append(
+                token_logprob(
+                    texts,
+                    scores[position - 1],
+                    text=text,
+                    offset=offset,
+                    alternatives=alternatives,
+                )
+            )
+        offset += len(text)
+    return entries

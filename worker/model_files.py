@@ -1,0 +1,41 @@
+"""What can be read from a model folder without loading the model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+
+def context_window(folder: Path) -> int:
+    """Return the longest context that config.json allows, in tokens; 0 if it does not say."""
+    return int(_read(folder / "config.json").get("max_position_embeddings") or 0)
+
+
+def bos_token_id(folder: Path) -> int | None:
+    """Return the id of the beginning-of-text token, or None if the tokenizer has none."""
+    return _special_token_id(folder, "bos_token")
+
+
+def eos_token_id(folder: Path) -> int:
+    """Return the id of the end-of-text token."""
+    token_id = _special_token_id(folder, "eos_token")
+    if token_id is None:
+        raise ValueError(f"{folder}: tokenizer_config.json names no eos_token")
+    return token_id
+
+
+def _special_token_id(folder: Path, name: str) -> int | None:
+    token = _read(folder / "tokenizer_config.json").get(name)
+    if isinstance(token, dict):
+        token = token["content"]
+    if token is None:
+        return None
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(token)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

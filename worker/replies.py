@@ -1,0 +1,174 @@
+"""Frames to the gateways: what one engine step produced, in one stream entry for each gateway.
+
+While a write is on its way, further steps gather into the next frame, so the worker slows down in steps
+of whole frames and never queues writes. A frame is sent again, under the same number, until Redis has
+taken it; gateways drop the number they have seen.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract import keys, messages
+from contract.messages import Delta, Frame, JobFailed, JobFinished, PromptScored
+from contract.queue import LeaseReport
+from worker import telemetry
+from worker.backoff import Backoff
+
+_log = logging.getLogger(__name__)
+
+MOST_FRAMES_KEPT = 20_000
+"""Frames that a gateway's stream keeps, about; older ones were read long ago."""
+
+MOST_DELTAS_IN_FRAME = 2_000
+"""A frame that gathers for long, while Redis is away, is cut into frames that a gateway reads at once."""
+
+Entry = tuple[str, bytes]
+"""A stream's key and an encoded frame."""
+
+
+class Outbox:
+    """What waits to be sent to one gateway."""
+
+    __slots__ = ("deltas", "failed", "finished", "gateway", "number", "prompts", "reports")
+
+    def __init__(self, gateway: str) -> None:
+        self.gateway = gateway
+        self.number = 0
+        self.prompts: list[PromptScored] = []
+        self.deltas: list[Delta] = []
+        self.finished: list[JobFinished] = []
+        self.failed: list[JobFailed] = []
+        self.reports: list[LeaseReport] = []
+        """Jobs whose end is told above; their leases end once it is written."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to send."""
+        return not (self.deltas or self.prompts or self.finished or self.failed)
+
+    def finish(self, finished: JobFinished, report: LeaseReport) -> None:
+        """Tell that a job came to its end."""
+        self.finished.append(finished)
+        self.reports.append(report)
+
+    def fail(self, failed: JobFailed, report: LeaseReport) -> None:
+        """Tell that a job will have no result."""
+        self.failed.append(failed)
+        self.reports.append(report)
+
+    def take(self, worker: str) -> tuple[str, Frame, list[LeaseReport]]:
+        """Remove the next frame and the leases that end with it."""
+        self.number += 1
+        prompts, self.prompts = self.prompts, []
+        deltas, self.deltas = (
+            self.deltas[:MOST_DELTAS_IN_FRAME],
+            self.deltas[MOST_DELTAS_IN_FRAME:],
+        )
+        if self.deltas:
+            return self.gateway, Frame(worker, self.number, prompts, deltas), []
+        frame = Frame(worker, self.number, prompts, deltas, self.finished, self.failed)
+        reports = self.reports
+        self.finished, self.failed, self.reports = [], [], []
+        return self.gateway, frame, reports
+
+
+class ReplyWriter:
+    """Writes the outboxes of all gateways, one pipeline at a time."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        worker: str,
+        *,
+        most_pending_deltas: int,
+        on_written: Callable[[list[LeaseReport]], None],
+        on_overflow: Callable[[], None],
+    ) -> None:
+        self._redis = redis
+        self._worker = worker
+        self._most_pending_deltas = most_pending_deltas
+        self._on_written = on_written
+        self._on_overflow = on_overflow
+        self._outboxes: dict[str, Outbox] = {}
+        self._something = asyncio.Event()
+        self._nothing = asyncio.Event()
+        self._nothing.set()
+
+    def outbox(self, gateway: str) -> Outbox:
+        """Return the outbox of a gateway. Call `flush` after putting something in."""
+        outbox = self._outboxes.get(gateway)
+        if outbox is None:
+            outbox = self._outboxes[gateway] = Outbox(gateway)
+        return outbox
+
+    @property
+    def gateways(self) -> list[str]:
+        """Gateways that have an outbox."""
+        return list(self._outboxes)
+
+    def forget(self, gateway: str) -> None:
+        """Drop the outbox of a gateway that will never read again."""
+        self._outboxes.pop(gateway, None)
+
+    def flush(self) -> None:
+        """Have everything written that is in the outboxes."""
+        self._something.set()
+        self._nothing.clear()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Wait until everything is written, but not forever."""
+        try:
+            await asyncio.wait_for(self._nothing.wait(), timeout_seconds)
+        except TimeoutError:
+            _log.warning("Gave up writing replies after %.0f s", timeout_seconds)
+
+    async def run(self) -> None:
+        """Write frames until cancelled."""
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            taken = [box.take(self._worker) for box in self._outboxes.values() if not box.is_empty]
+            if taken:
+                await self._write(
+                    [(keys.replies(gateway), messages.encode(frame)) for gateway, frame, _ in taken]
+                )
+                self._on_written([report for _, _, reports in taken for report in reports])
+            if all(box.is_empty for box in self._outboxes.values()):
+                self._nothing.set()
+            else:
+                self._something.set()
+
+    async def _write(self, entries: list[Entry]) -> None:
+        backoff = Backoff("write replies")
+        number = len(entries)
+        while entries:
+            results = await self._send(entries)
+            outcomes = list(zip(entries, results, strict=True))
+            entries = [entry for entry, result in outcomes if isinstance(result, Exception)]
+            errors = [result for result in results if isinstance(result, Exception)]
+            if errors:
+                telemetry.REPLY_WRITE_FAILURES.inc()
+                self._check_overflow()
+                await backoff.pause(errors[0])
+        backoff.recovered()
+        telemetry.FRAMES_WRITTEN.inc(number)
+
+    async def _send(self, entries: list[Entry]) -> list[Any]:
+        try:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for key, payload in entries:
+                    pipeline.execute_command(
+                        "XADD", key, "MAXLEN", "~", MOST_FRAMES_KEPT, "*", "f", payload
+                    )
+                return await pipeline.execute(raise_on_error=False)
+        except (RedisError, OSError) as error:
+            return [error] * len(entries)
+
+    def _check_overflow(self) -> None:
+        if sum(len(box.deltas) for box in self._outboxes.values()) > self._most_pending_deltas:
+            self._on_overflow()

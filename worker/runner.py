@@ -1,0 +1,385 @@
+"""The worker's loops: claim jobs, step the engine, and give up what nobody waits for.
+
+Every loop awaits something that rings (a doorbell list, a control list, the engine's next step), so an
+idle worker costs nothing. Timeouts are a safety net for rings that got lost.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from tokenizers import Tokenizer
+
+from contract import clock, keys
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
+from contract.queue import Claim, JobQueue, LeaseReport, Room
+from worker import telemetry
+from worker.backoff import keep_doing
+from worker.checks import check_job
+from worker.engine.base import (
+    Engine,
+    EngineDeadError,
+    EngineStats,
+    EngineStep,
+    InvalidRequestError,
+    SequenceEnd,
+    SequenceOutput,
+)
+from worker.gateways import FORGOTTEN_SECONDS, GRACE_SECONDS, GatewayWatch
+from worker.generation import Generation
+from worker.leases import Leases
+from worker.logprobs import TokenTexts
+from worker.replies import ReplyWriter
+from worker.tasks import cancel
+
+_log = logging.getLogger(__name__)
+
+MOST_JOBS_PER_CLAIM = 16
+_RING_TIMEOUT_SECONDS = 3
+_WATCH_SECONDS = 1.0
+_HAND_BACK_SECONDS = 5.0
+
+DEADLINE_MESSAGE = "The request was not finished before its deadline."
+
+
+class Runner:
+    """Runs jobs of one model on one engine."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        queue: JobQueue,
+        engine: Engine,
+        *,
+        worker: str,
+        lease_ms: int,
+        most_pending_deltas: int,
+    ) -> None:
+        self._redis = redis
+        self._queue = queue
+        self._engine = engine
+        self._worker = worker
+        self._lease_ms = lease_ms
+        self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
+        self._texts = TokenTexts(self._tokenizer)
+        self._leases = Leases(queue, worker, lease_ms=lease_ms)
+        self._gateways = GatewayWatch(redis)
+        self._writer = ReplyWriter(
+            redis,
+            worker,
+            most_pending_deltas=most_pending_deltas,
+            on_written=self._leases.end,
+            on_overflow=self._give_everything_up,
+        )
+        self._generations: dict[str, Generation] = {}
+        self._by_sequence: dict[str, Generation] = {}
+        self._unwanted: list[str] = []
+        self._stats = EngineStats(0, 0, 0.0)
+        self._claiming = asyncio.Lock()
+        self._room_changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._progressed_at = 0.0
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Time for which the engine has had work but made no step."""
+        if not self._by_sequence:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._progressed_at
+
+    async def run(self) -> None:
+        """Run jobs until stopped, then hand back what is left. Raises EngineDeadError."""
+        tasks = [
+            asyncio.create_task(loop)
+            for loop in (
+                self._step(),
+                self._writer.run(),
+                keep_doing("end leases", self._leases.settle),
+                keep_doing("extend leases", self._extend_leases),
+                keep_doing("look after gateways and deadlines", self._watch),
+                keep_doing("hear of cancelled jobs", self._obey),
+                keep_doing("claim jobs", self._claim),
+            )
+        ]
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await self._hand_everything_back()
+            for task in done:
+                task.result()
+        finally:
+            await cancel([*tasks, stopped])
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Claim nothing more, let running jobs finish, then stop."""
+        self._stopping.set()
+        self._room_changed.set()
+        async with self._claiming:
+            _log.info("Draining: %d jobs to finish", len(self._generations))
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        except TimeoutError:
+            _log.info("Handing back %d jobs", len(self._generations))
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop now."""
+        self._stopping.set()
+        self._room_changed.set()
+        self._stopped.set()
+
+    # --- claiming ------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        if self._stopping.is_set():
+            await asyncio.Event().wait()
+        self._room_changed.clear()
+        room = self._room()
+        if room.sequences <= 0:
+            await self._wait_for_room()
+            return
+        async with self._claiming:
+            if self._stopping.is_set():
+                return
+            try:
+                result = await self._queue.claim(
+                    self._worker, room, most_jobs=MOST_JOBS_PER_CLAIM, lease_ms=self._lease_ms
+                )
+            except msgspec.MsgspecError:
+                # Their leases run out and their gateways decide; all other jobs go on.
+                _log.exception("Claimed jobs that this version cannot read")
+                return
+            await self._start(result.claims)
+        if result.blocked:
+            await self._wait_for_room()
+        elif len(result.claims) < MOST_JOBS_PER_CLAIM:
+            await self._wait_for_ring()
+
+    def _room(self) -> Room:
+        info = self._engine.info
+        # What the engine reports after its last step is stale once it has nothing to step for.
+        used = self._stats.kv_usage * info.kv_cache_tokens if self._generations else 0.0
+        reserved = sum(each.reserved_tokens for each in self._generations.values())
+        return Room(
+            tokens=max(int(info.kv_cache_tokens - used - reserved), 0),
+            sequences=info.max_sequences - len(self._by_sequence),
+            most_sequences=max(1, info.max_sequences // 4),
+            empty=not self._generations,
+        )
+
+    async def _wait_for_room(self) -> None:
+        try:
+            await asyncio.wait_for(self._room_changed.wait(), _RING_TIMEOUT_SECONDS)
+        except TimeoutError:
+            return
+
+    async def _wait_for_ring(self) -> None:
+        ring = asyncio.ensure_future(
+            self._redis.blpop([keys.doorbell(self._queue.model)], timeout=_RING_TIMEOUT_SECONDS)
+        )
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait({ring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if ring in done:
+                ring.result()
+        finally:
+            await cancel([ring, stopping])
+
+    async def _start(self, claims: list[Claim]) -> None:
+        # All are taken in before any is submitted: a dead engine hands back what has been taken in.
+        taken = []
+        for claim in claims:
+            telemetry.JOBS_CLAIMED.inc()
+            if not await self._gateways.is_alive(claim.job.gateway):
+                self._drop(claim)
+            elif (generation := self._take_in(claim)) is not None:
+                taken.append(generation)
+        for generation in taken:
+            await self._submit(generation)
+        await self._abort_unwanted()
+        self._writer.flush()
+
+    def _drop(self, claim: Claim) -> None:
+        telemetry.JOBS_ENDED.labels("abandoned").inc()
+        self._leases.end([LeaseReport(claim.job.id, claim.attempt, 0)])
+
+    def _take_in(self, claim: Claim) -> Generation | None:
+        job = claim.job
+        if before := self._generations.get(job.id):
+            # The lease ran out, and the job has come back to this very worker.
+            self._remove(before, "lost")
+        outbox = self._writer.outbox(job.gateway)
+        generation = None
+        if job.deadline_ms <= clock.now_ms():
+            code, message = FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE
+        else:
+            try:
+                check_job(job, self._engine.info)
+                generation = Generation(claim, outbox, tokenizer=self._tokenizer, texts=self._texts)
+            except InvalidRequestError as error:
+                code, message = FailureCode.INVALID_REQUEST, str(error)
+        if generation is None:
+            report = LeaseReport(job.id, claim.attempt, 0)
+            outbox.fail(JobFailed(job.handle, claim.attempt, code, message), report)
+            self._leases.hold_until_written(report)
+            telemetry.JOBS_ENDED.labels(code.value).inc()
+            return None
+        self._generations[job.id] = generation
+        self._idle.clear()
+        telemetry.PROMPT_TOKENS.inc(len(job.prompt_token_ids))
+        telemetry.JOBS_RUNNING.set(len(self._generations))
+        return generation
+
+    async def _submit(self, generation: Generation) -> None:
+        if not self._by_sequence:
+            self._progressed_at = asyncio.get_running_loop().time()
+        for request in generation.requests():
+            if self._generations.get(generation.job.id) is not generation:
+                return
+            self._by_sequence[request.id] = generation
+            try:
+                await self._engine.submit(request)
+            except InvalidRequestError as error:
+                self._fail(generation, FailureCode.INVALID_REQUEST, str(error))
+                return
+            if request.id not in self._by_sequence:
+                # Cancelled while it was on its way.
+                self._unwanted.append(request.id)
+
+    # --- stepping ------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        while True:
+            step = await self._engine.step()
+            self._progressed_at = asyncio.get_running_loop().time()
+            self._apply(step)
+            self._writer.flush()
+            if self._unwanted:
+                await self._abort_unwanted()
+
+    def _apply(self, step: EngineStep) -> None:
+        for output in step.outputs:
+            generation = self._by_sequence.get(output.sequence_id)
+            if generation is not None:
+                self._hand_over(output, generation)
+        if step.stats is not None:
+            self._stats = step.stats
+        telemetry.note_step(step)
+
+    def _hand_over(self, output: SequenceOutput, generation: Generation) -> None:
+        if output.end is SequenceEnd.ABORTED:
+            self._remove(generation, "handed_back")
+            self._leases.hand_back([generation.report])
+            return
+        if output.end is SequenceEnd.ERROR:
+            self._fail(generation, FailureCode.ENGINE_ERROR, "The engine gave up on this prompt.")
+            return
+        try:
+            has_ended = generation.receive(output)
+        except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+            _log.exception("Job %s: its output could not be turned into text", generation.job.id)
+            self._fail(generation, FailureCode.ENGINE_ERROR, "The output could not be decoded.")
+            return
+        if has_ended:
+            del self._by_sequence[output.sequence_id]
+            self._room_changed.set()
+            if output.end is None:
+                self._unwanted.append(output.sequence_id)
+            if generation.is_done:
+                self._leases.hold_until_written(generation.report)
+                self._remove(generation, "finished")
+
+    async def _abort_unwanted(self) -> None:
+        unwanted, self._unwanted = self._unwanted, []
+        if unwanted:
+            await self._engine.abort(unwanted)
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def _fail(self, generation: Generation, code: FailureCode, message: str) -> None:
+        job = generation.job
+        report = generation.report
+        failed = JobFailed(job.handle, generation.attempt, code, message)
+        generation.outbox.fail(failed, report)
+        self._leases.hold_until_written(report)
+        self._remove(generation, code.value)
+
+    def _remove(self, generation: Generation, outcome: str) -> None:
+        if self._generations.get(generation.job.id) is generation:
+            del self._generations[generation.job.id]
+        for sequence_id in generation.open_sequences:
+            self._by_sequence.pop(sequence_id, None)
+            self._unwanted.append(sequence_id)
+        telemetry.JOBS_ENDED.labels(outcome).inc()
+        telemetry.JOBS_RUNNING.set(len(self._generations))
+        telemetry.JOB_SECONDS.observe(generation.age_seconds)
+        self._room_changed.set()
+        if not self._generations:
+            self._idle.set()
+
+    def _give_everything_up(self) -> None:
+        _log.error("Redis has been away for too long: giving up %d jobs", len(self._generations))
+        for generation in list(self._generations.values()):
+            self._remove(generation, "replies_lost")
+            self._leases.hand_back([generation.report])
+
+    async def _hand_everything_back(self) -> None:
+        self.stop()
+        async with self._claiming:
+            generations = list(self._generations.values())
+        for generation in generations:
+            self._remove(generation, "handed_back")
+        with contextlib.suppress(EngineDeadError):
+            await self._abort_unwanted()
+        self._writer.flush()
+        await self._writer.drain(_HAND_BACK_SECONDS)
+        self._leases.hand_back(generation.report for generation in generations)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._leases.settled.wait(), _HAND_BACK_SECONDS)
+
+    # --- watching ------------------------------------------------------------------------------
+
+    async def _obey(self) -> None:
+        key = keys.control(self._queue.model, self._worker)
+        rung: Any = await self._redis.blpop([key], timeout=_RING_TIMEOUT_SECONDS)
+        if rung is not None and (generation := self._generations.get(rung[1].decode())):
+            self._remove(generation, "cancelled")
+            await self._abort_unwanted()
+
+    async def _extend_leases(self) -> None:
+        await asyncio.sleep(self._lease_ms / 3000)
+        running = [each.report for each in self._generations.values()]
+        for report in await self._leases.extend(running):
+            generation = self._generations.get(report.job_id)
+            if generation is not None and generation.attempt == report.attempt:
+                self._remove(generation, "lost")
+        await self._abort_unwanted()
+
+    async def _watch(self) -> None:
+        await asyncio.sleep(_WATCH_SECONDS)
+        now = clock.now_ms()
+        for generation in list(self._generations.values()):
+            if generation.job.deadline_ms <= now:
+                self._fail(generation, FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
+        self._writer.flush()
+        await self._abort_unwanted()
+        await self._watch_gateways()
+
+    async def _watch_gateways(self) -> None:
+        in_use = {each.job.gateway for each in self._generations.values()}
+        await self._gateways.look(in_use.union(self._writer.gateways))
+        dead = self._gateways.missing_for(GRACE_SECONDS)
+        for generation in list(self._generations.values()):
+            if generation.job.gateway in dead:
+                self._remove(generation, "abandoned")
+                self._leases.end([generation.report])
+        for gateway in self._gateways.missing_for(FORGOTTEN_SECONDS) - in_use:
+            self._writer.forget(gateway)
+        await self._abort_unwanted()

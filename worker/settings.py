@@ -1,0 +1,137 @@
+"""Settings of the worker process, from the environment (prefix `SLUICE_`) or the command line."""
+
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_PREFIX = "SLUICE_"
+
+
+def environment_name(field: str) -> str:
+    """Return the environment variable that sets a field."""
+    return _PREFIX + field.upper()
+
+
+def _default_worker_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _from_json(value: object) -> object:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+class Settings(BaseSettings):
+    """Everything that can be set about a worker."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    model_path: str = Field(
+        min_length=1, description="Folder of the model, or its Hugging Face id."
+    )
+    model_name: str = Field(
+        default="", description="Name under which the model is served; the folder's name if empty."
+    )
+    redis_url: SecretStr = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
+    )
+    worker_id: str = Field(
+        default_factory=_default_worker_id,
+        min_length=1,
+        description="Name of this worker, different for each one and each start; made up if not given.",
+    )
+    engine: Literal["vllm", "scripted"] = Field(
+        default="vllm", description="`scripted` makes up words at a steady pace, for tests."
+    )
+
+    max_sequences: int | None = Field(
+        default=None, ge=1, description="Sequences in the engine's batch, at most."
+    )
+    context_window: int | None = Field(
+        default=None,
+        ge=2,
+        description="Prompt and completion tokens together, at most; what the model allows if not given.",
+    )
+    enforce_eager: bool | None = Field(
+        default=None,
+        description="Start faster without compiling the model; true on a CPU and false on a GPU if not given.",
+    )
+    cpu_kv_cache_gib: int = Field(
+        default=1, ge=1, description="Memory for the KV cache on a CPU, in GiB."
+    )
+    engine_arguments: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
+        default={},
+        description='More engine arguments as JSON, such as {"tensor_parallel_size": 2}.',
+    )
+
+    lease_seconds: float = Field(
+        default=6.0, ge=0.3, le=600, description="Time after which a silent worker loses its jobs."
+    )
+    drain_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="Time that running jobs get to finish when the worker stops.",
+    )
+    reply_buffer_deltas: int = Field(
+        default=200_000,
+        ge=1_000,
+        description="Unwritten reply deltas kept while Redis is away, before jobs are given up.",
+    )
+
+    health_host: str = Field(
+        default="127.0.0.1", description="Address of /metrics, /healthz and /readyz."
+    )
+    health_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port of /metrics, /healthz and /readyz; 0 opens none.",
+    )
+    stall_seconds: float = Field(
+        default=120.0,
+        gt=0,
+        description="Time without an engine step, while jobs run, after which /healthz fails.",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="What is logged."
+    )
+
+    scripted_step_seconds: float = Field(
+        default=0.02, ge=0, description="Scripted engine: time between two steps; 0 does not wait."
+    )
+    scripted_prefill_seconds_per_token: float = Field(
+        default=0.0, ge=0, description="Scripted engine: time to read a prompt token."
+    )
+    scripted_kv_cache_tokens: int = Field(
+        default=1_000_000, ge=1, description="Scripted engine: size of the made-up KV cache."
+    )
+    scripted_completion_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Scripted engine: tokens after which a text ends; never if not given.",
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients put into `model`."""
+        return self.model_name or Path(self.model_path).name
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease in milliseconds."""
+        return round(self.lease_seconds * 1000)
+
+    @model_validator(mode="after")
+    def _check_model_folder(self) -> Self:
+        folder = Path(self.model_path)
+        is_folder_meant = folder.is_absolute() or self.model_path.startswith(".")
+        if is_folder_meant and not (folder / "config.json").is_file():
+            raise ValueError(f"model_path: {self.model_path} holds no config.json")
+        return self

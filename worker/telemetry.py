@@ -1,0 +1,39 @@
+"""Every metric of the worker process."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from worker.engine.base import EngineStep
+
+JOBS_CLAIMED = Counter("sluice_worker_jobs_claimed", "Jobs leased from the queue.")
+JOBS_ENDED = Counter("sluice_worker_jobs_ended", "Jobs that left the worker.", ["outcome"])
+JOBS_RUNNING = Gauge("sluice_worker_jobs_running", "Jobs the worker holds.")
+SEQUENCES_RUNNING = Gauge(
+    "sluice_worker_sequences_running", "Sequences the engine samples in each step."
+)
+SEQUENCES_WAITING = Gauge(
+    "sluice_worker_sequences_waiting", "Sequences that wait for room inside the engine."
+)
+KV_CACHE_USAGE = Gauge("sluice_worker_kv_cache_usage_ratio", "Part of the KV cache in use, 0 to 1.")
+PROMPT_TOKENS = Counter("sluice_worker_prompt_tokens", "Prompt tokens of claimed jobs.")
+COMPLETION_TOKENS = Counter("sluice_worker_completion_tokens", "Tokens sampled by the engine.")
+ENGINE_STEPS = Counter("sluice_worker_engine_steps", "Engine steps that produced tokens.")
+JOB_SECONDS = Histogram(
+    "sluice_worker_job_seconds",
+    "Time from claim to the end of a job.",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+)
+FRAMES_WRITTEN = Counter("sluice_worker_frames_written", "Reply frames written to gateways.")
+REPLY_WRITE_FAILURES = Counter(
+    "sluice_worker_reply_write_failures", "Tries to write reply frames that Redis did not take."
+)
+READY = Gauge("sluice_worker_ready", "1 while the worker claims jobs.")
+
+
+def note_step(step: EngineStep) -> None:
+    """Count one engine step."""
+    ENGINE_STEPS.inc()
+    COMPLETION_TOKENS.inc(sum([len(output.token_ids) for output in step.outputs]))
+    if step.stats is not None:
+        SEQUENCES_RUNNING.set(step.stats.running)
+        SEQUENCES_WAITING.set(step.stats.waiting)
+        KV_CACHE_USAGE.set(step.stats.kv_usage)
