@@ -6,13 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.accounts.scopes import Scope
 from gateway.api.body import read_json_body
 from gateway.api.completion_service import Submission, submit
 from gateway.api.context import ProcessContext, context_of
 from gateway.api.documentation import COMPLETION_OPENAPI
 from gateway.api.measuring import RequestMeasure
 from gateway.api.streaming import StreamedCompletion, Watch
-from gateway.accounts.scopes import Scope
 from gateway.auth.principal import Principal
 from gateway.dialects.wire import parse_object
 from gateway.errors import GenerationTimeoutError

@@ -57,7 +57,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         listener = RevocationListener(redis, authenticator)
         listener.start()
         stack.push_async_callback(listener.stop)
-        catalogue = Catalogue(redis, PipeliningExecutor(redis))
+        catalogue = Catalogue(PipeliningExecutor(redis))
         dispatcher = Dispatcher(
             gateway=f"gw-{secrets.token_hex(6)}",
             client=redis,

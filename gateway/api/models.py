@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.api.context import ProcessContext, context_of
 from gateway.accounts.scopes import Scope
+from gateway.api.context import ProcessContext, context_of
 from gateway.auth.principal import Principal
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import ModelNotFoundError

@@ -5,7 +5,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import keys, messages
@@ -32,8 +31,7 @@ class ServedModel:
 class Catalogue:
     """A copy of the announcements, at most a second old."""
 
-    def __init__(self, client: "Redis", executor: CommandExecutor) -> None:
-        self._client = client
+    def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
         self._models: dict[str, ServedModel] = {}
         self._refreshed_at = float("-inf")
@@ -58,7 +56,7 @@ class Catalogue:
 
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""
-        announced: dict[bytes, bytes] = await self._client.execute_command("HGETALL", keys.MODELS)
+        announced: dict[bytes, bytes] = await self._executor.execute_command("HGETALL", keys.MODELS)
         cards = [messages.decode_card(card) for card in announced.values()]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
         self._models = {

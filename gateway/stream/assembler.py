@@ -1,6 +1,6 @@
 """Collects the replies of a request into one body."""
 
-from contract.messages import Delta, JobFailed, JobFinished, PromptScored
+from contract.messages import Delta, JobFinished, PromptScored
 from gateway.dispatch.generation import Generation, Reply
 from gateway.errors import ServiceUnavailableError
 from gateway.stream.completion import Choice, Completion, Usage, whole_body

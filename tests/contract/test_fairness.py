@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.queue import COMPLETION_COST, PROMPT_COST, JobQueue, LeaseReport, Room
-from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
+from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job, text
 
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
 
@@ -105,10 +105,10 @@ async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed:
                 job_id = rng.choice(known)
                 assert await queue.cancel(job_id, tenant_of[job_id])
                 model.cancel(tenant_of[job_id], job_id)
-        counters = await redis.hgetall(keys.service_counters(MODEL))  # type: ignore[misc]
-        assert {t.decode(): float(c) for t, c in counters.items()} == pytest.approx(model.counters)
+        counters = await redis.hgetall(keys.service_counters(MODEL))
+        assert {text(t): float(c) for t, c in counters.items()} == pytest.approx(model.counters)
         active = await redis.zrange(keys.active_tenants(MODEL), 0, -1)
-        assert {t.decode() for t in active} == set(model.active())
+        assert {text(t) for t in active} == set(model.active())
 
 
 async def test_service_of_two_backlogged_tenants_stays_within_the_bound(redis: "Redis") -> None:

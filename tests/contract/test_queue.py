@@ -1,6 +1,7 @@
 """The queue's scripts against real servers."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ def job(job_id: str, tenant: str = "a", *, prompt_tokens: int = 10, **fields: An
     return GenerationJob(
         id=job_id, tenant=tenant, prompt_token_ids=list(range(prompt_tokens)), **(defaults | fields)
     )
+
+
+def text(value: Any) -> str:
+    """Decode a raw reply."""
+    assert isinstance(value, bytes)
+    return value.decode()
 
 
 async def enqueue(
@@ -102,7 +109,7 @@ async def test_two_workers_claiming_at_once_share_the_jobs(
         *(claim_ids(queues[i % 2], f"w{i % 2}", most_jobs=7) for i in range(40))
     )
 
-    assert sorted(sum(taken, [])) == sorted(ids)
+    assert sorted(itertools.chain(*taken)) == sorted(ids)
     assert await queue.status() == (0, 0, 200)
     for client in others:
         await client.aclose()
@@ -215,7 +222,7 @@ async def test_cancel_of_a_waiting_job_leaves_no_trace(queue: JobQueue, any_redi
     assert await claim_ids(queue) == ["j2"]
     assert await queue.finish("w1", LeaseReport("j2", 1, 0))
     assert await queue.status() == (0, 0, 0)
-    left = {key.decode() for key in await any_redis.keys()}
+    left = {text(key) for key in await any_redis.keys()}
     # What is left does not grow: the order's memory, and the number 0.
     assert left == {keys.service_counters(MODEL), keys.last_active(MODEL), keys.waiting(MODEL)}
 

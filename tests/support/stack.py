@@ -76,12 +76,18 @@ class Stack:
         """Start a gateway and return its base URL once it is ready."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        self._start(name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment)
-        wait_until(lambda: http_status(f"{url}/readyz") == 200, seconds=30, what=f"{name} being ready")
+        self._start(
+            name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment
+        )
+        wait_until(
+            lambda: http_status(f"{url}/readyz") == 200, seconds=30, what=f"{name} being ready"
+        )
         self.gateways.append(url)
         return url
 
-    def start_worker(self, name: str = "worker", *, ready_seconds: float = 30, **environment: str) -> None:
+    def start_worker(
+        self, name: str = "worker", *, ready_seconds: float = 30, **environment: str
+    ) -> None:
         """Start a worker of the tiny model and wait until the first gateway lists it as ready."""
         port = free_port()
         defaults = {
@@ -134,7 +140,9 @@ class Stack:
             )
 
     def _variables(self) -> dict[str, str]:
-        return {name: value for name, value in self.environment.items() if name.startswith("SLUICE_")}
+        return {
+            name: value for name, value in self.environment.items() if name.startswith("SLUICE_")
+        }
 
 
 @contextmanager
