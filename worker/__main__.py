@@ -1,5 +1,7 @@
 """The worker's command line: `python -m worker`. Every option can also be set by environment."""
 
+import logging
+import os
 import sys
 from typing import Any
 
@@ -27,14 +29,18 @@ def _start(**given: Any) -> None:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise click.UsageError(_describe(error)) from None
-    sys.exit(run(settings))
+    code = run(settings)
+    # Engine libraries leave threads and finalisers behind that speak up, or wait, at interpreter exit.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _describe(error: ValidationError) -> str:
     lines = []
     for each in error.errors():
         name = ".".join(str(part) for part in each["loc"]).replace("_", "-")
-        lines.append(f"{f'--{name}: ' if name else ''}{each['msg']}")
+        lines.append(f"{f'--{name}: ' if name else ''}{each['msg'].removeprefix('Value error, ')}")
     return "\\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from itertools import count
 
 from tokenizers import Tokenizer
 
-from contract.messages import Delta, GenerationJob, JobFinished, PromptScored
+from contract.messages import Delta, JobFinished, PromptScored
 from contract.outcomes import FinishReason
 from contract.queue import Claim, LeaseReport, needed_tokens
 from worker.engine.base import EngineRequest, SequenceOutput

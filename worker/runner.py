@@ -7,6 +7,7 @@ idle worker costs nothing. Timeouts are a safety net for rings that got lost.
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -89,10 +90,10 @@ class Runner:
 
     @property
     def stalled_seconds(self) -> float:
-        """Time for which the engine has had work but made no step."""
+        """Time for which the engine has had work but made no step. May be read from any thread."""
         if not self._by_sequence:
             return 0.0
-        return asyncio.get_running_loop().time() - self._progressed_at
+        return time.monotonic() - self._progressed_at
 
     async def run(self) -> None:
         """Run jobs until stopped, then hand back what is left. Raises EngineDeadError."""
@@ -239,7 +240,7 @@ class Runner:
 
     async def _submit(self, generation: Generation) -> None:
         if not self._by_sequence:
-            self._progressed_at = asyncio.get_running_loop().time()
+            self._progressed_at = time.monotonic()
         for request in generation.requests():
             if self._generations.get(generation.job.id) is not generation:
                 return
@@ -258,7 +259,7 @@ class Runner:
     async def _step(self) -> None:
         while True:
             step = await self._engine.step()
-            self._progressed_at = asyncio.get_running_loop().time()
+            self._progressed_at = time.monotonic()
             self._apply(step)
             self._writer.flush()
             if self._unwanted:

@@ -23,7 +23,12 @@ def _default_worker_id() -> str:
 
 
 def _from_json(value: object) -> object:
-    return json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("must be a JSON object") from None
 
 
 class Settings(BaseSettings):

@@ -70,9 +70,11 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine can take; known once it has started."""
         return self._info
 
     async def start(self) -> None:
+        """Read the model's tokenizer and configuration."""
         content = (self._folder / "tokenizer.json").read_bytes()
         tokenizer = Tokenizer.from_buffer(content)
         self._words = [
@@ -93,10 +95,12 @@ class ScriptedEngine:
         )
 
     async def aclose(self) -> None:
+        """Forget all sequences."""
         self._waiting.clear()
         self._running.clear()
 
     async def submit(self, request: EngineRequest) -> None:
+        """Add a sequence. Raises InvalidRequestError or EngineDeadError."""
         if self._dead:
             raise EngineDeadError("the scripted engine was told to die")
         self._check(request)
@@ -109,12 +113,14 @@ class ScriptedEngine:
         self._work.set()
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
+        """End sequences at once, without a further output. Unknown ids are ignored."""
         gone = set(sequence_ids)
         for sequence_id in gone:
             self._running.pop(sequence_id, None)
         self._waiting = deque(each for each in self._waiting if each.request.id not in gone)
 
     async def step(self) -> EngineStep:
+        """Wait for the next step's outputs. Raises EngineDeadError."""
         while not self._dead:
             await self._wait_for_work()
             await self._keep_pace()

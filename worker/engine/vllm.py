@@ -78,6 +78,7 @@ class VllmEngine:
         Thread(target=start, name="start-engine", daemon=True).start()
         await asyncio.shield(starting)
         self._tasks = await self._llm.get_supported_tasks()
+        await self._warm_up()
 
     async def aclose(self) -> None:
         """Stop the engine's processes."""
@@ -109,7 +110,7 @@ class VllmEngine:
         """Wait for the next step's outputs. Raises EngineDeadError."""
         try:
             outputs = await self._llm.engine_core.get_output_async()
-        except Exception as error:  # whatever ends the stream of outputs ends the engine
+        except Exception as error:  # noqa: BLE001  (whatever ends the stream of outputs)
             raise EngineDeadError(str(error)) from None
         stats = outputs.scheduler_stats
         if stats is not None:
@@ -130,7 +131,9 @@ class VllmEngine:
         from vllm.v1.engine import exceptions
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=current_platform.is_cpu())
+        arguments = engine_arguments(
+            self._settings, AsyncEngineArgs, is_cpu=current_platform.is_cpu()
+        )
         if self._closing:
             raise EngineDeadError("closed while starting")
         # Made outside of an event loop, AsyncLLM does not start its own output handling.
@@ -154,6 +157,20 @@ class VllmEngine:
             tokenizer_json=_tokenizer_json(self._settings.model_path, tokenizer),
             bos_token_id=tokenizer.bos_token_id,
         )
+
+    async def _warm_up(self) -> None:
+        """Run one short request, since the first step of all takes seconds."""
+        request = EngineRequest(
+            id="warm-up",
+            prompt_token_ids=[0],
+            max_tokens=2,
+            sampling=SamplingSpec(seed=0, ignore_eos=True),
+            seed=0,
+            cache_salt="warm-up",
+        )
+        await self.submit(request)
+        while not any(output.end for output in (await self.step()).outputs):
+            pass
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -205,6 +222,7 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
         "generation_config": "vllm",
         "max_logprobs": int(LOGPROBS.maximum),
         "enable_prefix_caching": True,
+        "use_tqdm_on_load": False,
         "enforce_eager": is_cpu if settings.enforce_eager is None else settings.enforce_eager,
         **({} if settings.context_window is None else {"max_model_len": settings.context_window}),
         **({} if settings.max_sequences is None else {"max_num_seqs": settings.max_sequences}),
@@ -221,7 +239,7 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
 def _set_environment(settings: Settings) -> None:
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "INFO" if settings.log_level == "DEBUG" else "WARNING",
+        "VLLM_LOGGING_LEVEL": "INFO" if settings.log_level == "DEBUG" else "ERROR",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_kv_cache_gib),
         "HF_HUB_OFFLINE": "1" if Path(settings.model_path).is_dir() else "0",
     }
