@@ -77,7 +77,10 @@ class SluiceGroup(click.Group):
 
 
 @click.group(
-    cls=SluiceGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+    "sluice",
+    cls=SluiceGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="sluice")
 def main() -> None:
@@ -99,4 +102,4 @@ def _describe(error: ValidationError) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="sluice")

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
 from gateway.accounts.scopes import Scope
 from gateway.api.body import read_json_body
@@ -43,11 +44,16 @@ async def create_completion(request: Request) -> Response:
         measure.accepted(submission.completion.model)
         if submission.completion.request.stream:
             return await _stream(request, context, submission, measure)
-        return await _whole(request, context, submission, measure)
+        response = await _whole(request, context, submission, measure)
+    except ClientDisconnect:
+        measure.disconnected()
+        response = Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
         measure.failed(error)
         measure.close()
         raise
+    measure.close()
+    return response
 
 
 async def _authorized_body(
@@ -82,7 +88,6 @@ async def _whole(
         watch.stop()
         work.cancel()
         await asyncio.shield(context.dispatcher.cancel(submission.generation))
-        measure.close()
 
 
 async def _stream(

@@ -20,6 +20,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.redis_client import PipeliningExecutor, connect
 from gateway.settings import Settings
+from gateway.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
         for loop in (catalogue.run(), dispatcher.run()):
-            stack.push_async_callback(_end, asyncio.create_task(loop))
+            stack.push_async_callback(end_task, asyncio.create_task(loop))
         yield ProcessContext(
             settings=settings,
             redis=redis,
@@ -78,11 +79,6 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             tokenizers=TokenizerStore(catalogue.tokenizer),
             dispatcher=dispatcher,
         )
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:

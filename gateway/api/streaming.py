@@ -73,23 +73,21 @@ class StreamedCompletion(Response):
         self._keep_alive_seconds = keep_alive_seconds
         self._renderer = ChunkRenderer(completion)
         self._events = b""
+        self._committed = False
 
     async def begin(self, *, timeout_seconds: float) -> None:
         """Wait for the first event, at most `timeout_seconds`.
 
         Raises an ApiError if the request fails before there is an event, so that it gets a real status.
         """
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(timeout_seconds, self._generation.wake)
-        until = loop.time() + timeout_seconds
+        timer = asyncio.get_running_loop().call_later(timeout_seconds, self._commit)
         try:
-            while not self._events and not self._watch.gone and loop.time() < until:
-                self._events = self._renderer.render(await self._generation.replies())
-                self._measure.replied()
-                if self._renderer.failure is not None and not self._events:
-                    raise self._renderer.failure
+            while not (self._events or self._failure() or self._watch.gone or self._committed):
+                self._events = await self._next_events()
         finally:
             timer.cancel()
+        if (failure := self._failure()) and not self._events:
+            raise failure
 
     async def abandon(self) -> None:
         """Take the request back without having answered it."""
@@ -113,8 +111,8 @@ class StreamedCompletion(Response):
             self._measure.close()
 
     async def _send_events(self, send: Send) -> None:
-        generation, renderer, watch = self._generation, self._renderer, self._watch
-        alive = _KeepAlive(generation, self._keep_alive_seconds)
+        renderer, watch = self._renderer, self._watch
+        alive = _KeepAlive(self._generation, self._keep_alive_seconds)
         events = self._events
         try:
             while not watch.gone:
@@ -130,14 +128,22 @@ class StreamedCompletion(Response):
                 if events:
                     await _send(send, events, more=True)
                     alive.sent = True
-                replies = await generation.replies()
-                self._measure.replied()
-                events = renderer.render(replies)
+                events = await self._next_events()
                 if not events and alive.due:
                     events = KEEP_ALIVE
             self._measure.disconnected()
         finally:
             alive.stop()
+
+    def _commit(self) -> None:
+        self._committed = True
+        self._generation.wake()
+
+    async def _next_events(self) -> bytes:
+        replies = await self._generation.replies()
+        if replies:
+            self._measure.replied()
+        return self._renderer.render(replies)
 
     def _failure(self) -> ApiError | None:
         if self._generation.overflowed:

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.auth.authenticator import Authenticator
+from gateway.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,9 @@ class RevocationListener:
 
     async def stop(self) -> None:
         """End the listening."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
+        task, self._task = self._task, None
+        if task is not None:
+            await end_task(task)
 
     async def _run(self) -> None:
         retry_seconds = FIRST_RETRY_SECONDS

@@ -21,7 +21,10 @@ def main() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit("The process that started this one is gone already.")
-    os.execvp(program[0], program)  # noqa: S606 - the caller's program, without a shell
+    try:
+        os.execvp(program[0], program)  # noqa: S606 - the caller's program, without a shell
+    except OSError as error:
+        sys.exit(f"{program[0]} cannot be started: {error.strerror}.")
 
 
 def adopt_orphans() -> None:

@@ -43,7 +43,15 @@ REFUSED = frozenset(
 )
 """Parameters that constrain the answer: ignoring one would give a wrong answer, so they are refused."""
 
-_NEUTRAL_TOOL_CHOICES = ("none", "auto")
+_NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
+"""What a refused parameter may be: each of these asks for nothing."""
+
+_NEUTRAL_OF: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+}
+
+_MAX_TOKEN_ID_DIGITS = 20
 
 PROMPT_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -81,7 +89,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    include_usage: bool = Field(
+    include_usage: bool | None = Field(
         default=False, description="End the stream with an extra chunk that carries only `usage`."
     )
 
@@ -195,7 +203,7 @@ def to_generation_request(body: CompletionRequest, *, max_prompts: int) -> Gener
         logprobs=body.logprobs,
         echo=body.echo,
         stream=body.stream,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
         sampling=_sampling(body),
         ignored_parameters=ignored,
     )
@@ -203,9 +211,7 @@ def to_generation_request(body: CompletionRequest, *, max_prompts: int) -> Gener
 
 def _ignored_parameters(extra: dict[str, Any]) -> tuple[str, ...]:
     for name, value in extra.items():
-        if name in REFUSED and value not in (None, [], {}):
-            if name == "tool_choice" and value in _NEUTRAL_TOOL_CHOICES:
-                continue
+        if name in REFUSED and value not in (*_NEUTRAL, *_NEUTRAL_OF.get(name, ())):
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     return tuple(sorted(extra))
 
@@ -310,8 +316,9 @@ def _logit_bias(entries: dict[str, float]) -> dict[int, float]:
         )
     bias: dict[int, float] = {}
     for token, value in entries.items():
-        # Only plain decimals are token ids; int() alone would also read "1_0" and " 7".
-        if not (token.isascii() and token.isdigit()):
+        # Only plain decimals are token ids; int() alone would also read "1_0" and " 7", and it refuses
+        # thousands of digits.
+        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_TOKEN_ID_DIGITS):
             raise InvalidParameterError(
                 f"'logit_bias' must have token ids as keys. Given: {shown(token)}.",
                 param="logit_bias",

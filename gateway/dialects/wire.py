@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.errors import (
+    MAX_SHOWN_CHARACTERS,
     ApiError,
     InvalidJsonError,
     InvalidParameterError,
@@ -90,7 +91,8 @@ _EXPECTATIONS = {
 
 
 def _parameter_error(error: ErrorDetails) -> ApiError:
-    path = ".".join(str(part) for part in error["loc"]) or "body"
+    # The keys of an object are the client's own words and may have any length.
+    path = ".".join(str(part)[:MAX_SHOWN_CHARACTERS] for part in error["loc"]) or "body"
     kind, context, value = error["type"], error.get("ctx", {}), shown(error["input"])
     if kind == "missing":
         return MissingParameterError(path)

@@ -5,6 +5,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+import msgspec
 from redis.exceptions import RedisError
 
 from contract import keys, messages
@@ -16,6 +17,8 @@ from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 REFRESH_SECONDS = 1.0
 RETRY_AFTER_SECONDS = 5.0
 """What a client is told while a model has no worker: about as long as a worker takes to come back."""
+
+_NOT_SERVED = ModelStatus(ready_workers=0, waiting_jobs=0, leased_jobs=0)
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +60,16 @@ class Catalogue:
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""
         announced: dict[bytes, bytes] = await self._executor.execute_command("HGETALL", keys.MODELS)
-        cards = [messages.decode_card(card) for card in announced.values()]
+        cards = [card for name, value in announced.items() if (card := _read_card(name, value))]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
-        self._models = {
-            card.model: ServedModel(card, status)
-            for card, status in zip(cards, statuses, strict=True)
+        # A Redis that was restarted empty hears of its models again within a second; until then they
+        # have no worker, which tells clients to come back, rather than being unknown.
+        models = {
+            name: ServedModel(model.card, _NOT_SERVED) for name, model in self._models.items()
         }
+        for card, status in zip(cards, statuses, strict=True):
+            models[card.model] = ServedModel(card, status)
+        self._models = models
         self._refreshed_at = time.monotonic()
 
     async def find(self, name: str) -> ServedModel:
@@ -93,3 +100,12 @@ class Catalogue:
         """Return the compressed tokenizer file that a worker published."""
         file: bytes | None = await self._executor.execute_command("GET", keys.tokenizer(digest))
         return file
+
+
+def _read_card(name: bytes, value: bytes) -> WorkerCard | None:
+    try:
+        return messages.decode_card(value)
+    except msgspec.MsgspecError:
+        # One worker that speaks another version must not hide all other models.
+        logger.exception("the announcement of the model %r cannot be read", name)
+        return None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -149,7 +150,13 @@ class Dispatcher:
                 continue
             for entry_id, fields in _entries(reply):
                 self._last_entry = entry_id
-                self._apply(messages.decode_frame(fields[b"f"]))
+                try:
+                    frame = messages.decode_frame(fields[b"f"])
+                except (msgspec.MsgspecError, KeyError):
+                    # The worker's next frame shows the gap, and the jobs concerned fail then.
+                    logger.exception("a reply frame cannot be read")
+                    continue
+                self._apply(frame)
 
     @staticmethod
     async def _repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
@@ -194,12 +201,15 @@ class Dispatcher:
             logger.error(
                 "frames %d to %d of worker %s are lost", expected, frame.number - 1, frame.worker
             )
-            for ticket in [t for t in self._tickets.values() if t.worker == frame.worker]:
-                self._fail(ticket, FailureCode.REPLIES_LOST)
+            for ticket in list(self._tickets.values()):
+                if ticket.worker == frame.worker:
+                    self._fail(ticket, FailureCode.REPLIES_LOST)
+                elif ticket.worker is None:
+                    ticket.gaps |= {frame.worker}
         return True
 
     def _hand_over(self, worker: str, message: Message, now: float) -> None:
-        ticket = self._current(message.handle, message.attempt)
+        ticket = self._current(worker, message)
         if ticket is None:
             return
         ticket.worker = worker
@@ -208,13 +218,13 @@ class Dispatcher:
             _in_background(self.cancel(ticket.generation))
 
     def _end(self, worker: str, message: JobFinished | JobFailed, now: float) -> None:
-        if self._current(message.handle, message.attempt) is not None:
+        if self._current(worker, message) is not None:
             self._hand_over(worker, message, now)
             self._tickets.pop(message.handle, None)
 
-    def _current(self, handle: int, attempt: int) -> Ticket | None:
+    def _current(self, worker: str, message: Message) -> Ticket | None:
         """Return the job that a reply is about, or None if the reply is of no use."""
-        ticket = self._tickets.get(handle)
+        ticket, attempt = self._tickets.get(message.handle), message.attempt
         if ticket is None or attempt < ticket.attempt:
             return None
         if attempt > ticket.attempt:
@@ -222,15 +232,22 @@ class Dispatcher:
                 # What was sent to the client came from an attempt that is not the one that goes on.
                 self._fail(ticket, FailureCode.WORKER_LOST)
                 return None
-            ticket.attempt = attempt
+            ticket.begin_attempt(attempt)
+        if ticket.worker is None and worker in ticket.gaps:
+            # Its beginning may have been in the frames that never came.
+            self._fail(ticket, FailureCode.REPLIES_LOST)
+            return None
         return ticket
 
     # -- what gets lost --------------------------------------------------------------------------
 
     def _lose(self, lost: JobLost) -> None:
         ticket = self._tickets.get(lost.handle)
-        if ticket is None or ticket.attempt != lost.attempt:
+        if ticket is None or lost.attempt < ticket.attempt:
             return
+        # A later attempt than we know of: the answer to our requeueing got lost.
+        if lost.attempt > ticket.attempt:
+            ticket.begin_attempt(lost.attempt)
         if ticket.worker is not None or ticket.attempt >= MAX_ATTEMPTS:
             self._fail(ticket, FailureCode.WORKER_LOST)
             return
@@ -248,7 +265,7 @@ class Dispatcher:
         if not requeued or ticket.attempt > lost_attempt:
             return
         if ticket.worker is None:
-            ticket.attempt = lost_attempt + 1
+            ticket.begin_attempt(lost_attempt + 1)
         elif ticket.job.handle in self._tickets:
             # The lost worker was heard of while the job was being given to another one.
             self._fail(ticket, FailureCode.WORKER_LOST)

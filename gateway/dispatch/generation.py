@@ -32,10 +32,17 @@ class Ticket:
     """The claim whose replies count; replies of any other attempt are dropped."""
     worker: str | None = None
     """Who sent the first reply."""
+    gaps: frozenset[str] = frozenset()
+    """Workers of whom a frame was lost before the first reply came."""
     enqueued_at: float = field(default_factory=time.monotonic)
     heard_at: float = field(default_factory=time.monotonic)
     check_at: float = 0.0
     """When to ask Redis about the job if nothing is heard of it until then."""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Follow another claim from now on."""
+        self.attempt = attempt
+        self.gaps = frozenset()
 
 
 class Generation:
@@ -59,6 +66,7 @@ class Generation:
             self._unread_bytes += len(message.text) + DELTA_BYTES
             if self._unread_bytes > self._max_unread_bytes:
                 self.overflowed = True
+                self.wake()
                 return False
         self._replies.append(Reply(prompt_index, message))
         self.wake()

@@ -10,11 +10,11 @@ from gateway.stream.failures import to_api_error
 async def collect(completion: Completion, generation: Generation) -> tuple[bytes, Usage]:
     """Return the whole answer as JSON, and its token counts. Raises an ApiError if a job fails."""
     assembler = _Assembler(completion)
-    while assembler.unfinished_jobs:
+    while assembler.unfinished_jobs and not generation.overflowed:
         for reply in await generation.replies():
             assembler.add(reply)
-        if generation.overflowed:
-            raise ServiceUnavailableError("The answer is larger than the gateway holds.")
+    if generation.overflowed:
+        raise ServiceUnavailableError("The answer is larger than the gateway holds.")
     return whole_body(completion, assembler.choices, assembler.usage), assembler.usage
 
 
@@ -40,6 +40,7 @@ class _Assembler:
         elif isinstance(message, PromptScored):
             for choice in range(self._completion.request.n):
                 index = self._completion.choice_index(reply.prompt_index, choice)
-                self.choices[index].logprobs.extend(message.logprobs, base=0)
+                text = self._completion.prompt_texts[reply.prompt_index]
+                self.choices[index].logprobs.extend_with_prompt(message.logprobs, text)
         else:
             raise to_api_error(message)

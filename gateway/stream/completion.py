@@ -71,9 +71,19 @@ class LogprobLists:
         """Append tokens; `base` is where their text starts in the text that is returned."""
         for entry in logprobs:
             self.tokens.append(entry.token)
-            self.token_logprobs.append(entry.logprob)
+            self.token_logprobs.append(
+                None if entry.logprob is None else max(entry.logprob, LOGPROB_FLOOR)
+            )
             self.top_logprobs.append(None if entry.top is None else _by_token(entry.top))
             self.text_offset.append(base + entry.offset)
+
+    def extend_with_prompt(self, logprobs: list[TokenLogprob], prompt_text: str) -> None:
+        """Append the tokens of an echoed prompt."""
+        end = logprobs[-1].offset + len(logprobs[-1].token)
+        # A begin-of-text token that the tokenizer put before the client's text is not echoed.
+        unseen = max(end - len(prompt_text), 0)
+        self.extend(logprobs, base=-unseen)
+        self.text_offset = [max(offset, 0) for offset in self.text_offset]
 
     def body(self) -> dict[str, Any]:
         """Return the `logprobs` object of a choice."""

@@ -146,6 +146,6 @@ class ChunkRenderer:
     def _add_prompt_logprobs(self, prompt_index: int, scored: PromptScored) -> None:
         for choice in range(self._completion.request.n):
             lists = LogprobLists()
-            lists.extend(scored.logprobs, base=0)
+            lists.extend_with_prompt(scored.logprobs, self._completion.prompt_texts[prompt_index])
             index = self._completion.choice_index(prompt_index, choice)
             self._echoes[index].prefix_logprobs = lists

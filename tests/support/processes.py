@@ -1,9 +1,16 @@
 """Child processes of tests: free ports, waiting, and an end that leaves nothing behind."""
 
+import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+
+
+def tethered(*command: str) -> list[str]:
+    """Return a command that ends with this process, even if this process is killed."""
+    return [sys.executable, "-m", "gateway.commands.tether", str(os.getpid()), *command]
 
 
 def free_port() -> int:

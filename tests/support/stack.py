@@ -21,7 +21,7 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
-from tests.support.processes import free_port, stop, wait_until
+from tests.support.processes import free_port, stop, tethered, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -80,8 +80,12 @@ class Stack:
             name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment
         )
         wait_until(
-            lambda: http_status(f"{url}/readyz") == 200, seconds=30, what=f"{name} being ready"
+            lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
+            seconds=30,
+            what=f"{name} being ready",
         )
+        if self._has_ended(name):
+            raise RuntimeError(f"{name} ended:\n{self.log(name)}")
         self.gateways.append(url)
         return url
 
@@ -131,7 +135,7 @@ class Stack:
     def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command,
+                tethered(*command),
                 cwd=REPOSITORY,
                 env={**os.environ, **self._variables(), **environment},
                 stdout=log,

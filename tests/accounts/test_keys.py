@@ -1,0 +1,124 @@
+"""Creating, listing and revoking keys."""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from contract.keys import KEY_EVENTS
+from gateway.accounts.database import Database
+from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
+from gateway.errors import InvalidParameterError, NotFoundError
+
+
+@pytest.fixture(autouse=True)
+async def _two_tenants(tenants: TenantService) -> None:
+    await tenants.create("Acme", tenant_id="acme")
+    await tenants.create("Other", tenant_id="other")
+
+
+async def test_created_key_is_found_again_with_all_it_was_given(keys: KeyService) -> None:
+    expires_at = datetime(2199, 12, 31, 23, 59, 59, 123000, tzinfo=UTC)
+    created = await keys.create(
+        "acme",
+        name="web",
+        scopes={Scope.ADMIN, Scope.COMPLETIONS},
+        allowed_models=["a", "b"],
+        expires_at=expires_at,
+    )
+    assert await keys.list_of_tenant("acme") == [created.record]
+    assert created.record.expires_at == expires_at
+    assert created.record.allowed_models == frozenset({"a", "b"})
+    assert created.record.scopes == {Scope.ADMIN, Scope.COMPLETIONS}
+
+
+async def test_defaults_are_completions_all_models_and_no_end(keys: KeyService) -> None:
+    record = (await keys.create("acme", name="web")).record
+    assert record.scopes == DEFAULT_SCOPES == {Scope.COMPLETIONS}
+    assert record.allowed_models is None
+    assert record.expires_at is None
+    assert record.revoked_at is None
+
+
+async def test_database_holds_the_hash_and_not_the_key(
+    keys: KeyService, database: Database
+) -> None:
+    created = await keys.create("acme", name="web")
+    async with database.reading() as transaction:
+        row = (await transaction.execute(text("SELECT * FROM api_keys"))).one()
+    whole = created.key.reveal()
+    assert row.digest == hashlib.sha256(whole.encode()).digest()
+    assert row.prefix == whole[3:15]
+    secret = whole[16:]
+    assert not any(secret[-4:] in str(value) for value in row)
+
+
+async def test_tenants_do_not_see_each_others_keys(keys: KeyService) -> None:
+    key = await keys.create("acme", name="web")
+    assert await keys.list_of_tenant("other") == []
+    for name in (key.record.id, key.record.prefix):
+        with pytest.raises(NotFoundError):
+            await keys.revoke("other", name)
+    assert [each.revoked_at for each in await keys.list_of_tenant("acme")] == [None]
+
+
+@pytest.mark.parametrize("by", ["id", "prefix"])
+async def test_revocation_is_saved_once_and_announced_each_time(
+    keys: KeyService, redis: Redis, by: str
+) -> None:
+    key = (await keys.create("acme", name="web")).record
+    await keys.revoke("acme", getattr(key, by))
+    [revoked] = await keys.list_of_tenant("acme")
+    assert revoked.revoked_at is not None
+    await keys.revoke("acme", getattr(key, by))
+    assert await keys.list_of_tenant("acme") == [revoked]
+    entries: Any = await redis.xrange(KEY_EVENTS)
+    events = [fields for _, fields in entries]
+    assert events == [{b"key": key.id.encode()}] * 2
+
+
+async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:
+    with pytest.raises(NotFoundError, match='no tenant "nobody"'):
+        await keys.create("nobody", name="web")
+    with pytest.raises(NotFoundError, match='no tenant "nobody"'):
+        await keys.list_of_tenant("nobody")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": ""}, "1 to 200 characters"),
+        ({"name": "web", "scopes": []}, "at least one scope"),
+        ({"name": "web", "allowed_models": []}, "1 to 1000 models. Given: 0"),
+        ({"name": "web", "expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "in the future"),
+    ],
+)
+async def test_senseless_keys_are_refused(
+    keys: KeyService, given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        await keys.create("acme", **given)  # type: ignore[arg-type] # Each case has its own types.
+    assert await keys.list_of_tenant("acme") == []
+
+
+async def test_time_without_zone_is_refused(keys: KeyService, database: Database) -> None:
+    key = (await keys.create("acme", name="web")).record
+    naive = (datetime.now(UTC) + timedelta(days=1)).replace(tzinfo=None)
+    from gateway.accounts.key_store import KeyStore
+
+    with pytest.raises(Exception, match="must know its time zone"):
+        async with database.writing() as transaction:
+            await KeyStore(transaction).set_revoked("acme", key.id, naive)
+
+
+async def test_tenant_with_keys_cannot_be_deleted(keys: KeyService, database: Database) -> None:
+    await keys.create("acme", name="web")
+    with pytest.raises(IntegrityError):
+        async with database.writing() as transaction:
+            await transaction.execute(text("DELETE FROM tenants WHERE id = 'acme'"))

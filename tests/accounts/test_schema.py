@@ -1,0 +1,97 @@
+"""The migrations make exactly the schema that the tables describe."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from gateway.accounts import schema
+from gateway.accounts.database import Database
+from gateway.accounts.schema import SchemaNotCurrentError, SchemaState
+from gateway.accounts.tables import Table
+from gateway.errors import InvalidParameterError, StoreUnavailableError
+
+
+async def _state(url: str) -> SchemaState:
+    database = Database(url)
+    try:
+        return await schema.schema_state(database)
+    finally:
+        await database.aclose()
+
+
+async def test_upgrade_makes_the_tables_that_the_code_describes(database: Database) -> None:
+    async with database.engine.connect() as connection:
+        names = await connection.run_sync(lambda c: set(c.dialect.get_table_names(c)))
+        assert names == {*Table.metadata.tables, "alembic_version"}
+        # Raises where autogenerate would still find something to change.
+        await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
+
+
+async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
+    async with database.writer.begin() as connection:
+        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "base"))
+        names = await connection.run_sync(lambda c: c.dialect.get_table_names(c))
+    assert names == ["alembic_version"]
+    assert await schema.schema_state(database) is SchemaState.EMPTY
+
+
+async def test_empty_database_is_refused_until_it_is_upgraded(database_url: str) -> None:
+    database = Database(database_url)
+    with pytest.raises(SchemaNotCurrentError, match="sluice db upgrade"):
+        await schema.require_current_schema(database)
+    assert not await schema.schema_is_current(database)
+    await schema.upgrade(database_url)
+    await schema.require_current_schema(database)
+    assert await schema.schema_is_current(database)
+    await database.aclose()
+
+
+@pytest.mark.parametrize(
+    ("revision", "state"),
+    [("0000_of_a_later_release", SchemaState.NEWER), ("0001", SchemaState.CURRENT)],
+)
+async def test_state_follows_the_recorded_revision(
+    database: Database, revision: str, state: SchemaState
+) -> None:
+    async with database.writing() as transaction:
+        await transaction.execute(
+            text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision}
+        )
+    assert await schema.schema_state(database) is state
+    assert await schema.schema_is_current(database)
+
+
+async def test_revision_that_is_not_the_newest_is_outdated(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "0002")
+    assert await schema.schema_state(database) is SchemaState.OUTDATED
+    with pytest.raises(SchemaNotCurrentError, match="outdated"):
+        await schema.require_current_schema(database)
+
+
+async def test_upgrades_at_the_same_time_take_turns(database_url: str) -> None:
+    await asyncio.gather(*(schema.upgrade(database_url) for _ in range(4)))
+    assert await _state(database_url) is SchemaState.CURRENT
+
+
+async def test_asking_for_the_state_creates_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "sluice.db"
+    assert await _state(f"sqlite+aiosqlite:///{file}") is SchemaState.EMPTY
+    assert not file.parent.exists()
+
+
+async def test_unreachable_database_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        await _state(f"postgresql+asyncpg://postgres@/none?host={tmp_path}")
+
+
+@pytest.mark.parametrize("url", ["", "mysql://u:secret@h/d", "sqlite:///f.db", "secret"])
+def test_other_databases_are_refused_without_repeating_the_url(url: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        Database(url)
+    assert "postgresql+asyncpg" in caught.value.message
+    assert "secret" not in caught.value.message

@@ -1,0 +1,121 @@
+"""Creating, suspending and activating tenants."""
+
+import asyncio
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from contract.keys import KEY_EVENTS
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.records import TenantStatus
+from gateway.accounts.tenant_service import TenantService
+from gateway.errors import (
+    ChangeNotAnnouncedError,
+    ConflictError,
+    InvalidParameterError,
+    NotFoundError,
+)
+from gateway.redis_client import connect
+from tests.support.processes import free_port
+
+
+async def test_new_tenant_is_active_and_gets_a_random_id(tenants: TenantService) -> None:
+    created = await tenants.create("Acme")
+    assert re.fullmatch(r"tnt_[0-9a-f]{16}", created.id)
+    assert (created.weight, created.status) == (1.0, TenantStatus.ACTIVE)
+    assert await tenants.get(created.id) == created
+
+
+async def test_times_come_back_aware_and_in_utc(tenants: TenantService) -> None:
+    created = await tenants.create("Acme", tenant_id="acme")
+    kept = (await tenants.get("acme")).created_at
+    assert kept.tzinfo is UTC
+    assert kept == created.created_at
+    assert abs(datetime.now(UTC) - kept) < timedelta(seconds=10)
+
+
+async def test_id_is_taken_once(tenants: TenantService) -> None:
+    await tenants.create("Acme", tenant_id="acme")
+    with pytest.raises(ConflictError, match='"acme" exists already'):
+        await tenants.create("Other", tenant_id="acme")
+
+
+@pytest.mark.parametrize("tenant_id", ["", "Acme", "a_b", "a" * 64, "a b", "ä", "tnt_1"])
+async def test_id_outside_the_alphabet_is_refused(tenants: TenantService, tenant_id: str) -> None:
+    with pytest.raises(InvalidParameterError, match="1 to 63 characters") as caught:
+        await tenants.create("Acme", tenant_id=tenant_id)
+    assert caught.value.param == "id"
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 0.0009, 1001])
+async def test_weight_out_of_range_is_refused(tenants: TenantService, weight: float) -> None:
+    with pytest.raises(InvalidParameterError, match=f"from 0.001 to 1000. Given: {weight}"):
+        await tenants.create("Acme", weight=weight)
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 201])
+async def test_name_out_of_bounds_is_refused(tenants: TenantService, name: str) -> None:
+    with pytest.raises(InvalidParameterError, match="1 to 200 characters"):
+        await tenants.create(name)
+
+
+async def test_list_is_in_order_of_creation(tenants: TenantService) -> None:
+    for tenant_id in ("b", "a", "c"):
+        await tenants.create("Name", tenant_id=tenant_id)
+        await asyncio.sleep(0.002)
+    assert [tenant.id for tenant in await tenants.list_all()] == ["b", "a", "c"]
+
+
+async def test_suspension_is_saved_and_announced(tenants: TenantService, redis: Redis) -> None:
+    await tenants.create("Acme", tenant_id="acme")
+    assert (await tenants.suspend("acme")).status is TenantStatus.SUSPENDED
+    assert (await tenants.get("acme")).status is TenantStatus.SUSPENDED
+    assert (await tenants.activate("acme")).status is TenantStatus.ACTIVE
+    entries: Any = await redis.xrange(KEY_EVENTS)
+    events = [fields for _, fields in entries]
+    assert events == [{b"tenant": b"acme"}] * 2
+
+
+async def test_unknown_tenant_is_not_found(tenants: TenantService, redis: Redis) -> None:
+    for action in (tenants.get, tenants.suspend, tenants.activate):
+        with pytest.raises(NotFoundError, match='no tenant "nobody"'):
+            await action("nobody")
+    assert await redis.exists(KEY_EVENTS) == 0
+
+
+async def test_unannounced_change_is_saved_and_says_so(
+    database: Database, tenants: TenantService
+) -> None:
+    await tenants.create("Acme", tenant_id="acme")
+    unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=1)
+    with pytest.raises(ChangeNotAnnouncedError, match="saved, but Redis could not be told"):
+        await TenantService(database, ChangeAnnouncer(unreachable)).suspend("acme")
+    await unreachable.aclose()
+    assert (await tenants.get("acme")).status is TenantStatus.SUSPENDED
+
+
+@pytest.mark.parametrize(("column", "value"), [("weight", "-1"), ("status", "'gone'")])
+async def test_database_itself_refuses_impossible_values(
+    database: Database, tenants: TenantService, column: str, value: str
+) -> None:
+    await tenants.create("Acme", tenant_id="acme")
+    with pytest.raises(IntegrityError):
+        async with database.writing() as transaction:
+            await transaction.execute(text(f"UPDATE tenants SET {column} = {value}"))
+
+
+async def test_transactions_that_read_before_they_write_wait_for_each_other(
+    tenants: TenantService,
+) -> None:
+    await tenants.create("Acme", tenant_id="acme")
+    await asyncio.gather(
+        *(tenants.suspend("acme") for _ in range(20)),
+        *(tenants.activate("acme") for _ in range(20)),
+    )
+    assert (await tenants.get("acme")).id == "acme"

@@ -1,0 +1,51 @@
+"""Fixtures of the authentication's tests: a real SQLite file, two tenants, a key."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.accounts import schema
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.key_service import CreatedKey, KeyService
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    """A database with the current schema."""
+    url = f"sqlite+aiosqlite:///{tmp_path}/sluice.db"
+    await schema.upgrade(url)
+    database = Database(url)
+    yield database
+    await database.aclose()
+
+
+@pytest.fixture
+async def tenants(database: Database, redis: Redis) -> TenantService:
+    """The rules of tenants; `acme` (weight 2) and `other` exist."""
+    tenants = TenantService(database, ChangeAnnouncer(redis))
+    await tenants.create("Acme", tenant_id="acme", weight=2.0)
+    await tenants.create("Other", tenant_id="other")
+    return tenants
+
+
+@pytest.fixture
+def keys(database: Database, redis: Redis, tenants: TenantService) -> KeyService:
+    """The rules of keys."""
+    return KeyService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+async def key(keys: KeyService) -> CreatedKey:
+    """A key of `acme`."""
+    return await keys.create("acme", name="web")
+
+
+@pytest.fixture
+def authenticator(database: Database) -> Authenticator:
+    """An authenticator for API keys with an empty cache."""
+    return Authenticator(database, verifier=None, ttl_seconds=60, max_entries=100)

@@ -1,0 +1,278 @@
+"""From the Authorization header to the principal."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from contract import clock
+from gateway.accounts.database import Database
+from gateway.accounts.scopes import Scope
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.api_key import ApiKey
+from gateway.auth.authenticator import MAX_CREDENTIAL_CHARACTERS, Authenticator
+from gateway.auth.key_service import CreatedKey, KeyService
+from gateway.errors import (
+    AccountSuspendedError,
+    AuthenticationError,
+    ExpiredCredentialError,
+    PermissionDeniedError,
+    StoreUnavailableError,
+)
+
+
+def _bearer(key: CreatedKey) -> str:
+    return f"Bearer {key.key.reveal()}"
+
+
+@pytest.fixture
+def queries(database: Database) -> Iterator[list[str]]:
+    """The queries sent to the database from now on."""
+    seen: list[str] = []
+
+    def record(_c: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if statement.startswith("SELECT"):
+            seen.append(statement)
+
+    event.listen(database.engine.sync_engine, "before_cursor_execute", record)
+    yield seen
+    event.remove(database.engine.sync_engine, "before_cursor_execute", record)
+
+
+@contextmanager
+def _unreachable(database: Database) -> Iterator[None]:
+    """Put a folder where the database file was, so that it cannot be opened."""
+    assert database.engine.url.database is not None
+    file = Path(database.engine.url.database)
+    moved = file.rename(file.with_suffix(".moved"))
+    file.mkdir()
+    yield
+    # The driver does not wait for the threads of connections that failed, and they need the event loop.
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            thread.join(5)
+    file.rmdir()
+    moved.rename(file)
+
+
+async def test_key_gives_its_principal(authenticator: Authenticator, keys: KeyService) -> None:
+    created = await keys.create("acme", name="web", allowed_models=["m1"])
+    principal = await authenticator.authenticate(_bearer(created))
+    assert principal.tenant_id == "acme"
+    assert principal.tenant_weight == 2.0
+    assert principal.credential_id == created.record.id
+    assert principal.scopes == {Scope.COMPLETIONS}
+    assert principal.allows_model("m1")
+    assert not principal.allows_model("m2")
+
+
+async def test_scope_is_required_where_it_is_asked_for(
+    authenticator: Authenticator, key: CreatedKey
+) -> None:
+    principal = await authenticator.authenticate(_bearer(key))
+    principal.require_scope(Scope.COMPLETIONS)
+    assert principal.allows_model("anything")
+    with pytest.raises(PermissionDeniedError, match="scope 'admin'"):
+        principal.require_scope(Scope.ADMIN)
+
+
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER   {}", "  bEaReR {}  "])
+async def test_scheme_is_read_in_any_case(
+    authenticator: Authenticator, key: CreatedKey, form: str
+) -> None:
+    principal = await authenticator.authenticate(form.format(key.key.reveal()))
+    assert principal.tenant_id == "acme"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (None, "No API key was given"),
+        ("", "No API key was given"),
+        ("  ", "No API key was given"),
+        ("Basic dXNlcjpwYXNz", "does not use the scheme Bearer"),
+        ("sk-abc", "does not use the scheme Bearer"),
+        ("Bearer", "carries no API key"),
+        ("Bearer  ", "carries no API key"),
+        ("Bearer " + "x" * (MAX_CREDENTIAL_CHARACTERS + 1), "too long"),
+        ("Bearer hello", "malformed"),
+        ("Bearer sk-Zürich", "malformed"),
+        ("Bearer \ud800", "malformed"),
+        ("Bearer a.b.c", "JWTs are not accepted here"),
+    ],
+)
+async def test_unusable_header_is_refused_without_a_query(
+    authenticator: Authenticator, queries: list[str], header: str | None, message: str
+) -> None:
+    with pytest.raises(AuthenticationError, match=message) as caught:
+        await authenticator.authenticate(header)
+    assert caught.value.status == 401
+    assert queries == []
+
+
+async def test_wrong_checksum_is_refused_without_a_query(
+    authenticator: Authenticator, key: CreatedKey, queries: list[str]
+) -> None:
+    whole = key.key.reveal()
+    changed = whole[:-1] + ("a" if whole[-1] != "a" else "b")
+    with pytest.raises(AuthenticationError, match="checksum") as caught:
+        await authenticator.authenticate(f"Bearer {changed}")
+    assert queries == []
+    assert changed[16:] not in caught.value.message
+
+
+async def test_unknown_key_and_right_prefix_with_other_secret_are_told_alike(
+    authenticator: Authenticator, key: CreatedKey
+) -> None:
+    other = ApiKey.generate()
+    from gateway.auth.api_key import checksum
+
+    forged_body = f"sk-{key.record.prefix}-{other.reveal()[16:-6]}"
+    for text in (other.reveal(), forged_body + checksum(forged_body)):
+        with pytest.raises(AuthenticationError, match="unknown or has been revoked") as caught:
+            await authenticator.authenticate(f"Bearer {text}")
+        assert caught.value.code == "invalid_api_key"
+
+
+async def test_revoked_key_is_told_like_an_unknown_one(
+    authenticator: Authenticator, keys: KeyService, key: CreatedKey
+) -> None:
+    await keys.revoke("acme", key.record.id)
+    with pytest.raises(AuthenticationError, match="unknown or has been revoked"):
+        await authenticator.authenticate(_bearer(key))
+
+
+async def test_expiry_is_honoured_to_the_second_from_the_cache(
+    authenticator: Authenticator,
+    keys: KeyService,
+    queries: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expires_at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    created = await keys.create("acme", name="trial", expires_at=expires_at)
+    await authenticator.authenticate(_bearer(created))
+    queries.clear()
+    at = int(expires_at.timestamp() * 1000)
+    monkeypatch.setattr(clock, "now_ms", lambda: at - 1)
+    assert (await authenticator.authenticate(_bearer(created))).tenant_id == "acme"
+    monkeypatch.setattr(clock, "now_ms", lambda: at)
+    with pytest.raises(ExpiredCredentialError, match=f"expired at {expires_at:%Y-%m-%d}") as caught:
+        await authenticator.authenticate(_bearer(created))
+    assert caught.value.code == "expired_token"
+    assert queries == []
+
+
+async def test_suspended_tenant_is_refused_until_it_is_activated(
+    authenticator: Authenticator, tenants: TenantService, key: CreatedKey
+) -> None:
+    await tenants.suspend("acme")
+    with pytest.raises(AccountSuspendedError) as caught:
+        await authenticator.authenticate(_bearer(key))
+    assert (caught.value.status, caught.value.code) == (403, "account_suspended")
+    await tenants.activate("acme")
+    authenticator.forget_tenant("acme")
+    assert (await authenticator.authenticate(_bearer(key))).tenant_id == "acme"
+
+
+async def test_concurrent_requests_with_one_key_make_one_query(
+    authenticator: Authenticator, key: CreatedKey, queries: list[str]
+) -> None:
+    await asyncio.gather(*(authenticator.authenticate(_bearer(key)) for _ in range(100)))
+    await authenticator.authenticate(_bearer(key))
+    assert len(queries) == 1
+
+
+@pytest.mark.parametrize(
+    "forget",
+    [
+        lambda a, key: a.forget_key(key.record.id),
+        lambda a, _key: a.forget_tenant("acme"),
+        lambda a, _key: a.expire_all(),
+    ],
+    ids=["key", "tenant", "everything"],
+)
+async def test_forgotten_key_is_looked_up_again(
+    authenticator: Authenticator,
+    keys: KeyService,
+    key: CreatedKey,
+    forget: Callable[[Authenticator, CreatedKey], None],
+) -> None:
+    await authenticator.authenticate(_bearer(key))
+    await keys.revoke("acme", key.record.id)
+    assert (await authenticator.authenticate(_bearer(key))).tenant_id == "acme"
+    forget(authenticator, key)
+    with pytest.raises(AuthenticationError):
+        await authenticator.authenticate(_bearer(key))
+
+
+async def test_forgetting_one_tenant_leaves_the_others_cached(
+    authenticator: Authenticator, key: CreatedKey, queries: list[str]
+) -> None:
+    await authenticator.authenticate(_bearer(key))
+    queries.clear()
+    authenticator.forget_tenant("other")
+    authenticator.forget_key("key_of_somebody_else")
+    await authenticator.authenticate(_bearer(key))
+    assert queries == []
+
+
+async def test_known_keys_work_while_the_database_is_away_and_others_get_503(
+    database: Database, keys: KeyService, key: CreatedKey
+) -> None:
+    authenticator = Authenticator(database, verifier=None, ttl_seconds=0.05, max_entries=100)
+    unseen = await keys.create("acme", name="unseen")
+    await authenticator.authenticate(_bearer(key))
+    await database.engine.dispose()
+    with _unreachable(database):
+        await asyncio.sleep(0.06)
+        assert (await authenticator.authenticate(_bearer(key))).tenant_id == "acme"
+        with pytest.raises(StoreUnavailableError) as caught:
+            await authenticator.authenticate(_bearer(unseen))
+    assert (caught.value.status, caught.value.code) == (503, "store_unavailable")
+    assert (await authenticator.authenticate(_bearer(unseen))).tenant_id == "acme"
+
+
+async def test_cached_key_costs_microseconds(authenticator: Authenticator, key: CreatedKey) -> None:
+    header = _bearer(key)
+    await authenticator.authenticate(header)
+    fastest = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            await authenticator.authenticate(header)
+        fastest = min(fastest, (time.perf_counter() - began) / 1000)
+    assert fastest < 20e-6
+
+
+async def test_no_log_error_or_repr_carries_a_key(
+    database: Database,
+    authenticator: Authenticator,
+    keys: KeyService,
+    key: CreatedKey,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown = [repr(key), str(key), repr(key.record)]
+    principal = await authenticator.authenticate(_bearer(key))
+    shown.append(repr(principal))
+    await keys.revoke("acme", key.record.id)
+    authenticator.expire_all()
+    for header in (_bearer(key), _bearer(key)[:-1], _bearer(key) + "x"):
+        with pytest.raises(AuthenticationError) as refused:
+            await authenticator.authenticate(header)
+        shown += [str(refused.value), repr(refused.value), str(refused.value.body())]
+    unseen = await keys.create("acme", name="unseen")
+    await database.engine.dispose()
+    with _unreachable(database), pytest.raises(StoreUnavailableError) as failed:
+        await authenticator.authenticate(_bearer(unseen))
+    shown += [repr(failed.value), repr(failed.value.__cause__), caplog.text]
+    assert "aiosqlite" in caplog.text, "the log has to be looked at in detail"
+    for secret in (key.key.reveal()[16:], unseen.key.reveal()[16:]):
+        assert not [text for text in shown if secret in text]

@@ -1,0 +1,368 @@
+"""JWTs: what is accepted, and every way in which one is refused."""
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+from pydantic import ValidationError
+
+from gateway.accounts.database import Database
+from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.jwks import CHECK_SECONDS, JwksError, JwksFile
+from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
+from gateway.settings import JwtAlgorithm, Settings
+
+ISSUER = "https://login.example"
+AUDIENCE = "sluice"
+SECRET = "a secret of forty-eight characters, for the test"
+
+RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+WEAK_RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+P384_KEY = ec.generate_private_key(ec.SECP384R1())
+ED_KEY = ed25519.Ed25519PrivateKey.generate()
+
+PUBLIC = {
+    "rsa": json.loads(RSAAlgorithm.to_jwk(RSA_KEY.public_key())),
+    "weak": json.loads(RSAAlgorithm.to_jwk(WEAK_RSA_KEY.public_key())),
+    "ec": json.loads(ECAlgorithm.to_jwk(EC_KEY.public_key())),
+    "p384": json.loads(ECAlgorithm.to_jwk(P384_KEY.public_key())),
+    "ed": json.loads(OKPAlgorithm.to_jwk(ED_KEY.public_key())),
+}
+
+
+def _write_jwks(path: Path, *kids: str) -> None:
+    path.write_text(json.dumps({"keys": [{**PUBLIC[kid], "kid": kid} for kid in kids]}))
+
+
+def _claims(**changes: Any) -> dict[str, Any]:
+    claims = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "exp": int(time.time()) + 600,
+        "sub": "robot",
+        "tenant": "acme",
+        **changes,
+    }
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+def _hs256(**changes: Any) -> str:
+    return jwt.encode(_claims(**changes), SECRET, "HS256")
+
+
+@pytest.fixture
+def jwks_file(tmp_path: Path) -> Path:
+    path = tmp_path / "jwks.json"
+    _write_jwks(path, *PUBLIC)
+    return path
+
+
+@pytest.fixture
+def verifier(jwks_file: Path) -> JwtVerifier:
+    """Accepts all algorithms."""
+    return JwtVerifier(
+        algorithms=frozenset(JwtAlgorithm),
+        secret=SECRET,
+        jwks=JwksFile(jwks_file),
+        issuer=ISSUER,
+        audience=AUDIENCE,
+        tenant_claim="tenant",
+        leeway=timedelta(seconds=30),
+    )
+
+
+@pytest.fixture
+def authenticator(
+    database: Database, tenants: TenantService, verifier: JwtVerifier
+) -> Authenticator:
+    return Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=100)
+
+
+def _refusal(verifier: JwtVerifier, token: str) -> str:
+    with pytest.raises(AuthenticationError) as caught:
+        verifier.verify(token)
+    assert caught.value.status == 401
+    assert token.rpartition(".")[0] not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm", "kid"),
+    [
+        (SECRET, "HS256", None),
+        (RSA_KEY, "RS256", "rsa"),
+        (EC_KEY, "ES256", "ec"),
+        (ED_KEY, "EdDSA", "ed"),
+    ],
+    ids=["HS256", "RS256", "ES256", "EdDSA"],
+)
+async def test_every_algorithm_gives_the_principal(
+    authenticator: Authenticator, key: Any, algorithm: str, kid: str | None
+) -> None:
+    headers = {} if kid is None else {"kid": kid}
+    token = jwt.encode(_claims(), key, algorithm, headers=headers)
+    principal = await authenticator.authenticate(f"Bearer {token}")
+    assert principal.tenant_id == "acme"
+    assert principal.tenant_weight == 2.0
+    assert principal.credential_id == "jwt:robot"
+    assert principal.scopes == DEFAULT_SCOPES
+    assert principal.allowed_models is None
+
+
+def test_signature_by_another_key_is_refused(verifier: JwtVerifier) -> None:
+    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    token = jwt.encode(_claims(), stranger, "RS256", headers={"kid": "rsa"})
+    assert _refusal(verifier, token) == "The token's signature is wrong."
+    other_secret = jwt.encode(_claims(), SECRET[::-1], "HS256")
+    assert _refusal(verifier, other_secret) == "The token's signature is wrong."
+
+
+def test_changed_payload_is_refused(verifier: JwtVerifier) -> None:
+    head, _, signature = _hs256().split(".")
+    payload = base64.urlsafe_b64encode(json.dumps(_claims(tenant="other")).encode()).rstrip(b"=")
+    assert "signature" in _refusal(verifier, f"{head}.{payload.decode()}.{signature}")
+
+
+def test_alg_none_is_refused(verifier: JwtVerifier) -> None:
+    token = jwt.encode(_claims(), "", "none")
+    assert _refusal(verifier, token).startswith('The token\'s algorithm "none" is not accepted.')
+
+
+@pytest.mark.parametrize("algorithm", ["HS512", "RS512"])
+def test_algorithm_that_nobody_may_pin_is_refused(verifier: JwtVerifier, algorithm: str) -> None:
+    key: Any = SECRET * 2 if algorithm == "HS512" else RSA_KEY
+    token = jwt.encode(_claims(), key, algorithm, headers={"kid": "rsa"})
+    assert f'"{algorithm}" is not accepted. Accepted: ES256, EdDSA, HS256, RS256.' in _refusal(
+        verifier, token
+    )
+
+
+def test_algorithm_that_is_not_pinned_is_refused(verifier: JwtVerifier) -> None:
+    only_rsa = replace(verifier, algorithms=frozenset({JwtAlgorithm.RS256}))
+    assert '"HS256" is not accepted. Accepted: RS256.' in _refusal(only_rsa, _hs256())
+
+
+@pytest.mark.parametrize("form", [Encoding.PEM, Encoding.DER])
+def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: Encoding) -> None:
+    """The classic confusion: sign HS256 with the RSA key that everybody knows."""
+    published = RSA_KEY.public_key().public_bytes(form, PublicFormat.SubjectPublicKeyInfo)
+    parts = [{"alg": "HS256", "kid": "rsa"}, _claims()]
+    body = b".".join(
+        base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts
+    )
+    mac = base64.urlsafe_b64encode(hmac.digest(published, body, hashlib.sha256)).rstrip(b"=")
+    token = f"{body.decode()}.{mac.decode()}"
+    assert _refusal(verifier, token) == "The token's signature is wrong."
+    no_secret = replace(verifier, algorithms=frozenset({JwtAlgorithm.RS256}), secret=None)
+    assert "not accepted" in _refusal(no_secret, token)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "kid", "message"),
+    [
+        ("RS256", RSA_KEY, "ec", "is of type EC, which does not fit the algorithm RS256"),
+        ("ES256", EC_KEY, "rsa", "is of type RSA, which does not fit the algorithm ES256"),
+        ("EdDSA", ED_KEY, "ec", "is of type EC, which does not fit the algorithm EdDSA"),
+        ("RS256", WEAK_RSA_KEY, "weak", "too weak"),
+        ("ES256", EC_KEY, "p384", "does not fit the key"),
+    ],
+)
+def test_key_must_fit_the_algorithm(
+    verifier: JwtVerifier, algorithm: str, key: Any, kid: str, message: str
+) -> None:
+    # jwt.encode warns of the weak key, which is the point here.
+    signer = jwt.PyJWS()
+    payload = json.dumps(_claims()).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *_args, **_options: None)
+        token = signer.encode(payload, key, algorithm, {"kid": kid, "typ": "JWT"})
+    assert message in _refusal(verifier, token)
+
+
+def test_key_is_chosen_by_kid(verifier: JwtVerifier) -> None:
+    unknown = jwt.encode(_claims(), RSA_KEY, "RS256", headers={"kid": "gone"})
+    assert _refusal(verifier, unknown) == 'The token\'s key "gone" is unknown.'
+    missing = jwt.encode(_claims(), RSA_KEY, "RS256")
+    assert "lacks 'kid'" in _refusal(verifier, missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"iss": "https://other.example"}, "issuer (claim 'iss')"),
+        ({"aud": "other"}, "another audience (claim 'aud')"),
+        ({"aud": ["x", "y"]}, "another audience (claim 'aud')"),
+        ({"iss": None}, 'lacks the claim "iss"'),
+        ({"aud": None}, 'lacks the claim "aud"'),
+        ({"exp": None}, 'lacks the claim "exp"'),
+        ({"exp": "soon"}, "not a valid JWT"),
+        ({"nbf": time.time() + 3600}, "not valid yet"),
+        ({"tenant": None}, 'lacks the claim "tenant"'),
+        ({"tenant": 7}, 'claim "tenant" must be a string'),
+        ({"sub": 7}, "not a valid JWT"),
+        ({"scope": ["completions"]}, 'claim "scope" must be a string'),
+        ({"models": "m1"}, 'claim "models" must be a list of strings'),
+        ({"models": [1]}, 'claim "models" must be a list of strings'),
+    ],
+)
+def test_wrong_claims_are_refused(
+    verifier: JwtVerifier, changes: dict[str, Any], message: str
+) -> None:
+    claims = _claims(**changes)
+    # PyJWT refuses to write some of these; whoever forges a token does not.
+    token = jwt.PyJWS().encode(json.dumps(claims).encode(), SECRET, "HS256", {"typ": "JWT"})
+    assert message in _refusal(verifier, token)
+
+
+def test_expiry_allows_for_the_leeway_and_no_more(verifier: JwtVerifier) -> None:
+    assert verifier.verify(_hs256(exp=int(time.time()) - 20)).tenant_id == "acme"
+    with pytest.raises(ExpiredCredentialError) as caught:
+        verifier.verify(_hs256(exp=int(time.time()) - 31))
+    assert caught.value.code == "expired_token"
+
+
+@pytest.mark.parametrize("token", ["..", "a.b.c", "e30.e30.", "ä.b.c", "ey..J", "null.null.null"])
+async def test_other_text_with_two_dots_is_refused(
+    authenticator: Authenticator, token: str
+) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        await authenticator.authenticate(f"Bearer {token}")
+    assert caught.value.status == 401
+
+
+def test_scope_and_models_are_read(verifier: JwtVerifier) -> None:
+    claims = verifier.verify(_hs256(scope="openid admin completions", models=["m1", "m2"]))
+    assert claims.scopes == {Scope.ADMIN, Scope.COMPLETIONS}
+    assert claims.allowed_models == frozenset({"m1", "m2"})
+    assert verifier.verify(_hs256(scope="openid profile")).scopes == frozenset()
+
+
+def test_tenant_claim_may_have_another_name(verifier: JwtVerifier) -> None:
+    renamed = replace(verifier, tenant_claim="https://sluice/tenant")
+    token = _hs256(**{"https://sluice/tenant": "other"})
+    assert renamed.verify(token).tenant_id == "other"
+
+
+async def test_tenant_must_exist_and_be_active(
+    authenticator: Authenticator, tenants: TenantService
+) -> None:
+    with pytest.raises(AuthenticationError, match="tenant does not exist"):
+        await authenticator.authenticate(f"Bearer {_hs256(tenant='nobody')}")
+    header = f"Bearer {_hs256()}"
+    assert (await authenticator.authenticate(header)).tenant_id == "acme"
+    await tenants.suspend("acme")
+    assert (await authenticator.authenticate(header)).tenant_id == "acme", "still cached"
+    authenticator.forget_tenant("acme")
+    with pytest.raises(AccountSuspendedError):
+        await authenticator.authenticate(header)
+
+
+class TurnedClock:
+    """A monotonic clock that stands still until it is turned."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def _touch(path: Path, seconds: int) -> None:
+    os.utime(path, ns=(seconds * 10**9, seconds * 10**9))
+
+
+def test_jwks_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path, clock = tmp_path / "jwks.json", TurnedClock()
+    _write_jwks(path, "rsa")
+    _touch(path, 1)
+    jwks = JwksFile(path, monotonic=clock)
+    assert (jwks.get("rsa") is None, jwks.get("ec") is None) == (False, True)
+    _write_jwks(path, "ec")
+    _touch(path, 2)
+    clock.seconds += CHECK_SECONDS / 2
+    assert jwks.get("ec") is None, "looked at again at most once a second"
+    clock.seconds += CHECK_SECONDS / 2
+    assert (jwks.get("rsa") is None, jwks.get("ec") is None) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    [lambda path: path.write_text("{"), lambda path: path.unlink(), _write_jwks],
+    ids=["not JSON", "missing", "empty"],
+)
+def test_broken_jwks_file_leaves_the_earlier_keys_in_use(
+    tmp_path: Path, breakage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "jwks.json", TurnedClock()
+    _write_jwks(path, "rsa")
+    jwks = JwksFile(path, monotonic=clock)
+    breakage(path)
+    clock.seconds += CHECK_SECONDS
+    assert jwks.get("rsa") is not None
+    assert "earlier keys stay in use" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("[]", "not a JSON Web Key Set"),
+        ('{"keys": []}', "no signature key"),
+        ('{"keys": [{"kty": "RSA", "kid": "x"}]}', "no signature key"),
+        ('{"keys": [{"kty": "RSA", "kid": "x", "use": "enc"}]}', "no signature key"),
+    ],
+)
+def test_unusable_jwks_file_stops_the_start(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "jwks.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(JwksError, match=message):
+        JwksFile(path)
+
+
+def test_settings_without_algorithms_refuse_every_token() -> None:
+    assert JwtVerifier.from_settings(Settings()) is None
+
+
+def test_settings_make_the_verifier(jwks_file: Path) -> None:
+    settings = Settings(
+        jwt_algorithms=frozenset({JwtAlgorithm.RS256}),
+        jwt_jwks_file=jwks_file,
+        jwt_issuer=ISSUER,
+        jwt_audience=AUDIENCE,
+    )
+    verifier = JwtVerifier.from_settings(settings)
+    assert verifier is not None
+    token = jwt.encode(_claims(), RSA_KEY, "RS256", headers={"kid": "rsa"})
+    assert verifier.verify(token).subject == "robot"
+
+
+def test_short_secret_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "ALGORITHMS": "HS256",
+        "SECRET": "hunter2",
+        "ISSUER": ISSUER,
+        "AUDIENCE": AUDIENCE,
+    }.items():
+        monkeypatch.setenv(f"SLUICE_JWT_{name}", value)
+    with pytest.raises(ValidationError, match="at least 32 bytes") as caught:
+        Settings()
+    assert "hunter2" not in str(caught.value)

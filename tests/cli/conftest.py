@@ -1,0 +1,40 @@
+"""Fixtures of the command line's tests: a folder of its own, a real Redis, a SQLite file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from tests.support.redis_server import RedisServer
+
+REPOSITORY = Path(__file__).parents[2]
+
+Sluice = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Programs that are started in another folder find the code there, installed or not.
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("SLUICE_REDIS_URL", redis_server.url)
+    monkeypatch.setenv("SLUICE_DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path}/data/sluice.db")
+
+
+@pytest.fixture
+def sluice() -> Sluice:
+    """Run `sluice` with some arguments in this process."""
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, arguments)
+
+    return run
+
+
+@pytest.fixture
+def upgraded(sluice: Sluice) -> None:
+    """A database with the current schema and the tenant `acme`."""
+    assert sluice("db", "upgrade").exit_code == 0
+    assert sluice("tenants", "create", "Acme", "--id", "acme").exit_code == 0

@@ -1,0 +1,251 @@
+"""The commands that manage the database, tenants and keys."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from gateway.accounts.database import Database
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.principal import Principal
+from gateway.errors import AuthenticationError
+from gateway.settings import load_settings
+from tests.support.processes import free_port
+
+Sluice = Callable[..., Result]
+
+
+def _principal_of(key: str) -> Principal:
+    async def authenticate() -> Principal:
+        database = Database(load_settings().database_url.get_secret_value())
+        authenticator = Authenticator(database, verifier=None, ttl_seconds=1, max_entries=1)
+        try:
+            return await authenticator.authenticate(f"Bearer {key}")
+        finally:
+            await database.aclose()
+
+    return asyncio.run(authenticate())
+
+
+def _key(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "up", "gateway", "tenants", "keys", "db"],
+)
+def test_help_has_examples(sluice: Sluice, command: str) -> None:
+    result = sluice(*filter(None, [command]), "--help")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: sluice {command}")
+    assert re.search(r"Examples:\n +sluice ", result.output)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("tenants", each) for each in ("create", "list", "suspend", "activate")),
+        *(("keys", each) for each in ("create", "list", "revoke")),
+        *(("db", each) for each in ("upgrade", "status")),
+    ],
+    ids=" ".join,
+)
+def test_help_of_every_command_says_what_it_does(sluice: Sluice, command: tuple[str, str]) -> None:
+    result = sluice(*command, "--help")
+    assert result.exit_code == 0
+    usage, description, *_ = result.output.split("\n\n")
+    assert usage.startswith(f"Usage: sluice {' '.join(command)} ")
+    assert re.search(r"^  [A-Z].{15,}\.$", description, re.DOTALL)
+
+
+def test_database_is_refused_until_it_is_upgraded(sluice: Sluice) -> None:
+    assert sluice("db", "status").exit_code == 1
+    assert json.loads(sluice("db", "status", "--json").stdout) == {"schema": "empty"}
+    for command in (("tenants", "list"), ("keys", "list", "--tenant", "a"), ("gateway",)):
+        result = sluice(*command)
+        assert result.exit_code == 1
+        assert result.stderr == (
+            "Error: The database's schema is empty: run `sluice db upgrade` first.\n"
+        )
+    assert sluice("db", "upgrade").stdout == "The schema is current.\n"
+    assert sluice("db", "upgrade").exit_code == 0
+    assert sluice("db", "status").exit_code == 0
+    assert json.loads(sluice("db", "status", "--json").stdout) == {"schema": "current"}
+    assert sluice("tenants", "list").stdout == "None.\n"
+
+
+def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> None:
+    sluice("db", "upgrade")
+    created = sluice("tenants", "create", "Acme Inc.", "--id", "acme", "--weight", "2.5", "--json")
+    tenant = json.loads(created.stdout)
+    assert {**tenant, "created_at": None} == {
+        "id": "acme",
+        "name": "Acme Inc.",
+        "weight": 2.5,
+        "status": "active",
+        "created_at": None,
+    }
+    assert tenant["created_at"].endswith("Z")
+    heading, row = sluice("tenants", "list").stdout.splitlines()
+    assert heading.split() == ["ID", "NAME", "WEIGHT", "STATUS", "CREATED"]
+    assert row.startswith("acme  Acme Inc.  2.5     active  ")
+    assert row.endswith(" UTC")
+    assert "suspended" in sluice("tenants", "suspend", "acme").stdout
+    assert json.loads(sluice("tenants", "list", "--json").stdout)[0]["status"] == "suspended"
+    assert "active" in sluice("tenants", "activate", "acme").stdout
+    assert json.loads(sluice("tenants", "list", "--json").stdout) == [tenant]
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_key_is_shown_once_and_works(sluice: Sluice) -> None:
+    created = sluice("keys", "create", "--tenant", "acme", "--name", "web site")
+    key = _key(created)
+    assert "cannot be shown again" in created.stderr
+    assert key not in created.stderr
+    assert _principal_of(key).tenant_id == "acme"
+    table = sluice("keys", "list", "--tenant", "acme").stdout
+    as_json = sluice("keys", "list", "--tenant", "acme", "--json").stdout
+    assert key[16:] not in table + as_json
+    assert key[3:15] in table
+    assert "web site" in table
+    assert "digest" not in as_json
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_key_gets_scopes_models_and_an_end(sluice: Sluice) -> None:
+    options = ["--scope", "admin", "--model", "m1", "--model", "m2", "--expires-in", "30d"]
+    created = json.loads(
+        sluice("keys", "create", "--tenant", "acme", "--name", "x", *options, "--json").stdout
+    )
+    principal = _principal_of(created["key"])
+    assert principal.scopes == {"admin"}
+    assert principal.allowed_models == frozenset({"m1", "m2"})
+    [listed] = json.loads(sluice("keys", "list", "--tenant", "acme", "--json").stdout)
+    assert listed == {name: value for name, value in created.items() if name != "key"}
+    assert listed["expires_at"] > listed["created_at"]
+    assert listed["allowed_models"] == ["m1", "m2"]
+
+
+@pytest.mark.usefixtures("upgraded")
+@pytest.mark.parametrize("by", ["id", "prefix", "whole key"])
+def test_key_is_revoked_by_what_one_has_of_it(sluice: Sluice, by: str) -> None:
+    created = json.loads(
+        sluice("keys", "create", "--tenant", "acme", "--name", "x", "--json").stdout
+    )
+    name = created["key"] if by == "whole key" else created[by]
+    revoked = sluice("keys", "revoke", "--tenant", "acme", name)
+    assert revoked.exit_code == 0
+    assert created["key"][16:] not in revoked.output
+    with pytest.raises(AuthenticationError, match="revoked"):
+        _principal_of(created["key"])
+
+
+@pytest.mark.usefixtures("upgraded")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tenants", "suspend", "nobody"), 'There is no tenant "nobody".'),
+        (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" exists already.'),
+        (("tenants", "create", "X", "--weight", "0"), "Given: 0.0."),
+        (("keys", "create", "--tenant", "nobody", "--name", "x"), 'There is no tenant "nobody".'),
+        (("keys", "revoke", "--tenant", "acme", "key_1"), 'The tenant "acme" has no key "key_1".'),
+        (("tenants", "list", "--database-url", "mysql://u:hidden@h/d"), "must have the form"),
+        (
+            ("tenants", "list", "--database-url", "postgresql+asyncpg://u:hidden@127.0.0.1:1/d"),
+            "The database cannot be reached at the moment.",
+        ),
+        (
+            ("gateway", "--port", "99999"),
+            "SLUICE_PORT: Input should be less than or equal to 65535",
+        ),
+        (("gateway", "--redis-url", "http://u:hidden@h"), "SLUICE_REDIS_URL: "),
+    ],
+)
+def test_expected_error_is_one_sentence_and_exit_code_1(
+    sluice: Sluice, arguments: tuple[str, ...], message: str
+) -> None:
+    result = sluice(*arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert message in line
+    assert "hidden" not in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("keys", "create", "--name", "x"),
+        ("keys", "create", "--tenant", "a", "--name", "x", "--scope", "root"),
+        ("keys", "create", "--tenant", "a", "--name", "x", "--expires-in", "soon"),
+        ("keys", "create", "--tenant", "a", "--name", "x", "--expires-in", "0d"),
+        ("up", "--port", "0"),
+        ("up", "--engine", "other"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(sluice: Sluice, arguments: tuple[str, ...]) -> None:
+    result = sluice(*arguments)
+    assert result.exit_code == 2
+    assert "Usage: " in result.stderr
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_unannounced_revocation_is_saved_and_says_so(sluice: Sluice) -> None:
+    created = json.loads(
+        sluice("keys", "create", "--tenant", "acme", "--name", "x", "--json").stdout
+    )
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    result = sluice("keys", "revoke", "--tenant", "acme", created["id"], "--redis-url", nowhere)
+    assert result.exit_code == 1
+    assert "The change is saved, but Redis could not be told" in result.stderr
+    with pytest.raises(AuthenticationError):
+        _principal_of(created["key"])
+    assert sluice("keys", "revoke", "--tenant", "acme", created["id"]).exit_code == 0
+
+
+def test_worker_arguments_are_passed_through() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "worker", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "--model-path" in result.stdout
+    assert "--redis-url" in result.stdout
+
+
+def test_worker_is_not_taken_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "worker").mkdir()
+    (tmp_path / "worker" / "__main__.py").write_text("print('not ours')")
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "gateway.cli", "worker", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--model-path" in result.stdout
+    assert "not ours" not in result.stdout
+
+
+def test_command_line_needs_no_database_package_to_start_a_worker() -> None:
+    program = (
+        "import sys\n"
+        "from gateway.cli import main\n"
+        "import gateway.commands.worker\n"
+        "print({'sqlalchemy', 'alembic', 'fastapi', 'worker', 'jwt'} & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "set()\n"

@@ -1,0 +1,254 @@
+"""Children of `sluice up`: started, watched, restarted, and all of them ended."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.commands import supervisor as module
+from gateway.commands.child import ChildSpec, describe_exit
+from gateway.commands.supervisor import ChildDiedError, Supervisor
+from tests.support.processes import wait_until
+
+STEADY = "import time; print('up', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+PARENT = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _spec(folder: Path, name: str, program: str, *, stop_seconds: float = 5) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-c", program),
+        log=folder / f"{name}.log",
+        stop_seconds=stop_seconds,
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def _until_logged(spec: ChildSpec, text: str) -> str:
+    async with asyncio.timeout(10):
+        while not spec.log.exists() or text not in spec.log.read_text():
+            await asyncio.sleep(0.01)
+    return spec.log.read_text()
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_children_have_their_own_process_groups_and_end_with_stop(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(said.append)
+    specs = [_spec(tmp_path, name, STEADY) for name in ("one", "two")]
+    await supervisor.start(specs)
+    pids = [child.pid for child in supervisor._children[0]]
+    assert [os.getpgid(pid) for pid in pids] == pids
+    assert os.getpgid(0) not in pids
+    for spec in specs:
+        await _until_logged(spec, "up")
+    await supervisor.stop()
+    assert not any(_is_alive(pid) for pid in pids)
+    assert said == []
+
+
+async def test_children_are_stopped_in_reverse_order_of_their_start(tmp_path: Path) -> None:
+    program = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.3)
+    print("ended", time.monotonic(), flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+time.sleep(600)
+"""
+    supervisor = Supervisor(print)
+    specs = [_spec(tmp_path, name, program) for name in ("redis", "worker", "gateway")]
+    for spec in specs:
+        await supervisor.start([spec])
+        await _until_logged(spec, "up")
+    await supervisor.stop()
+    ends = [float(spec.log.read_text().split()[-1]) for spec in specs]
+    assert ends[0] - ends[1] > 0.25
+    assert ends[1] - ends[2] > 0.25
+
+
+async def test_child_that_does_not_stop_is_killed_when_its_time_is_over(tmp_path: Path) -> None:
+    supervisor = Supervisor(print)
+    spec = _spec(tmp_path, "stubborn", STUBBORN, stop_seconds=0.3)
+    await supervisor.start([spec])
+    await _until_logged(spec, "up")
+    pid = supervisor._children[0][0].pid
+    began = time.monotonic()
+    await supervisor.stop()
+    assert 0.3 <= time.monotonic() - began < 3
+    assert not _is_alive(pid)
+
+
+async def test_kill_cuts_a_slow_stop_short(tmp_path: Path) -> None:
+    supervisor = Supervisor(print)
+    spec = _spec(tmp_path, "stubborn", STUBBORN, stop_seconds=60)
+    await supervisor.start([spec])
+    await _until_logged(spec, "up")
+    stopping = asyncio.create_task(supervisor.stop())
+    await asyncio.sleep(0.1)
+    supervisor.kill()
+    async with asyncio.timeout(5):
+        await stopping
+
+
+async def test_death_during_the_start_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+    supervisor = Supervisor(print)
+    program = "print('port 80 is taken'); raise SystemExit(3)"
+    await supervisor.start([_spec(tmp_path, "gateway", program)])
+    with pytest.raises(ChildDiedError) as caught:
+        await supervisor.while_alive(asyncio.create_task(_never()))
+    message = str(caught.value)
+    assert message.startswith("The gateway did not start (exit status 3).")
+    assert "    port 80 is taken" in message
+    assert str(tmp_path / "gateway.log") in message
+    await supervisor.stop()
+
+
+async def test_program_that_does_not_exist_is_a_death_during_the_start(tmp_path: Path) -> None:
+    supervisor = Supervisor(print)
+    spec = ChildSpec(
+        name="ghost", command=("/no/such/program",), log=tmp_path / "ghost.log", stop_seconds=1
+    )
+    await supervisor.start([spec])
+    with pytest.raises(ChildDiedError, match="/no/such/program"):
+        await supervisor.while_alive(asyncio.create_task(_never()))
+    await supervisor.stop()
+
+
+async def test_child_that_ends_later_is_started_again_with_growing_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RESTART_SECONDS", 0.05)
+    said: list[str] = []
+    supervisor = Supervisor(said.append)
+    supervisor.settle()
+    await supervisor.start([_spec(tmp_path, "worker", "raise SystemExit(70)")])
+    async with asyncio.timeout(20):
+        while len(said) < 3:
+            await asyncio.sleep(0.01)
+    await supervisor.stop()
+    assert "The worker ended (its engine died, exit status 70)" in said[0]
+    assert [text.split("again in ")[1].split(" s.")[0] for text in said[:3]] == [
+        "0.05",
+        "0.1",
+        "0.2",
+    ]
+
+
+async def test_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
+    spec = ChildSpec(
+        name="reader",
+        command=(sys.executable, "-c", "import sys; print(sys.stdin.read()[::-1])"),
+        configuration="password",
+        environment={"NAME": "hidden"},
+        log=tmp_path / "reader.log",
+        stop_seconds=1,
+    )
+    assert "password" not in repr(spec)
+    assert "hidden" not in repr(spec)
+    supervisor = Supervisor(print)
+    await supervisor.start([spec])
+    await _until_logged(spec, "drowssap")
+    await supervisor.stop()
+
+
+SUPERVISED = """
+import asyncio, sys
+from pathlib import Path
+from gateway.commands.child import ChildSpec
+from gateway.commands.supervisor import Supervisor
+from gateway.commands.tether import adopt_orphans
+
+async def main():
+    adopt_orphans()
+    supervisor = Supervisor(print)
+    spec = ChildSpec(name="parent", command=(sys.executable, "-c", sys.argv[1]),
+                     log=Path("parent.log"), stop_seconds=5)
+    await supervisor.start([spec])
+    print("pid", supervisor._children[0][0].pid, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await supervisor.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> "subprocess.Popen[str]":
+    """A process that supervises a child, until it reads a line."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED, PARENT],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _pids(process: "subprocess.Popen[str]", log: Path) -> tuple[int, int]:
+    assert process.stdout is not None
+    child = int(process.stdout.readline().split()[1])
+    wait_until(lambda: "up" in log.read_text(), seconds=10, what="the grandchild being up")
+    return child, int(log.read_text().split("child ")[1].split()[0])
+
+
+def test_what_a_child_leaves_behind_is_ended_too(
+    supervised: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    with supervised:
+        child, grandchild = _pids(supervised, tmp_path / "parent.log")
+        supervised.communicate("stop\n", timeout=30)
+    assert supervised.returncode == 0
+    assert not Path(f"/proc/{child}").exists()
+    assert not Path(f"/proc/{grandchild}").exists(), "ended and reaped"
+
+
+def test_child_ends_when_the_supervisor_is_killed(
+    supervised: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    with supervised:
+        child, grandchild = _pids(supervised, tmp_path / "parent.log")
+        assert _is_alive(child)
+        supervised.kill()
+    try:
+        wait_until(lambda: not _is_alive(child), seconds=5, what="the child's end")
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "exit status 0"),
+        (1, "exit status 1"),
+        (70, "its engine died, exit status 70"),
+        (-9, "killed by SIGKILL"),
+        (-62, "killed by signal 62"),
+    ],
+)
+def test_exit_status_in_words(status: int, words: str) -> None:
+    assert describe_exit(status) == words

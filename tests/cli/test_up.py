@@ -1,0 +1,243 @@
+"""`sluice up`, for real: Redis, SQLite, gateways, and a worker with the scripted engine."""
+
+import os
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.commands.demo import DemoFile
+from gateway.commands.ports import find_ports, require_ports
+from gateway.errors import StartupError
+from tests.support.processes import free_port, wait_until
+
+START_SECONDS = 60
+
+
+class Up:
+    """One `sluice up` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.demo = folder / ".sluice" / "demo.env"
+        self._out = folder / "out.txt"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted", *arguments]
+        with self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
+            )
+        return self.process
+
+    def start_and_wait(self, *arguments: str) -> dict[str, str]:
+        process = self.start(*arguments)
+        wait_until(
+            lambda: "Try it:" in self.output or process.poll() is not None,
+            seconds=START_SECONDS,
+            what="sluice up answering",
+        )
+        assert process.poll() is None, self.output
+        return self.variables
+
+    @property
+    def output(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        lines = self.demo.read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    def children(self, text: str = "") -> list[int]:
+        """Processes that the supervisor started and whose command has `text` in it."""
+        assert self.process is not None
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and _parent(entry) == self.process.pid:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if text in command:
+                    found.append(int(entry.name))
+        return found
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Send a signal, wait for the end, and prove that no process is left."""
+        assert self.process is not None
+        children = self.children()
+        assert children
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+        return status
+
+
+def _parent(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    up = Up(tmp_path)
+    yield up
+    if up.process is not None and up.process.poll() is None:
+        up.process.kill()
+        up.process.wait()
+
+
+def _complete(variables: dict[str, str]) -> int:
+    body = f'{{"model": "{variables["SLUICE_MODEL"]}", "prompt": "Hi", "max_tokens": 3}}'
+    request = urllib.request.Request(
+        f"{variables['SLUICE_URL']}/v1/completions",
+        data=body.encode(),
+        headers={
+            "Authorization": f"Bearer {variables['SLUICE_KEY']}",
+            "Content-Type": "application/json",
+        },
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            status: int = response.status
+            return status
+    except OSError:
+        return 0
+
+
+def test_everything_comes_up_answers_and_goes_down(up: Up) -> None:
+    port = free_port()
+    variables = up.start_and_wait("--port", str(port))
+    assert variables["SLUICE_URL"] == f"http://127.0.0.1:{port}"
+    assert variables["SLUICE_MODEL"] == "sluice-tiny"
+    assert stat.S_IMODE(up.demo.stat().st_mode) == 0o600
+    assert stat.S_IMODE(up.demo.parent.stat().st_mode) == 0o700
+    [curl] = [line for line in up.output.splitlines() if line.startswith("curl ")]
+    answer = subprocess.run(
+        ["/bin/sh", "-c", f"{curl} -sS"], capture_output=True, text=True, check=False
+    )
+    assert '"text_completion"' in answer.stdout, answer.stderr
+    assert variables["SLUICE_KEY"] in up.output
+    logs = "".join(log.read_text() for log in (up.demo.parent / "logs").iterdir())
+    assert variables["SLUICE_KEY"][16:] not in logs
+    assert len(up.children()) == 3
+    assert up.stop() == 0
+    assert up.output.endswith("Stopped; no process is left.\n")
+
+
+def test_key_is_kept_while_it_works(up: Up) -> None:
+    first = up.start_and_wait("--port", str(free_port()))
+    assert up.stop(signal.SIGTERM) == 0
+    second = up.start_and_wait("--port", str(free_port()))
+    assert second["SLUICE_KEY"] == first["SLUICE_KEY"]
+    assert up.stop(signal.SIGHUP) == 0
+    up.demo.write_text("SLUICE_KEY=sk-made-up\n")
+    third = up.start_and_wait("--port", str(free_port()))
+    assert third["SLUICE_KEY"] not in (first["SLUICE_KEY"], "sk-made-up")
+    assert _complete(third) == 200
+    assert up.stop() == 0
+
+
+def test_second_one_in_the_same_folder_and_a_taken_port_are_told(up: Up, tmp_path: Path) -> None:
+    variables = up.start_and_wait("--port", str(free_port()))
+    second = Up(tmp_path)
+    second._out = tmp_path / "second.txt"
+    assert second.start().wait(20) == 1
+    assert "runs in this folder already" in second.output
+    assert _complete(variables) == 200, "the first one is not disturbed"
+    (tmp_path / "third").mkdir()
+    third = Up(tmp_path / "third")
+    port = variables["SLUICE_URL"].rpartition(":")[2]
+    assert third.start("--port", port).wait(20) == 1
+    assert f"The port {port} is taken." in third.output
+    assert up.stop() == 0
+
+
+def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
+    [port, _] = find_ports(free_port(), 2)
+    variables = up.start_and_wait("--port", str(port), "--gateways", "2", "--workers", "2")
+    assert len(up.children("gateway.cli")) == 2
+    workers = up.children("-m worker")
+    assert len(workers) == 2
+    assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{port + 1}"}) == 200
+    os.kill(workers[0], signal.SIGKILL)
+    wait_until(
+        lambda: len(up.children("-m worker")) == 2 and workers[0] not in up.children(),
+        seconds=15,
+        what="the worker's restart",
+    )
+    assert "ended (killed by SIGKILL); starting it again in 1 s" in up.output
+    assert _complete(variables) == 200
+    assert up.stop() == 0
+
+
+def test_dead_supervisor_takes_everything_with_it(up: Up) -> None:
+    up.start_and_wait("--port", str(free_port()))
+    children = up.children()
+    assert len(children) == 3
+    assert up.process is not None
+    up.process.kill()
+    up.process.wait()
+    wait_until(
+        lambda: all(_has_ended(pid) for pid in children), seconds=10, what="the children's end"
+    )
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_model_that_cannot_be_loaded_ends_the_start(up: Up) -> None:
+    process = up.start("--port", str(free_port()), "--model", "./no/such/model")
+    assert process.wait(START_SECONDS) == 1
+    assert "The worker did not start" in up.output
+    assert "no/such/model" in up.output
+    assert "Traceback" not in up.output
+    assert not up.demo.exists()
+
+
+def test_signal_during_the_start_leaves_nothing(up: Up) -> None:
+    process = up.start("--port", str(free_port()))
+    wait_until(lambda: "Loading the model" in up.output, seconds=20, what="the start")
+    assert up.stop() == 0
+    assert "Traceback" not in up.output
+    assert not up.demo.exists()
+    assert process.returncode == 0
+
+
+def test_next_free_port_is_taken_unless_one_was_asked_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert find_ports(port, 1)[0] > port
+        with pytest.raises(StartupError, match=f"The port {port} is taken"):
+            require_ports(port - 1 if port > 1 else port, 2)
+
+
+def test_demo_file_is_taken_once(tmp_path: Path) -> None:
+    file = DemoFile(tmp_path / "demo.env")
+    assert file.take() == {}
+    values = {"SLUICE_KEY": "sk-a", "SLUICE_MODEL": "it's a $model"}
+    file.write(values)
+    read = subprocess.run(
+        ["/bin/sh", "-c", f'. {shlex.quote(str(file.path))}; echo "$SLUICE_MODEL"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert read.stdout == "it's a $model\n"
+    assert file.take() == values
+    assert not file.path.exists()
+    assert [path.name for path in tmp_path.iterdir()] == []

@@ -1,0 +1,142 @@
+"""A worker that says what a test tells it to: real queue, real leases, real frames, no engine."""
+
+import asyncio
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from contract import keys, messages
+from contract.messages import (
+    Delta,
+    Frame,
+    JobFailed,
+    JobFinished,
+    TokenLogprob,
+    WorkerCard,
+    WorkerState,
+)
+from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Claim, JobQueue, LeaseReport, Room
+from tests.support.stack import CHECKPOINT
+
+ROOM = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
+CLAIM_SECONDS = 5.0
+CONTEXT_WINDOW = 2048
+VOCABULARY_SIZE = 2048
+
+
+class FakeWorker:
+    """One worker of one model."""
+
+    def __init__(
+        self, redis: "Redis", model: str, *, name: str = "fake-1", lease_ms: int = 60_000
+    ) -> None:
+        self.name = name
+        self.queue = JobQueue(redis, model)
+        self._redis = redis
+        self._lease_ms = lease_ms
+        self._numbers: dict[str, int] = {}
+        self._tokenizer = (CHECKPOINT / "tokenizer.json").read_bytes()
+
+    def card(self, state: WorkerState = WorkerState.READY, **fields: Any) -> WorkerCard:
+        """What the worker announces."""
+        known: dict[str, Any] = {
+            "engine": "fake",
+            "created": 1,
+            "context_window": CONTEXT_WINDOW,
+            "vocabulary_size": VOCABULARY_SIZE,
+            "bos_token_id": 0,
+            "tokenizer_digest": hashlib.sha256(self._tokenizer).hexdigest(),
+        }
+        return WorkerCard(self.name, self.queue.model, state, **(known | fields))
+
+    async def announce(
+        self, state: WorkerState = WorkerState.READY, *, ttl_ms: int = 600_000, **fields: Any
+    ) -> None:
+        """Publish card and tokenizer as a worker does."""
+        card = self.card(state, **fields)
+        await self._redis.set(
+            keys.tokenizer(card.tokenizer_digest), zlib.compress(self._tokenizer), ex=600
+        )
+        await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
+        await self.queue.announce(card, ttl_ms=ttl_ms)
+
+    async def claim(self, number: int = 1) -> list[Claim]:
+        """Wait until that many jobs have been claimed."""
+        claims: list[Claim] = []
+        async with asyncio.timeout(CLAIM_SECONDS):
+            while len(claims) < number:
+                result = await self.queue.claim(
+                    self.name, ROOM, most_jobs=number - len(claims), lease_ms=self._lease_ms
+                )
+                claims += result.claims
+                if not result.claims:
+                    await asyncio.sleep(0.01)
+        return claims
+
+    async def claim_one(self) -> Claim:
+        """Wait for one job."""
+        (claim,) = await self.claim()
+        return claim
+
+    async def send(self, gateway: str, *, number: int | None = None, **lists: Any) -> None:
+        """Write a frame, under the next number unless another one is given."""
+        if number is None:
+            number = self._numbers.get(gateway, 0) + 1
+            self._numbers[gateway] = number
+        frame = messages.encode(Frame(self.name, number, **lists))
+        await self._redis.xadd(keys.replies(gateway), {"f": frame})
+
+    async def skip_frame(self, gateway: str) -> None:
+        """Lose the next frame on its way."""
+        self._numbers[gateway] = self._numbers.get(gateway, 0) + 1
+
+    async def say(self, claim: Claim, *texts: str, finish: FinishReason | None = None) -> None:
+        """Send one frame for each text; the last one ends the choice if `finish` is given."""
+        for text in texts:
+            reason = finish if text is texts[-1] else None
+            await self.send(claim.job.gateway, deltas=[delta(claim, text, finish_reason=reason)])
+
+    async def finish(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
+        """End the job: the last frame, then the lease."""
+        job = claim.job
+        finished = JobFinished(job.handle, claim.attempt, len(job.prompt_token_ids), tokens, cached)
+        await self.send(job.gateway, finished=[finished])
+        await self.queue.finish(self.name, LeaseReport(job.id, claim.attempt, tokens))
+
+    async def fail(self, claim: Claim, code: FailureCode, message: str = "") -> None:
+        """Give the job up."""
+        failed = JobFailed(claim.job.handle, claim.attempt, code, message)
+        await self.send(claim.job.gateway, failed=[failed])
+        await self.queue.finish(self.name, LeaseReport(claim.job.id, claim.attempt, 0))
+
+    async def lose(self, claim: Claim) -> None:
+        """Let the lease run out, as if the worker had died some seconds ago."""
+        await self.queue.extend(
+            self.name, [LeaseReport(claim.job.id, claim.attempt, 0)], lease_ms=0
+        )
+        await asyncio.sleep(0.005)
+
+
+def delta(
+    claim: Claim,
+    text: str,
+    *,
+    choice: int = 0,
+    finish_reason: FinishReason | None = None,
+    logprobs: Sequence[TokenLogprob] | None = None,
+) -> Delta:
+    """Make a delta of a claimed job."""
+    return Delta(
+        claim.job.handle,
+        claim.attempt,
+        choice,
+        text,
+        [],
+        finish_reason,
+        None,
+        None if logprobs is None else list(logprobs),
+    )
