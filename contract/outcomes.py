@@ -20,8 +20,7 @@ class FailureCode(StrEnum):
     INVALID_REQUEST = "invalid_request"  # The engine refused the parameters: the client's fault.
     DEADLINE_EXCEEDED = "deadline_exceeded"  # The job's deadline passed before it was finished.
     QUEUE_TIMEOUT = "queue_timeout"  # No worker claimed the job in time.
+    NO_WORKER = "no_worker"  # It waits, but nobody serves the model any more.
     WORKER_LOST = "worker_lost"  # Its lease ran out: the worker died, hung or was cut off.
-    WORKER_DRAINING = "worker_draining"  # The worker was stopped before the job was finished.
-    ENGINE_DEAD = "engine_dead"  # The engine process died under the job.
     REPLIES_LOST = "replies_lost"  # A reply frame of its worker never arrived.
     ENGINE_ERROR = "engine_error"  # The engine gave up on this one job.

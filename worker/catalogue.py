@@ -56,6 +56,7 @@ class Catalogue:
         self._redis = redis
         self._queue = queue
         self._tokenizer = b""
+        self._announced: WorkerState | None = None
         self._card = WorkerCard(
             id=worker,
             model=queue.model,
@@ -67,9 +68,9 @@ class Catalogue:
         )
 
     @property
-    def state(self) -> WorkerState:
-        """Where the worker is in its life."""
-        return self._card.state
+    def is_announced_ready(self) -> bool:
+        """Whether gateways can know that this worker claims jobs."""
+        return self._announced is WorkerState.READY
 
     def engine_started(self, info: EngineInfo) -> None:
         """Announce a worker that claims jobs from the next `announce` on."""
@@ -89,6 +90,7 @@ class Catalogue:
     def draining(self) -> None:
         """Announce a worker that claims nothing more from the next `announce` on."""
         self._card = msgspec.structs.replace(self._card, state=WorkerState.DRAINING)
+        self._announced = None
 
     async def announce(self) -> None:
         """Say that the worker lives, for the next seconds."""
@@ -100,6 +102,7 @@ class Catalogue:
             # What is known of the model from other workers says more than this.
             await self._redis.hsetnx(keys.MODELS, self._card.model, card)
         await self._queue.announce(self._card, ttl_ms=_CARD_TTL_MS)
+        self._announced = self._card.state
 
     async def _publish_tokenizer(self) -> None:
         key = keys.tokenizer(self._card.tokenizer_digest)

@@ -43,7 +43,6 @@ class Generation:
         self._cached_tokens = 0
         self._is_replicated = job.sampling.is_greedy or job.max_tokens == 0
         self._is_ranked = not self._is_replicated and job.best_of > job.n
-        self._gathered = 1 if job.stream else GATHERED_TOKENS
         number = 1 if self._is_replicated else job.best_of
         self.sequences = [self._make_sequence(index) for index in range(number)]
         self.open_sequences = {sequence.id: sequence for sequence in self.sequences}
@@ -99,8 +98,11 @@ class Generation:
         """What the queue is told with each lease extension."""
         return LeaseReport(self.job.id, self.attempt, self.completion_tokens)
 
-    def receive(self, output: SequenceOutput) -> bool:
-        """Take in what a step added to one sequence. Return True if that ended it."""
+    def receive(self, output: SequenceOutput, *, is_due: bool = True) -> bool:
+        """Take in what a step added to one sequence. Return True if that ended it.
+
+        Unless `is_due`, new text gathers for a later step.
+        """
         sequence = self.open_sequences[output.sequence_id]
         if not self.is_prefilled or output.cached_tokens is not None:
             self._note_prefill(sequence, output)
@@ -111,10 +113,10 @@ class Generation:
         has_ended = sequence.finish_reason is not None
         if has_ended:
             del self.open_sequences[sequence.id]
-        if not self._is_ranked:
-            piece = sequence.piece
-            if has_ended or (piece.text and len(piece.token_ids) >= self._gathered):
-                self._tell(sequence, self._choices(sequence))
+        if not self._is_ranked and (
+            has_ended or (sequence.piece.text and self._is_to_be_told(sequence, is_due=is_due))
+        ):
+            self._tell(sequence, self._choices(sequence))
         if has_ended and self.is_done:
             self._finish()
         return has_ended
@@ -144,6 +146,11 @@ class Generation:
                 alternatives=self.job.logprobs or 0,
             )
             self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, entries))
+
+    def _is_to_be_told(self, sequence: Sequence, *, is_due: bool) -> bool:
+        if not self.job.stream:
+            return len(sequence.piece.token_ids) >= GATHERED_TOKENS
+        return is_due or not sequence.has_been_told
 
     def _choices(self, sequence: Sequence) -> range:
         if self._is_replicated:

@@ -61,8 +61,11 @@ def prompt_logprobs(
     *,
     alternatives: int,
 ) -> list[TokenLogprob]:
-    """Describe the tokens of a prompt; nothing precedes the first one, so it has no log-probability."""
-    stream = DecodeStream(skip_special_tokens=True)
+    """Describe the tokens of a prompt; nothing precedes the first one, so it has no log-probability.
+
+    Special tokens count into the offsets, since an echoed prompt shows them.
+    """
+    stream = DecodeStream(skip_special_tokens=False)
     entries: list[TokenLogprob] = []
     offset = 0
     for position, token_id in enumerate(token_ids):

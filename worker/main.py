@@ -16,7 +16,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from contract.messages import WorkerState
 from contract.queue import JobQueue
 from worker import telemetry
 from worker.backoff import keep_doing
@@ -122,6 +121,7 @@ class _Process:
             worker=self._settings.worker_id,
             lease_ms=self._settings.lease_ms,
             most_pending_deltas=self._settings.reply_buffer_deltas,
+            gather_seconds=self._settings.gather_seconds,
         )
         _settle_memory()
         telemetry.READY.set(1)
@@ -174,7 +174,7 @@ class _Process:
             is_healthy=lambda: (
                 self._runner is None or self._runner.stalled_seconds < settings.stall_seconds
             ),
-            is_ready=lambda: self._catalogue.state is WorkerState.READY,
+            is_ready=lambda: self._catalogue.is_announced_ready,
         )
 
     def _on_signal(self) -> None:

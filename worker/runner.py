@@ -34,6 +34,7 @@ from worker.gateways import FORGOTTEN_SECONDS, GRACE_SECONDS, GatewayWatch
 from worker.generation import Generation
 from worker.leases import Leases
 from worker.logprobs import TokenTexts
+from worker.pace import Pace
 from worker.replies import ReplyWriter
 from worker.tasks import cancel
 
@@ -59,6 +60,7 @@ class Runner:
         worker: str,
         lease_ms: int,
         most_pending_deltas: int,
+        gather_seconds: float,
     ) -> None:
         self._redis = redis
         self._queue = queue
@@ -67,6 +69,7 @@ class Runner:
         self._lease_ms = lease_ms
         self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
+        self._pace = Pace(gather_seconds)
         self._leases = Leases(queue, worker, lease_ms=lease_ms)
         self._gateways = GatewayWatch(redis)
         self._writer = ReplyWriter(
@@ -266,15 +269,16 @@ class Runner:
                 await self._abort_unwanted()
 
     def _apply(self, step: EngineStep) -> None:
+        is_due = self._pace.is_due(self._progressed_at, len(self._by_sequence))
         for output in step.outputs:
             generation = self._by_sequence.get(output.sequence_id)
             if generation is not None:
-                self._hand_over(output, generation)
+                self._hand_over(output, generation, is_due=is_due)
         if step.stats is not None:
             self._stats = step.stats
         telemetry.note_step(step)
 
-    def _hand_over(self, output: SequenceOutput, generation: Generation) -> None:
+    def _hand_over(self, output: SequenceOutput, generation: Generation, *, is_due: bool) -> None:
         if output.end is SequenceEnd.ABORTED:
             self._remove(generation, "handed_back")
             self._leases.hand_back([generation.report])
@@ -283,7 +287,7 @@ class Runner:
             self._fail(generation, FailureCode.ENGINE_ERROR, "The engine gave up on this prompt.")
             return
         try:
-            has_ended = generation.receive(output)
+            has_ended = generation.receive(output, is_due=is_due)
         except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
             _log.exception("Job %s: its output could not be turned into text", generation.job.id)
             self._fail(generation, FailureCode.ENGINE_ERROR, "The output could not be decoded.")

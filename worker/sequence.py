@@ -30,6 +30,7 @@ class Sequence:
         "_texts",
         "cumulative_logprob",
         "finish_reason",
+        "has_been_told",
         "id",
         "index",
         "piece",
@@ -54,6 +55,8 @@ class Sequence:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.has_been_told = False
+        """Whether any of it has been sent."""
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stop) if stop else None
         self._texts = texts
@@ -69,6 +72,7 @@ class Sequence:
     def take_piece(self) -> Piece:
         """Hand over what has come since the last call."""
         piece, self.piece = self.piece, Piece()
+        self.has_been_told = True
         return piece
 
     def receive(self, output: SequenceOutput) -> None:

@@ -84,6 +84,13 @@ class Settings(BaseSettings):
         ge=0,
         description="Time that running jobs get to finish when the worker stops.",
     )
+    gather_seconds: float = Field(
+        default=0.015,
+        ge=0,
+        le=1,
+        description="Longest time for which new text of many running sequences is gathered into one "
+        "delta each; 0 sends every engine step's at once.",
+    )
     reply_buffer_deltas: int = Field(
         default=200_000,
         ge=1_000,

@@ -58,8 +58,10 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=child_environment(**spec.environment),
-                # Ctrl-C in the terminal then reaches only us, and we stop the children in order.
-                start_new_session=True,
+                # Ctrl-C in the terminal then reaches only us, and we stop the children in order. A session
+                # for each would do that, too, but Linux shares the processor out between sessions, and on
+                # a small machine the gateway would then wait a tenth of a second beside a busy engine.
+                process_group=0,
             )
         child = cls(spec, process)
         try:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from contract import sampling
 from contract.sampling import SamplingSpec
 from gateway.dialects.request import ContextLengthBehavior, GenerationRequest, Prompt
-from gateway.dialects.wire import WireInt
+from gateway.dialects.wire import INTEGRAL
 from gateway.errors import (
     BadRequestError,
     InvalidParameterError,
@@ -104,7 +104,7 @@ class CompletionRequest(BaseModel):
         description="Text, a list of token ids, a list that mixes both, or a list of such prompts.",
         json_schema_extra=PROMPT_SCHEMA,
     )
-    max_tokens: Annotated[WireInt, Field(ge=-1)] = Field(
+    max_tokens: Annotated[int, Field(ge=-1), INTEGRAL] = Field(
         default=DEFAULT_MAX_TOKENS,
         description="Tokens to generate for each choice, at most. -1: all that fit into the context window. "
         "0: none, with `echo` only.",
@@ -120,17 +120,17 @@ class CompletionRequest(BaseModel):
     top_p: Annotated[float, _bounded(sampling.TOP_P)] = Field(
         default=1.0, description="Keep the likeliest tokens up to this probability mass."
     )
-    top_k: Annotated[WireInt, _bounded(sampling.TOP_K)] = Field(
+    top_k: Annotated[int, _bounded(sampling.TOP_K), INTEGRAL] = Field(
         default=0, description="Keep this many of the likeliest tokens; 0 and -1 keep all."
     )
     min_p: Annotated[float, _bounded(sampling.MIN_P)] = Field(
         default=0.0,
         description="Keep tokens with at least this share of the likeliest one's probability.",
     )
-    n: Annotated[WireInt, _bounded(sampling.N)] = Field(
+    n: Annotated[int, _bounded(sampling.N), INTEGRAL] = Field(
         default=1, description="Choices for each prompt."
     )
-    best_of: Annotated[WireInt, _bounded(sampling.N)] | None = Field(
+    best_of: Annotated[int, _bounded(sampling.N), INTEGRAL] | None = Field(
         default=None,
         description="Sample this many (at least `n`) and return the `n` with the highest mean "
         "log-probability; all are billed. Cannot be streamed when larger than `n`.",
@@ -140,7 +140,7 @@ class CompletionRequest(BaseModel):
         description="Up to 4 strings at which generation ends; the text returned ends before them.",
         json_schema_extra=STOP_SCHEMA,
     )
-    seed: Annotated[WireInt, _bounded(sampling.SEED)] | None = Field(
+    seed: Annotated[int, _bounded(sampling.SEED), INTEGRAL] | None = Field(
         default=None,
         description="Makes sampling repeatable; choice `i` uses `seed + i`. -1 is the same as none.",
     )
@@ -156,7 +156,7 @@ class CompletionRequest(BaseModel):
     logit_bias: dict[str, float] | None = Field(
         default=None, description="Token id -> bias from -100 to 100, added to its logit."
     )
-    logprobs: Annotated[WireInt, _bounded(sampling.LOGPROBS)] | None = Field(
+    logprobs: Annotated[int, _bounded(sampling.LOGPROBS), INTEGRAL] | None = Field(
         default=None,
         description="Report log-probabilities of the chosen and this many of the likeliest tokens.",
     )

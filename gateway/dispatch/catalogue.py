@@ -12,6 +12,7 @@ from contract import keys, messages
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import JobQueue, ModelStatus
 from contract.scripts import CommandExecutor
+from gateway.dispatch.loops import raise_if_cancelled
 from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 
 REFRESH_SECONDS = 1.0
@@ -55,6 +56,7 @@ class Catalogue:
                 await self.refresh()
             except RedisError as error:
                 logger.warning("cannot refresh the model catalogue: %s", type(error).__name__)
+            raise_if_cancelled()
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def refresh(self) -> None:
@@ -71,6 +73,11 @@ class Catalogue:
             models[card.model] = ServedModel(card, status)
         self._models = models
         self._refreshed_at = time.monotonic()
+
+    def is_served(self, name: str) -> bool:
+        """Whether a worker claims jobs of the model, as of the last refresh; True if that is not known."""
+        model = self._models.get(name)
+        return model is None or model.status.ready_workers > 0
 
     async def find(self, name: str) -> ServedModel:
         """Return a model that can be used now.

@@ -21,6 +21,7 @@ from contract.outcomes import FailureCode
 from contract.queue import EnqueueResult, LostJob
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, Message, Ticket
+from gateway.dispatch.loops import raise_if_cancelled
 from gateway.errors import OverloadedError, StoreUnavailableError, TenantQueueFullError
 
 MAX_ATTEMPTS = 3
@@ -146,8 +147,10 @@ class Dispatcher:
                 )
             except RedisError as error:
                 logger.warning("cannot read replies: %s", type(error).__name__)
+                raise_if_cancelled()
                 await asyncio.sleep(0.2)
                 continue
+            raise_if_cancelled()
             for entry_id, fields in _entries(reply):
                 self._last_entry = entry_id
                 try:
@@ -165,6 +168,7 @@ class Dispatcher:
                 await step()
             except RedisError as error:
                 logger.warning("Redis failed us: %s", type(error).__name__)
+            raise_if_cancelled()
             await asyncio.sleep(seconds)
 
     async def _beat(self) -> None:
@@ -303,9 +307,9 @@ class Dispatcher:
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
 
     async def _check_silent_jobs(self) -> None:
-        """Fail jobs that nobody claims in time, and jobs that Redis does not know any more.
+        """Fail jobs that nobody claims in time or will claim, and jobs that Redis does not know any more.
 
-        The second happens when the reply that ended a job was lost, or Redis lost the job itself.
+        The last happens when the reply that ended a job was lost, or Redis lost the job itself.
         """
         now = time.monotonic()
         silent = [
@@ -326,6 +330,8 @@ class Dispatcher:
                 self._fail(ticket, FailureCode.REPLIES_LOST)
             elif worker == b"" and now - ticket.enqueued_at > self._queue_timeout_seconds:
                 self._fail(ticket, FailureCode.QUEUE_TIMEOUT)
+            elif worker == b"" and not self._catalogue.is_served(ticket.model):
+                self._fail(ticket, FailureCode.NO_WORKER)
 
     def _forget(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:

@@ -9,6 +9,7 @@ from gateway.errors import (
     BadRequestError,
     GenerationFailedError,
     GenerationTimeoutError,
+    NoWorkerError,
     OverloadedError,
 )
 
@@ -28,13 +29,12 @@ def to_api_error(failed: JobFailed) -> ApiError:
                 "The request waited too long in the queue.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
             )
-        case (
-            FailureCode.WORKER_LOST
-            | FailureCode.WORKER_DRAINING
-            | FailureCode.ENGINE_DEAD
-            | FailureCode.ENGINE_ERROR
-            | FailureCode.REPLIES_LOST
-        ):
+        case FailureCode.NO_WORKER:
+            return NoWorkerError(
+                "No worker serves this model any more.",
+                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+            )
+        case FailureCode.WORKER_LOST | FailureCode.ENGINE_ERROR | FailureCode.REPLIES_LOST:
             return GenerationFailedError(
                 "The worker that ran this request failed. Please try again.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,

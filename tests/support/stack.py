@@ -51,6 +51,11 @@ class Stack:
         """SQLAlchemy URL of the accounts."""
         return self.environment["SLUICE_DATABASE_URL"]
 
+    @property
+    def keys(self) -> list[str]:
+        """Every key that was made."""
+        return list(self._keys.values())
+
     def key(self, tenant: str = "acme", **options: Any) -> str:
         """Return an API key of a tenant, which is made when it is first asked for."""
         name = f"{tenant} {options}"
@@ -121,6 +126,12 @@ class Stack:
         """End one process by SIGTERM and return its exit code."""
         return stop(self.processes.pop(name), seconds=45)
 
+    def kill(self, name: str) -> None:
+        """End one process by SIGKILL."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait(5)
+
     def close(self) -> None:
         """End everything: gateways and workers first, since they say goodbye to Redis."""
         for process in self.processes.values():
@@ -140,7 +151,7 @@ class Stack:
                 env={**os.environ, **self._variables(), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
             )
 
     def _variables(self) -> dict[str, str]:

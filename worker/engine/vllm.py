@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 _SMALLEST_TOP_P = 1e-6
 _CPU_STEP_TOKENS = 4096
-_CPU_FIXED_ARGUMENTS = ("enable_chunked_prefill", "max_num_batched_tokens")
+_FIXED_ARGUMENTS = {"model"}
+_CPU_FIXED_ARGUMENTS = {"enable_chunked_prefill", "max_num_batched_tokens"}
 _ENDS = {
     "stop": SequenceEnd.STOP,
     "repetition": SequenceEnd.STOP,
@@ -90,6 +91,7 @@ class VllmEngine:
         if self._llm is not None:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
+            llm.engine_core.ctx.destroy(linger=0)
 
     async def submit(self, request: EngineRequest) -> None:
         """Add a sequence. Raises InvalidRequestError or EngineDeadError."""
@@ -98,6 +100,9 @@ class VllmEngine:
             await self._llm.engine_core.add_request_async(core_request)
         except self._dead_errors as error:
             raise EngineDeadError(str(error)) from None
+        except (OverflowError, TypeError, ValueError):
+            # Raised while the request is put into bytes, so nothing of it has been sent.
+            raise InvalidRequestError("A number of the request is too large.") from None
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences at once, without a further output. Unknown ids are ignored."""
@@ -131,9 +136,8 @@ class VllmEngine:
         from vllm.v1.engine import exceptions
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        arguments = engine_arguments(
-            self._settings, AsyncEngineArgs, is_cpu=current_platform.is_cpu()
-        )
+        is_cpu = current_platform.is_cpu()
+        arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=is_cpu)
         if self._closing:
             raise EngineDeadError("closed while starting")
         # Made outside of an event loop, AsyncLLM does not start its own output handling.
@@ -159,14 +163,19 @@ class VllmEngine:
         )
 
     async def _warm_up(self) -> None:
-        """Run one short request, since the first step of all takes seconds."""
+        """Run one request of every kind, since what is done for the first time takes seconds.
+
+        A short one: where `worker.engine.plugin` is not installed, it fails now and not for a client.
+        """
         request = EngineRequest(
             id="warm-up",
-            prompt_token_ids=[0],
+            prompt_token_ids=[0, 0],
             max_tokens=2,
             sampling=SamplingSpec(seed=0, ignore_eos=True),
             seed=0,
             cache_salt="warm-up",
+            logprobs=1,
+            prompt_logprobs=1,
         )
         await self.submit(request)
         while not any(output.end for output in (await self.step()).outputs):
@@ -212,9 +221,9 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
     unknown = sorted(set(more) - {field.name for field in fields(engine_args)})
     if unknown:
         raise ValueError(f"engine_arguments: vLLM knows no {', '.join(unknown)}")
-    fixed = sorted(set(more).intersection(_CPU_FIXED_ARGUMENTS)) if is_cpu else []
-    if fixed:
-        raise ValueError(f"engine_arguments: {', '.join(fixed)} cannot be chosen on a CPU")
+    fixed = _FIXED_ARGUMENTS | (_CPU_FIXED_ARGUMENTS if is_cpu else set())
+    if chosen := sorted(fixed.intersection(more)):
+        raise ValueError(f"engine_arguments: {', '.join(chosen)} cannot be chosen here")
     arguments: dict[str, Any] = {
         "model": settings.model_path,
         "served_model_name": settings.served_name,
@@ -241,6 +250,7 @@ def _set_environment(settings: Settings) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "INFO" if settings.log_level == "DEBUG" else "ERROR",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_kv_cache_gib),
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
         "HF_HUB_OFFLINE": "1" if Path(settings.model_path).is_dir() else "0",
     }
     for name, value in defaults.items():

@@ -1,0 +1,214 @@
+"""The command line: `python -m bench`, or `make bench ARGS=...`."""
+
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from bench import fairness
+from bench.fairness import FairnessMeasurement, FairnessScenario
+from bench.measure import MeasureError, Measurement, measure_in_turns
+from bench.report import Report
+from bench.scenarios import QUICK, SCENARIOS, Scenario
+from bench.sluice import running_sluice
+from bench.starting import StartError
+from bench.systems import Deployment, Engine, System
+from bench.vllm_server import running_vllm_server
+
+RESULTS = Path(__file__).parent / "results" / "raw"
+SCRIPTED_SEQUENCES = 256
+FAIRNESS = "fairness"
+NAMES = tuple(dict.fromkeys([*(each.name for each in SCENARIOS), FAIRNESS]))
+
+EPILOG = """\
+\b
+Scenarios:
+  throughput  64 streams of 128 tokens, against vLLM's own API server
+  latency     1 stream of 64 tokens, against vLLM's own API server
+  requests    64 connections: 16 tokens not streamed, 1 token streamed; against vLLM's
+  tokens      256 streams of the scripted engine, one token every 20 ms each: what a token costs
+  tenants     64 streams of 16 tenants through 2 gateways
+  fairness    one tenant has 200 queued jobs, another one sends one request at a time
+
+\b
+Examples:
+  make bench ARGS="--quick"
+  make bench ARGS="throughput latency --rounds 5"
+  make bench ARGS="fairness --fairness-engine scripted"
+
+Both systems run at once but only one is given work; they take turns (A B, B A, ...), and each round
+gives both the same prompts. Run it on a quiet machine: the report says what other programs used.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the person asked for."""
+
+    rounds: int
+    seed: str
+    max_sequences: int
+    context_window: int
+
+
+@dataclass(slots=True)
+class Results:
+    """What was measured so far."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    fairness: list[FairnessMeasurement] = field(default_factory=list)
+
+
+@click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[SCENARIO]...")
+@click.option(
+    "--quick", is_flag=True, help="Only see that it works: scripted engine, under 2 minutes."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="Times of each load."
+)
+@click.option(
+    "--fairness-engine",
+    type=click.Choice([engine.value for engine in Engine]),
+    default=Engine.VLLM.value,
+    show_default=True,
+    help="Engine of the scenario `fairness`.",
+)
+@click.option(
+    "--max-sequences",
+    type=click.IntRange(1, 1024),
+    default=64,
+    show_default=True,
+    help="Sequences in the real engine's batch, at most, in both systems.",
+)
+@click.option(
+    "--context-window",
+    type=click.IntRange(256, 2048),
+    default=1024,
+    show_default=True,
+    help="Context window of both systems, in tokens.",
+)
+@click.option("--seed", default="sluice", show_default=True, help="Draws the prompts.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=RESULTS,
+    help="Folder for the report (.md) and the measurements (.jsonl).  [default: bench/results/raw]",
+)
+def main(
+    names: tuple[str, ...],
+    *,
+    quick: bool,
+    rounds: int,
+    fairness_engine: str,
+    max_sequences: int,
+    context_window: int,
+    seed: str,
+    results: Path,
+) -> None:
+    """Measure Sluice, side by side with vLLM's own API server. Without a name: every scenario."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    began, found = datetime.now(UTC), Results()
+    options = Options(
+        rounds=1 if quick else rounds,
+        seed=seed,
+        max_sequences=max_sequences,
+        context_window=context_window,
+    )
+    engine = Engine.SCRIPTED if quick else Engine(fairness_engine)
+    loads = [each for each in (QUICK if quick else SCENARIOS) if not names or each.name in names]
+    queue = FairnessScenario(engine=engine)
+    wants_fairness = not names or FAIRNESS in names
+    try:
+        run(loads, queue if wants_fairness else None, options, found)
+    except (StartError, MeasureError) as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        click.echo("Interrupted; the report has the scenarios that were finished.", err=True)
+    _publish(Report(found.measurements, found.fairness, began, _command_line()), results)
+
+
+def run(
+    loads: Sequence[Scenario], queue: FairnessScenario | None, options: Options, found: Results
+) -> None:
+    """Measure everything, one deployment after the other; results are added to `found`."""
+    deployments = dict.fromkeys(_deployment(each, options) for each in loads)
+    if queue is not None:
+        deployments |= {_deployment(queue, options): None}
+    for deployment in deployments:
+        own = [each for each in loads if _deployment(each, options) == deployment]
+        with _systems(deployment, against_vllm=any(each.against_vllm for each in own)) as systems:
+            for scenario in own:
+                click.echo(scenario.title)
+                found.measurements += measure_in_turns(
+                    scenario,
+                    systems if scenario.against_vllm else systems[:1],
+                    rounds=options.rounds,
+                    seed=options.seed,
+                    tell=click.echo,
+                )
+            if queue is not None and _deployment(queue, options) == deployment:
+                click.echo(queue.title)
+                found.fairness.append(
+                    fairness.measure(
+                        queue,
+                        systems[0],
+                        max_sequences=deployment.max_sequences,
+                        seed=options.seed,
+                        tell=click.echo,
+                    )
+                )
+
+
+def _deployment(scenario: Scenario | FairnessScenario, options: Options) -> Deployment:
+    """Return how the systems have to be set up for a scenario."""
+    scripted = scenario.engine is Engine.SCRIPTED
+    many = scripted and isinstance(scenario, Scenario)
+    return Deployment(
+        engine=scenario.engine,
+        max_sequences=SCRIPTED_SEQUENCES if many else options.max_sequences,
+        context_window=options.context_window,
+        step_seconds=scenario.step_seconds if scripted else 0.0,
+    )
+
+
+@contextmanager
+def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[System]]:
+    """Start Sluice and, if asked for, vLLM's server; stop both at the end."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
+        click.echo(f"Starting Sluice with the {deployment.engine} engine ...")
+        systems: list[System] = [stack.enter_context(running_sluice(deployment, folder))]
+        if against_vllm:
+            click.echo("Starting vLLM's own API server ...")
+            systems.append(stack.enter_context(running_vllm_server(deployment, folder)))
+        yield systems
+
+
+def _publish(report: Report, folder: Path) -> None:
+    """Print and write what there is; end with a failure if a request failed."""
+    if not (report.measurements or report.fairness):
+        sys.exit(1)
+    click.echo("\n" + report.markdown())
+    click.echo(f"Written to {report.write(folder)}")
+    if report.failures:
+        sys.exit(1)
+
+
+def _command_line() -> str:
+    return " ".join(["python -m bench", *sys.argv[1:]])
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m bench")

@@ -1,0 +1,263 @@
+"""The load client: keep-alive connections, each sending its next request when the last one has ended.
+
+It checks what it measures: a stream has to end with `[DONE]`, and every answer's usage has to count
+exactly the tokens that were asked for.
+"""
+
+import asyncio
+import gc
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+from typing_extensions import override
+
+from bench.processes import Consumption, Meter
+
+_EVENT = b"data: {"
+_DONE = b"data: [DONE]\n\n"
+_TAIL_BYTES = 2048
+"""Enough for the last two chunks of a stream, where usage is."""
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_ERROR_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to ask for; exactly `completion_tokens` tokens are expected."""
+
+    model: str
+    prompt: str
+    completion_tokens: int
+    streamed: bool
+    temperature: float | None = None
+    """None leaves it out of the request: the server's default, 1."""
+
+    def body(self) -> bytes:
+        """Return the request's JSON."""
+        fields: dict[str, object] = {
+            "model": self.model,
+            "prompt": self.prompt,
+            "max_tokens": self.completion_tokens,
+            "ignore_eos": True,
+        }
+        if self.temperature is not None:
+            fields["temperature"] = self.temperature
+        if self.streamed:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps(fields).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What one connection sends, one request after the other."""
+
+    url: str
+    """Base URL of the server."""
+    key: str
+    """API key; empty for none."""
+    requests: Iterable[Request]
+    tenant: str = ""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back for one request; times are `time.perf_counter` seconds."""
+
+    request: Request
+    tenant: str
+    sent: float
+    reads: list[float] = field(default_factory=list)
+    """When chunks of the stream arrived; chunks that came together count once."""
+    ended: float = 0.0
+    completion_tokens: int = 0
+    error: str = ""
+    """Empty if everything was as it should be."""
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Time to the first chunk, or to the whole answer if it was not streamed."""
+        return (self.reads[0] if self.reads else self.ended) - self.sent
+
+
+class Load:
+    """A number of lanes, driven from one event loop."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = lanes
+        self._connections: list[_Connection] = []
+
+    async def open(self) -> None:
+        """Connect all lanes; nothing is sent yet."""
+        self._connections = await asyncio.gather(*(_connect(lane) for lane in self._lanes))
+
+    def start(self) -> None:
+        """Send the first request of each lane."""
+        for connection in self._connections:
+            connection.send_next()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Wait until every lane has ended. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_seconds):
+            await asyncio.gather(*(connection.ended for connection in self._connections))
+
+    def close(self) -> None:
+        """Close all connections; what is under way is cancelled by the server."""
+        for connection in self._connections:
+            connection.close()
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Answers that have come to their end, failed ones included."""
+        return [answer for connection in self._connections for answer in connection.answers]
+
+    @property
+    def begun(self) -> int:
+        """Number of requests that have got their first chunk."""
+        return sum(connection.begun for connection in self._connections)
+
+
+async def run(
+    lanes: Sequence[Lane], *, meter: Meter, timeout_seconds: float
+) -> tuple[list[Answer], Consumption]:
+    """Drive lanes to their end while a meter runs."""
+    load = Load(lanes)
+    gc.collect()
+    gc.disable()
+    try:
+        await load.open()
+        meter.start()
+        load.start()
+        await load.wait(timeout_seconds)
+        return load.answers, meter.stop()
+    finally:
+        load.close()
+        gc.enable()
+
+
+async def _connect(lane: Lane) -> "_Connection":
+    loop = asyncio.get_running_loop()
+    parts = urlsplit(lane.url)
+    if parts.hostname is None or parts.port is None:
+        raise ValueError(f"url must name a host and a port. Given: {lane.url}")
+    _, connection = await loop.create_connection(
+        lambda: _Connection(lane, loop.create_future()), parts.hostname, parts.port
+    )
+    return connection
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection and the answers that came over it."""
+
+    def __init__(self, lane: Lane, ended: "asyncio.Future[None]") -> None:
+        self.ended = ended
+        self.answers: list[Answer] = []
+        self.begun = 0
+        self._lane = lane
+        self._requests: Iterator[Request] = iter(lane.requests)
+        self._answer: Answer | None = None
+        host = urlsplit(lane.url).netloc
+        authorization = f"authorization: Bearer {lane.key}\r\n" if lane.key else ""
+        self._head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\n{authorization}"
+            "content-type: application/json\r\ncontent-length: "
+        ).encode()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def close(self) -> None:
+        self._answer = None
+        self._transport.close()
+
+    def send_next(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self._end()
+            return
+        body = request.body()
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._body = b""
+        self._complete = False
+        self._answer = Answer(request, self._lane.tenant, time.perf_counter())
+        self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        answer = self._answer
+        if answer is None:
+            return
+        self._parser.feed_data(data)
+        if self._parts:
+            self._take_body(answer, b"".join(self._parts), now)
+            self._parts.clear()
+        if self._complete:
+            answer.ended = now
+            self._finish(answer)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None:
+            self._answer.error = f"connection lost: {exc!r}"
+            self.answers.append(self._answer)
+            self._answer = None
+        self._end()
+
+    # Called by the parser.
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+        self._is_kept_alive = self._parser.should_keep_alive()
+
+    def _take_body(self, answer: Answer, part: bytes, now: float) -> None:
+        if not answer.request.streamed:
+            self._body += part
+            return
+        # A marker may be cut by the end of a read, so the end of what came before is looked at again.
+        if (self._body[1 - len(_EVENT) :] + part).find(_EVENT) >= 0:
+            if not answer.reads:
+                self.begun += 1
+            answer.reads.append(now)
+        self._body = (self._body + part)[-_TAIL_BYTES:]
+
+    def _finish(self, answer: Answer) -> None:
+        status = self._parser.get_status_code()
+        answer.error = self._check(answer, status)
+        self.answers.append(answer)
+        self._answer = None
+        if status == 200 and self._is_kept_alive:
+            self.send_next()
+        else:
+            self._end()
+
+    def _check(self, answer: Answer, status: int) -> str:
+        """Return what is wrong with an answer."""
+        shown = self._body[-_ERROR_CHARACTERS:].decode(errors="replace")
+        if status != 200:
+            return f"status {status}: {shown}"
+        if not self._is_kept_alive:
+            return "the server does not keep the connection alive"
+        if answer.request.streamed and not self._body.endswith(_DONE):
+            return f"no [DONE] at the end: {shown}"
+        counts = _USAGE.findall(self._body)
+        answer.completion_tokens = int(counts[-1]) if counts else 0
+        expected = answer.request.completion_tokens
+        if answer.completion_tokens != expected:
+            return f"{answer.completion_tokens} completion tokens instead of {expected}: {shown}"
+        return ""
+
+    def _end(self) -> None:
+        with suppress(asyncio.InvalidStateError):
+            self.ended.set_result(None)

@@ -1,0 +1,94 @@
+"""What the project promises about its speed, and whether a run kept it."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.measure import Measurement
+from bench.sluice import Sluice
+from bench.vllm_server import VllmServer
+
+Pair = tuple[Measurement, Measurement]
+"""Sluice and vLLM's server in one round; Sluice twice for a goal that needs no comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A bound on a figure, for each variant of a scenario."""
+
+    scenario: str
+    text: str
+    figure: Callable[[Pair], float]
+    against_vllm: bool = True
+    least: float = float("-inf")
+    most: float = float("inf")
+
+    def judge(self, measurements: Sequence[Measurement]) -> Iterator[list[str]]:
+        """Yield a row for each variant that was measured: goal, median over the rounds, whether met."""
+        own = [each for each in measurements if each.scenario.startswith(f"{self.scenario}:")]
+        for title in dict.fromkeys(each.scenario for each in own):
+            rounds = [each for each in own if each.scenario == title]
+            pairs = _pairs(rounds) if self.against_vllm else _alone(rounds)
+            if not pairs:
+                continue
+            middle = median(map(self.figure, pairs))
+            met = "yes" if self.least <= middle <= self.most else "**no**"
+            yield [f"{self.text} ({title})", f"{middle:.2f}", met]
+
+
+def _pairs(rounds: Iterable[Measurement]) -> list[Pair]:
+    """Return the rounds in which both systems were measured."""
+    by_turn = {(each.round, each.system): each for each in rounds}
+    return [
+        (ours, by_turn[number, VllmServer.name])
+        for (number, system), ours in by_turn.items()
+        if system == Sluice.name and (number, VllmServer.name) in by_turn
+    ]
+
+
+def _alone(rounds: Iterable[Measurement]) -> list[Pair]:
+    return [(each, each) for each in rounds if each.system == Sluice.name]
+
+
+def _throughput_ratio(pair: Pair) -> float:
+    ours, theirs = pair
+    return ours.tokens_per_second / theirs.tokens_per_second
+
+
+def _front_ratio(pair: Pair) -> float:
+    ours, theirs = pair
+    return ours.front_us_per_token / theirs.front_us_per_token
+
+
+def _ttft_difference(pair: Pair) -> float:
+    ours, theirs = pair
+    return ours.ttft.p50 - theirs.ttft.p50
+
+
+GOALS = (
+    Goal(
+        scenario="throughput",
+        text="tokens/s of Sluice over those of vLLM's server, at least 1",
+        figure=_throughput_ratio,
+        least=1.0,
+    ),
+    Goal(
+        scenario="throughput",
+        text="CPU per token of gateway, worker front and Redis over that of vLLM's API server, at most 0.5",
+        figure=_front_ratio,
+        most=0.5,
+    ),
+    Goal(
+        scenario="latency",
+        text="first token later than with vLLM's server, at most 5 ms",
+        figure=_ttft_difference,
+        most=5.0,
+    ),
+    Goal(
+        scenario="tokens",
+        text="gateway CPU per token, at most 30 us",
+        figure=lambda pair: pair[0].cpu_us_per_token("gateway"),
+        against_vllm=False,
+        most=30.0,
+    ),
+)

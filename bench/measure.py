@@ -1,0 +1,180 @@
+"""Runs a scenario on one system or on two in turns, and sums up what was seen."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import uvloop
+
+from bench import client
+from bench.client import Answer
+from bench.processes import CLIENT, Consumption, Meter
+from bench.scenarios import Scenario, lanes
+from bench.systems import ENGINE_GROUP, System
+
+TIMEOUT_SECONDS = 180.0
+"""How long one measurement may take."""
+
+_SETTLE_SECONDS = 2.0
+"""An engine of vLLM spins for a second after its last step; the other system is measured after that."""
+_WARM_UP_TOKENS = 16
+
+Tell = Callable[[str], None]
+"""Tells the person who waits what is going on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of durations, in milliseconds."""
+
+    p50: float
+    p99: float
+    maximum: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One round of one scenario on one system."""
+
+    scenario: str
+    system: str
+    round: int
+    requests: int
+    completion_tokens: int
+    failures: list[str]
+    ttft: Quantiles
+    """Of a request that is not streamed: the time to the whole answer."""
+    gap: Quantiles | None
+    """Between successive reads of one stream."""
+    tokens_per_read: float | None
+    tenant_tokens_per_second: dict[str, float]
+    used: Consumption
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Completion tokens of all requests, over the time from the first sent to the last ended."""
+        return self.completion_tokens / self.used.wall_seconds
+
+    @property
+    def requests_per_second(self) -> float:
+        """Requests that came to their end, per second."""
+        return self.requests / self.used.wall_seconds
+
+    @property
+    def front_groups(self) -> list[str]:
+        """The parts of the system that are not the engine's own processes."""
+        return [name for name in self.used.cpu_seconds if name not in (CLIENT, ENGINE_GROUP)]
+
+    @property
+    def front_us_per_token(self) -> float:
+        """CPU time of these parts together for each completion token, in microseconds."""
+        return sum(map(self.cpu_us_per_token, self.front_groups))
+
+    def cpu_us_per_token(self, group: str) -> float:
+        """CPU time of a group for each completion token, in microseconds."""
+        return 1e6 * self.used.cpu_seconds[group] / max(1, self.completion_tokens)
+
+    def cpu_us_per_request(self, group: str) -> float:
+        """CPU time of a group for each request, in microseconds."""
+        return 1e6 * self.used.cpu_seconds[group] / max(1, self.requests)
+
+
+class MeasureError(Exception):
+    """A system did not do what was to be measured."""
+
+
+def measure_in_turns(
+    scenario: Scenario, systems: Sequence[System], *, rounds: int, seed: str, tell: Tell
+) -> list[Measurement]:
+    """Return a measurement of each system in each round (A B, B A, A B, ...); all are warmed up before."""
+    for system in systems:
+        _warm_up(scenario, system, seed=seed)
+    measurements = []
+    for number in range(1, rounds + 1):
+        for system in systems if number % 2 else reversed(systems):
+            measurement = _measure(scenario, system, number=number, seed=seed)
+            measurements.append(measurement)
+            tell(
+                f"  round {number}, {system.name}: {measurement.tokens_per_second:.0f} tokens/s, "
+                f"{len(measurement.failures)} failures"
+            )
+    return measurements
+
+
+def quantiles(seconds: Iterable[float]) -> Quantiles:
+    """Return the quantiles of some durations. Raises ValueError if there are none."""
+    values = sorted(1e3 * value for value in seconds)
+    if not values:
+        raise ValueError("nothing was measured")
+
+    def at(share: float) -> float:
+        return values[min(len(values) - 1, int(share * len(values)))]
+
+    return Quantiles(at(0.5), at(0.99), values[-1], len(values))
+
+
+def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
+    """Send one short request over each connection, with prompts that are not used again."""
+    short = replace(
+        scenario, requests=1, completion_tokens=min(_WARM_UP_TOKENS, scenario.completion_tokens)
+    )
+    answers, _ = _run(short, system, seed=f"{seed} {scenario.title} warm-up")
+    _refuse_failures(answers, system, most=0)
+
+
+def _measure(scenario: Scenario, system: System, *, number: int, seed: str) -> Measurement:
+    """Measure one round; the prompts are the same for every system in it."""
+    time.sleep(_SETTLE_SECONDS)
+    answers, used = _run(scenario, system, seed=f"{seed} {scenario.title} {number}")
+    _refuse_failures(answers, system, most=len(answers) - 1)
+    good = [answer for answer in answers if not answer.error]
+    reads = sum(len(answer.reads) for answer in good)
+    gaps = [after - before for answer in good for before, after in pairwise(answer.reads)]
+    tokens = sum(answer.completion_tokens for answer in good)
+    return Measurement(
+        scenario=scenario.title,
+        system=system.name,
+        round=number,
+        requests=len(good),
+        completion_tokens=tokens,
+        failures=[answer.error for answer in answers if answer.error],
+        ttft=quantiles(answer.ttft_seconds for answer in good),
+        gap=quantiles(gaps) if gaps else None,
+        tokens_per_read=tokens / reads if reads else None,
+        tenant_tokens_per_second=_tenant_rates(good),
+        used=used,
+    )
+
+
+def _run(scenario: Scenario, system: System, *, seed: str) -> tuple[list[Answer], Consumption]:
+    load = lanes(scenario, system, seed=seed)
+    meter = Meter(system.groups(scenario.gateways))
+    try:
+        return uvloop.run(client.run(load, meter=meter, timeout_seconds=TIMEOUT_SECONDS))
+    except TimeoutError as error:
+        raise MeasureError(
+            f"{system.name} did not finish {scenario.title} in {TIMEOUT_SECONDS} s"
+        ) from error
+
+
+def _refuse_failures(answers: Sequence[Answer], system: System, *, most: int) -> None:
+    failures = [answer.error for answer in answers if answer.error]
+    if len(failures) > most:
+        raise MeasureError(
+            f"{system.name} failed {len(failures)} of {len(answers)} requests: {failures[0]}"
+        )
+
+
+def _tenant_rates(answers: Iterable[Answer]) -> dict[str, float]:
+    """Return the tokens per second of each tenant until its own last token."""
+    by_tenant: defaultdict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_tenant[answer.tenant].append(answer)
+    return {
+        tenant: sum(answer.completion_tokens for answer in own)
+        / (max(answer.ended for answer in own) - min(answer.sent for answer in own))
+        for tenant, own in by_tenant.items()
+    }

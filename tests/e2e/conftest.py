@@ -1,0 +1,53 @@
+"""One deployment for the whole folder: two gateways and a worker with the real engine, on loopback."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from redis import Redis
+
+from tests.e2e.asking import wait_until_listed
+from tests.support.stack import MODEL, Stack, running_stack
+
+MAX_SEQUENCES = 96
+MAX_WAITING_JOBS_OF_TENANT = 100
+ENGINE_START_SECONDS = 240
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with running_stack() as stack:
+        for name in ("gateway-1", "gateway-2"):
+            stack.start_gateway(
+                name, SLUICE_MAX_WAITING_JOBS_OF_TENANT=str(MAX_WAITING_JOBS_OF_TENANT)
+            )
+        stack.start_worker(
+            ready_seconds=ENGINE_START_SECONDS, SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES)
+        )
+        for url in stack.gateways:
+            with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:
+                wait_until_listed(client, MODEL)
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def client(stack: Stack) -> Iterator[OpenAI]:
+    """The official client at the first gateway; it tries everything once."""
+    with OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key(), max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(stack: Stack, client: OpenAI) -> AsyncIterator[AsyncOpenAI]:
+    """The asynchronous client with the same key, at the second gateway."""
+    async with AsyncOpenAI(
+        base_url=f"{stack.gateways[1]}/v1", api_key=client.api_key, max_retries=0
+    ) as async_client:
+        yield async_client
+
+
+@pytest.fixture
+def store(stack: Stack) -> Iterator["Redis"]:
+    """A client of the deployment's Redis."""
+    with Redis.from_url(stack.redis.url) as store:
+        yield store

@@ -1,0 +1,106 @@
+"""Prompt and completion share one window: what does not fit is cut or refused, as was asked for."""
+
+import json
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from tests.e2e.asking import complete, parameters, streamed, usage_of
+from tests.e2e.examples import COUNTING, LONG, ids_of
+from tests.support.stack import CHECKPOINT, MODEL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+WINDOW: int = json.loads((CHECKPOINT / "config.json").read_text())["max_position_embeddings"]
+
+
+def prompt_of(tokens: int) -> list[int]:
+    """Return a prompt of so many tokens."""
+    ids = ids_of(LONG.prompt)
+    return (ids * (tokens // len(ids) + 1))[:tokens]
+
+
+def test_model_announces_its_window(client: OpenAI) -> None:
+    assert client.models.retrieve(MODEL).model_dump()["context_window"] == WINDOW
+
+
+@pytest.mark.parametrize("behavior", [{}, {"context_length_exceeded_behavior": "truncate"}])
+def test_truncate_lowers_max_tokens_to_what_fits(client: OpenAI, behavior: dict[str, str]) -> None:
+    options = {"max_tokens": 50, "ignore_eos": True, **behavior}
+    raw = client.completions.with_raw_response.create(**parameters(prompt_of(WINDOW - 5), options))
+    answer = raw.parse()
+
+    assert raw.headers["x-max-tokens-applied"] == "5"
+    assert usage_of(answer).completion_tokens == 5
+    assert usage_of(answer).prompt_tokens == WINDOW - 5
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_header_names_max_tokens_when_all_fits(client: OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(**parameters(COUNTING, {"max_tokens": 7}))
+
+    assert raw.headers["x-max-tokens-applied"] == "7"
+
+
+def test_unlimited_max_tokens_are_what_fits(client: OpenAI) -> None:
+    options = {"max_tokens": -1, "ignore_eos": True}
+    raw = client.completions.with_raw_response.create(**parameters(prompt_of(WINDOW - 9), options))
+
+    assert raw.headers["x-max-tokens-applied"] == "9"
+    assert usage_of(raw.parse()).completion_tokens == 9
+
+
+def test_lowest_of_several_prompts_is_named(client: OpenAI) -> None:
+    prompts = [prompt_of(20), prompt_of(WINDOW - 3)]
+    raw = client.completions.with_raw_response.create(
+        **parameters(prompts, {"max_tokens": 10, "ignore_eos": True})
+    )
+
+    assert raw.headers["x-max-tokens-applied"] == "3"
+    assert usage_of(raw.parse()).completion_tokens == 10 + 3
+
+
+def test_error_refuses_what_does_not_fit(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        complete(
+            client,
+            prompt_of(WINDOW - 5),
+            max_tokens=6,
+            context_length_exceeded_behavior="error",
+        )
+
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "max_tokens"
+    for number in (WINDOW, WINDOW - 5, 6, WINDOW + 1):
+        assert str(number) in caught.value.message
+
+
+def test_error_takes_what_just_fits(client: OpenAI) -> None:
+    answer = complete(
+        client,
+        prompt_of(WINDOW - 5),
+        max_tokens=5,
+        ignore_eos=True,
+        context_length_exceeded_behavior="error",
+    )
+
+    assert usage_of(answer).completion_tokens == 5
+
+
+@pytest.mark.parametrize("behavior", ["truncate", "error"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+def test_prompt_longer_than_the_window_is_refused(
+    client: OpenAI, behavior: str, stream: bool
+) -> None:
+    ask = streamed if stream else complete
+    with pytest.raises(BadRequestError) as caught:
+        ask(
+            client,
+            prompt_of(WINDOW + 1),
+            max_tokens=1,
+            context_length_exceeded_behavior=behavior,
+        )
+
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "prompt"
+    assert str(WINDOW + 1) in caught.value.message

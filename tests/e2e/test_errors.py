@@ -1,0 +1,154 @@
+"""Every class of error arrives as the exception of that name in the official client."""
+
+from typing import Any
+
+import pytest
+from openai import (
+    APIConnectionError,
+    APIError,
+    AuthenticationError,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    OpenAI,
+    PermissionDeniedError,
+    RateLimitError,
+)
+
+from gateway.accounts.scopes import Scope
+from tests.e2e.asking import complete, parameters, streamed, wait_until_listed
+from tests.e2e.conftest import MAX_WAITING_JOBS_OF_TENANT
+from tests.e2e.examples import COUNTING, TOKENIZER
+from tests.support.processes import wait_until
+from tests.support.stack import MODEL, Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+VOCABULARY = TOKENIZER.get_vocab_size()
+
+
+@pytest.mark.parametrize("key", ["sk-nonsense", "a.b.c", "sk-" + "x" * 52])
+def test_wrong_key_is_an_authentication_error(client: OpenAI, key: str) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        complete(client.with_options(api_key=key), COUNTING)
+
+    assert caught.value.status_code == 401
+    assert caught.value.code == "invalid_api_key"
+    assert caught.value.type == "authentication_error"
+    assert key not in str(caught.value)
+
+
+def test_key_without_the_scope_is_denied(stack: Stack, client: OpenAI) -> None:
+    admin = client.with_options(api_key=stack.key("acme", scopes=(Scope.ADMIN,)))
+    with pytest.raises(PermissionDeniedError) as caught:
+        complete(admin, COUNTING)
+
+    assert caught.value.code == "insufficient_scope"
+
+
+def test_unknown_and_forbidden_models_are_not_found_alike(stack: Stack, client: OpenAI) -> None:
+    narrow = client.with_options(api_key=stack.key("narrow", allowed_models=("another",)))
+    messages = []
+    for asking, model in ((client, "another"), (narrow, MODEL)):
+        with pytest.raises(NotFoundError) as caught:
+            asking.completions.create(model=model, prompt=COUNTING)
+        assert caught.value.code == "model_not_found"
+        messages.append(caught.value.message.replace(model, "MODEL"))
+
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "words"),
+    [
+        ({"temperature": 2.5}, "temperature", "2.5"),
+        ({"top_p": 1.5}, "top_p", "1.5"),
+        ({"n": 0}, "n", "0"),
+        ({"n": 129}, "n", "128"),
+        ({"n": 3, "best_of": 2}, "best_of", "n (3)"),
+        ({"best_of": 2, "stream": True}, "best_of", "streamed"),
+        ({"logprobs": 6}, "logprobs", "5"),
+        ({"max_tokens": 0}, "max_tokens", "echo"),
+        ({"max_tokens": "many"}, "max_tokens", "many"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "4"),
+        ({"stop": ""}, "stop", "1 to"),
+        ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias", str(VOCABULARY - 1)),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "101"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": [[1], []]}, "prompt", "prompt[1]"),
+        ({"prompt": [1, VOCABULARY]}, "prompt", str(VOCABULARY)),
+        ({"suffix": "end"}, "suffix", "not supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"context_length_exceeded_behavior": "cut"}, "context_length_exceeded_behavior", "cut"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_value_is_a_bad_request_that_names_it(
+    client: OpenAI, options: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.completions.create(**(parameters(COUNTING, options)))
+
+    assert caught.value.status_code == 400
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.param == param
+    assert words in caught.value.message
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("ask", [complete, streamed], ids=["plain", "streamed"])
+def test_more_prompts_than_may_wait_is_a_rate_limit_error(client: OpenAI, ask: Any) -> None:
+    with pytest.raises(RateLimitError) as caught:
+        ask(client, [COUNTING] * (MAX_WAITING_JOBS_OF_TENANT + 1), max_tokens=1)
+
+    assert caught.value.code == "concurrency"
+    assert str(MAX_WAITING_JOBS_OF_TENANT) in caught.value.message
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("ask", [complete, streamed], ids=["plain", "streamed"])
+def test_model_without_a_worker_is_an_internal_server_error(
+    client: OpenAI, model_that_left: str, ask: Any
+) -> None:
+    with pytest.raises(InternalServerError) as caught:
+        ask(client, COUNTING, model=model_that_left)
+
+    assert caught.value.status_code == 503
+    assert caught.value.code == "no_worker"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+@pytest.fixture(scope="module")
+def model_that_left(stack: Stack, client: OpenAI) -> str:
+    """A model that a worker served for a moment."""
+    name = "sluice-visitor"
+    stack.start_worker("visitor", SLUICE_ENGINE="scripted", SLUICE_MODEL_NAME=name)
+    wait_until_listed(client, name)
+    assert stack.stop("visitor") == 0
+    wait_until(
+        lambda: client.models.retrieve(name).model_dump()["ready"] is False,
+        seconds=10,
+        what="the gateway having heard that the worker left",
+    )
+    return name
+
+
+def test_worker_lost_amid_a_stream_is_an_api_error(stack: Stack, client: OpenAI) -> None:
+    stack.start_worker(
+        "mortal",
+        SLUICE_ENGINE="scripted",
+        SLUICE_MODEL_NAME="sluice-mortal",
+        SLUICE_LEASE_SECONDS="0.5",
+    )
+    wait_until_listed(client, "sluice-mortal")
+    with client.completions.create(
+        model="sluice-mortal", prompt=COUNTING, max_tokens=2000, stream=True
+    ) as stream:
+        pieces = [next(stream) for _ in range(3)]
+        stack.processes["mortal"].kill()
+        with pytest.raises(APIError) as caught:
+            list(stream)
+
+    assert all(piece.choices[0].text for piece in pieces)
+    assert not isinstance(caught.value, APIConnectionError)
+    assert caught.value.code == "engine_dead"

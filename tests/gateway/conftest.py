@@ -1,0 +1,185 @@
+"""A deployment that most tests share: two gateways and a scripted worker, on one Redis."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import WorkerState
+from gateway.dispatch import dispatcher as dispatching
+from tests.gateway.desk import GATEWAY, Desk
+from tests.gateway.desk import MODEL as DESK_MODEL
+from tests.support.fake_worker import FakeWorker
+from tests.support.stack import MODEL, Stack, running_stack
+
+BODY_TIMEOUT_SECONDS = 0.5
+MAX_BODY_BYTES = 300_000
+MOST_WAITING_OF_TENANT = 6
+JWT_SECRET = "a secret of thirty-two bytes or more"
+JWT_ISSUER, JWT_AUDIENCE = "https://issuer.example", "sluice"
+
+GATEWAY_SETTINGS = {
+    "SLUICE_BODY_TIMEOUT": f"PT{BODY_TIMEOUT_SECONDS}S",
+    "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+    "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_WAITING_OF_TENANT),
+    "SLUICE_COMMIT_AFTER": "PT0.6S",
+    "SLUICE_KEEP_ALIVE_INTERVAL": "PT0.2S",
+    "SLUICE_JWT_ALGORITHMS": "HS256",
+    "SLUICE_JWT_SECRET": JWT_SECRET,
+    "SLUICE_JWT_ISSUER": JWT_ISSUER,
+    "SLUICE_JWT_AUDIENCE": JWT_AUDIENCE,
+}
+STEP_SECONDS = 0.02
+NEWS_SECONDS = 0.12
+"""Time after which a gateway that is asked for a model has looked at the announcements again."""
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """Two gateways with short time-outs, and a worker whose engine steps fifty times a second."""
+    with running_stack() as stack:
+        stack.start_gateway("gateway-1", **GATEWAY_SETTINGS)
+        stack.start_gateway("gateway-2", **GATEWAY_SETTINGS)
+        stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS))
+        yield stack
+        assert_no_key_in_logs(stack)
+
+
+@pytest.fixture(scope="session")
+def key(stack: Stack) -> str:
+    """A key of the tenant `acme` that may do everything a customer may."""
+    return stack.key()
+
+
+@pytest.fixture
+async def store(stack: Stack) -> AsyncIterator["Redis"]:
+    """A client of the deployment's Redis."""
+    client = Redis.from_url(stack.redis.url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def client(stack: Stack, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the first gateway that sends the key."""
+    async with gateway_client(stack.gateways[0], key) as client:
+        yield client
+
+
+@pytest.fixture
+async def other_client(stack: Stack, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the second gateway."""
+    async with gateway_client(stack.gateways[1], key) as client:
+        yield client
+
+
+@pytest.fixture
+async def worker(redis: "Redis") -> FakeWorker:
+    """A worker that serves the desk's model and says what it is told."""
+    worker = FakeWorker(redis, DESK_MODEL)
+    await worker.announce()
+    return worker
+
+
+@pytest.fixture
+async def open_desk(
+    redis: "Redis", worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Any]]:
+    """Makes dispatchers that look after their jobs often, and ends their loops with the test."""
+    monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    desks: list[Desk] = []
+
+    async def open_one(gateway: str = GATEWAY, **settings: Any) -> Desk:
+        desk = Desk(redis, gateway, **settings)
+        desks.append(desk)
+        await desk.open()
+        return desk
+
+    yield open_one
+    for desk in desks:
+        await desk.close()
+
+
+@pytest.fixture
+async def desk(open_desk: Callable[..., Any]) -> Desk:
+    """One dispatcher."""
+    desk: Desk = await open_desk()
+    return desk
+
+
+def gateway_client(url: str, key: str) -> httpx.AsyncClient:
+    """Return a client that sends `key`."""
+    return httpx.AsyncClient(
+        base_url=url,
+        headers={"authorization": f"Bearer {key}"},
+        timeout=20,
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
+def asking(**parameters: Any) -> dict[str, Any]:
+    """Return a body with the required parameters and a fixed seed."""
+    return {"model": MODEL, "prompt": "Once upon a time", "seed": 7, "max_tokens": 8} | parameters
+
+
+def assert_no_key_in_logs(stack: Stack) -> None:
+    """Whatever happened, no process has written a key of the deployment down."""
+    logs = "".join(file.read_text(errors="replace") for file in stack.directory.glob("*.log"))
+    assert logs
+    assert stack.keys
+    for key in stack.keys:
+        assert key[16:] not in logs
+
+
+async def complete(client: httpx.AsyncClient, **parameters: Any) -> httpx.Response:
+    """Post a body with the required parameters filled in."""
+    return await client.post("/v1/completions", json=asking(**parameters))
+
+
+async def serve(
+    redis: "Redis", model: str, state: WorkerState = WorkerState.READY, **card: Any
+) -> FakeWorker:
+    """Announce a model whose worker says what it is told, and let all gateways hear of it."""
+    worker = FakeWorker(redis, model, name=f"fake-{secrets.token_hex(4)}")
+    await worker.announce(state, **card)
+    await asyncio.sleep(NEWS_SECONDS)
+    return worker
+
+
+async def eventually(condition: Callable[[], Any], *, seconds: float, what: str) -> None:
+    """Wait until `condition` (which may be a coroutine function) holds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        held = condition()
+        if asyncio.iscoroutine(held):
+            held = await held
+        if held:
+            return
+        assert loop.time() < deadline, f"{what} did not happen within {seconds} s"
+        await asyncio.sleep(0.01)
+
+
+async def jobs_in_redis(redis: "Redis", model: str) -> dict[str, int]:
+    """Count what the queue of a model holds; all zero when nothing is left behind."""
+    job_hashes = [key async for key in redis.scan_iter(match=keys.job_prefix(model) + "*")]
+    queues = [key async for key in redis.scan_iter(match=keys.queue_prefix(model) + "*")]
+    return {
+        "jobs": len(job_hashes),
+        "queues": len(queues),
+        "leases": await redis.zcard(keys.leases(model)),
+        "active": await redis.zcard(keys.active_tenants(model)),
+        "waiting": int(await redis.get(keys.waiting(model)) or 0),
+    }
+
+
+async def nothing_left(redis: "Redis", model: str) -> bool:
+    """Whether Redis holds no job of a model, waiting or leased."""
+    return not any((await jobs_in_redis(redis, model)).values())

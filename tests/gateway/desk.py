@@ -1,0 +1,92 @@
+"""A gateway's dispatcher without the gateway, and what its requests receive."""
+
+import asyncio
+from typing import Any
+
+from redis.asyncio import Redis
+
+from contract import clock
+from contract.messages import Delta, GenerationJob, JobFailed
+from contract.outcomes import FailureCode
+from contract.sampling import SamplingSpec
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import Generation
+from gateway.redis_client import PipeliningExecutor
+
+MODEL = "m"
+GATEWAY = "gw-1"
+
+
+class Desk:
+    """One gateway's dispatcher, and requests made through it."""
+
+    def __init__(self, redis: "Redis", gateway: str, **settings: Any) -> None:
+        self.catalogue = Catalogue(PipeliningExecutor(redis))
+        known: dict[str, Any] = {
+            "max_waiting_jobs": 100,
+            "max_waiting_jobs_of_tenant": 50,
+            "queue_timeout_seconds": 60.0,
+        }
+        self.dispatcher = Dispatcher(
+            gateway=gateway, client=redis, catalogue=self.catalogue, **(known | settings)
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start the loops as the process does."""
+        await self.dispatcher.beat()
+        await self.catalogue.refresh()
+        self._task = asyncio.create_task(self.dispatcher.run())
+
+    async def close(self) -> None:
+        """Stop the loops. They must not have ended by themselves."""
+        if self._task is not None:
+            assert not self._task.done(), "the dispatcher's loops have ended"
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def request(
+        self, prompts: int = 1, *, tenant: str = "a", max_unread_bytes: int = 1 << 20
+    ) -> Generation:
+        """Enqueue a request."""
+        generation = Generation(max_unread_bytes=max_unread_bytes)
+        jobs = [self._job(tenant) for _ in range(prompts)]
+        await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
+        return generation
+
+    def _job(self, tenant: str) -> GenerationJob:
+        handle = self.dispatcher.next_handle()
+        return GenerationJob(
+            id=f"{self.dispatcher.gateway}-{handle}",
+            handle=handle,
+            gateway=self.dispatcher.gateway,
+            tenant=tenant,
+            cache_salt="salt",
+            prompt_token_ids=[1, 2, 3],
+            max_tokens=16,
+            sampling=SamplingSpec(seed=1),
+            deadline_ms=clock.now_ms() + 60_000,
+        )
+
+
+async def take(generation: Generation, number: int, *, seconds: float = 3.0) -> list[Any]:
+    """Wait for a number of messages."""
+    taken: list[Any] = []
+    async with asyncio.timeout(seconds):
+        while len(taken) < number:
+            taken += [message for _, message in await generation.replies()]
+    return taken
+
+
+def texts(replies: list[Any]) -> list[str]:
+    """Return the texts among some messages."""
+    return [message.text for message in replies if isinstance(message, Delta)]
+
+
+async def failure(generation: Generation) -> FailureCode:
+    """Wait for the failure that ends a request's next message."""
+    (message,) = await take(generation, 1)
+    assert isinstance(message, JobFailed)
+    return message.code

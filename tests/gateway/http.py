@@ -1,0 +1,72 @@
+"""HTTP by hand, and what every error of the API has in common."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
+
+
+def message_of(
+    response: httpx.Response, *, status: int, kind: str, code: str, param: str | None = None
+) -> str:
+    """Check that an answer is an error in OpenAI's envelope and return its message."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert _REQUEST_ID.fullmatch(response.headers["x-request-id"])
+    retry = status in (408, 409, 429) or status >= 500
+    assert response.headers["x-should-retry"] == ("true" if retry else "false")
+    body = response.json()
+    assert list(body) == ["error"]
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"], error["param"]) == (kind, code, param)
+    assert error["message"].endswith(".")
+    return str(error["message"])
+
+
+def post(key: str, body: Any, *headers: str, path: str = "/v1/completions") -> bytes:
+    """Return the bytes of a request whose body is sent with a length."""
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return head(key, f"content-length: {len(content)}", *headers, path=path) + content
+
+
+def head(key: str, *headers: str, path: str = "/v1/completions") -> bytes:
+    """Return the bytes of a request up to its body."""
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: gateway",
+        f"authorization: Bearer {key}",
+        "content-type: application/json",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@asynccontextmanager
+async def connection(
+    url: str,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open a plain connection to a gateway."""
+    address = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def read_response(reader: asyncio.StreamReader) -> httpx.Response:
+    """Read one answer that has a content-length."""
+    async with asyncio.timeout(10):
+        start = (await reader.readuntil(b"\r\n\r\n")).decode()
+        status, *lines = start.rstrip().split("\r\n")
+        headers = [tuple(line.split(": ", 1)) for line in lines]
+        response = httpx.Response(int(status.split()[1]), headers=[(n, v) for n, v in headers])
+        content = await reader.readexactly(int(response.headers["content-length"]))
+    return httpx.Response(response.status_code, headers=response.headers, content=content)

@@ -1,0 +1,77 @@
+"""Requests and replies made by hand, for the tests of rendering."""
+
+from typing import Any
+
+from contract.messages import Delta, JobFailed, JobFinished, PromptScored, TokenLogprob
+from contract.outcomes import FailureCode, FinishReason
+from contract.sampling import SamplingSpec
+from gateway.dialects.request import ContextLengthBehavior, GenerationRequest
+from gateway.dispatch.generation import Generation, Reply
+from gateway.stream.completion import Completion
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def completion(
+    *, prompts: int = 1, prompt_texts: list[str] | None = None, **fields: Any
+) -> Completion:
+    """Make the fixed part of an answer; `prompt_texts` are what is echoed."""
+    request: dict[str, Any] = {
+        "model": "m",
+        "prompts": ["p"] * prompts,
+        "max_tokens": 16,
+        "context_length_behavior": ContextLengthBehavior.TRUNCATE,
+        "n": 1,
+        "best_of": fields.get("n", 1),
+        "stop": [],
+        "logprobs": None,
+        "echo": prompt_texts is not None,
+        "stream": True,
+        "include_usage": False,
+        "sampling": SamplingSpec(seed=1),
+        "ignored_parameters": (),
+    }
+    return Completion(
+        id="cmpl-1",
+        model="m",
+        created=1_700_000_000,
+        fingerprint="fp_1",
+        request=GenerationRequest(**(request | fields)),
+        prompt_texts=prompt_texts if prompt_texts is not None else [""] * prompts,
+    )
+
+
+def said(
+    text: str,
+    *,
+    prompt: int = 0,
+    choice: int = 0,
+    finish: FinishReason | None = None,
+    stop_reason: int | str | None = None,
+    logprobs: list[TokenLogprob] | None = None,
+) -> Reply:
+    """Make a delta as it comes from the dispatcher."""
+    return Reply(prompt, Delta(1, 1, choice, text, [], finish, stop_reason, logprobs))
+
+
+def scored(logprobs: list[TokenLogprob], *, prompt: int = 0) -> Reply:
+    """Make the log-probabilities of a prompt."""
+    return Reply(prompt, PromptScored(1, 1, logprobs))
+
+
+def ended(*, prompt: int = 0, prompt_tokens: int = 3, tokens: int = 2, cached: int = 0) -> Reply:
+    """Make the end of a job."""
+    return Reply(prompt, JobFinished(1, 1, prompt_tokens, tokens, cached))
+
+
+def failed(code: FailureCode = FailureCode.ENGINE_ERROR, *, prompt: int = 0) -> Reply:
+    """Make the failure of a job."""
+    return Reply(prompt, JobFailed(1, 1, code, ""))
+
+
+def inbox(*replies: Reply) -> Generation:
+    """Put replies where a request takes them from."""
+    generation = Generation(max_unread_bytes=1 << 20)
+    for prompt_index, message in replies:
+        generation.push(prompt_index, message)
+    return generation

@@ -1,0 +1,101 @@
+"""Which models exist and who serves them, from what workers announce."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import WorkerState
+from gateway.dispatch.catalogue import Catalogue
+from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
+from gateway.redis_client import PipeliningExecutor
+from tests.support.fake_worker import FakeWorker
+
+
+@pytest.fixture
+def catalogue(redis: "Redis") -> Catalogue:
+    """A catalogue that has not looked yet."""
+    return Catalogue(PipeliningExecutor(redis))
+
+
+async def test_model_nobody_announced_is_unknown(catalogue: Catalogue, redis: "Redis") -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        await catalogue.find("nobody's")
+    assert caught.value.message == (
+        'The model "nobody\'s" does not exist or you do not have access to it.'
+    )
+
+
+async def test_model_that_is_being_loaded_says_so(catalogue: Catalogue, redis: "Redis") -> None:
+    await FakeWorker(redis, "loading").announce(WorkerState.LOADING)
+    with pytest.raises(ModelLoadingError) as caught:
+        await catalogue.find("loading")
+    assert int(caught.value.headers()["retry-after"]) == 5
+
+
+@pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.DRAINING])
+async def test_model_whose_worker_went_away_has_no_worker(
+    catalogue: Catalogue, redis: "Redis", state: WorkerState
+) -> None:
+    await FakeWorker(redis, "left").announce(state, ttl_ms=1)
+    await asyncio.sleep(0.01)
+    with pytest.raises(NoWorkerError) as caught:
+        await catalogue.find("left")
+    assert "retry-after" in caught.value.headers()
+
+
+async def test_model_with_a_worker_is_found(catalogue: Catalogue, redis: "Redis") -> None:
+    await FakeWorker(redis, "here").announce()
+    model = await catalogue.find("here")
+    assert model.card.model == "here"
+    assert model.status.ready_workers == 1
+    assert [known.card.model for known in catalogue.models] == ["here"]
+
+
+async def test_model_that_was_just_announced_is_found(catalogue: Catalogue, redis: "Redis") -> None:
+    await catalogue.refresh()
+    await asyncio.sleep(0.11)
+    await FakeWorker(redis, "new").announce()
+    assert (await catalogue.find("new")).card.model == "new"
+
+
+async def test_model_whose_worker_just_came_back_is_found(
+    catalogue: Catalogue, redis: "Redis"
+) -> None:
+    worker = FakeWorker(redis, "back")
+    await worker.announce(ttl_ms=1)
+    await asyncio.sleep(0.01)
+    await catalogue.refresh()
+    await asyncio.sleep(0.11)
+    await worker.announce()
+    assert (await catalogue.find("back")).status.ready_workers == 1
+
+
+async def test_unknown_names_do_not_make_redis_busy(catalogue: Catalogue, redis: "Redis") -> None:
+    await catalogue.refresh()
+    before = (await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
+    for _ in range(50):
+        with pytest.raises(ModelNotFoundError):
+            await catalogue.find("guess")
+    after = (await redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
+    assert after - before <= 2
+
+
+async def test_announcement_that_cannot_be_read_hides_no_other_model(
+    catalogue: Catalogue, redis: "Redis"
+) -> None:
+    await redis.hset(keys.MODELS, "odd", b"\xc1 not msgpack")
+    await FakeWorker(redis, "here").announce()
+    assert (await catalogue.find("here")).card.model == "here"
+
+
+async def test_model_stays_known_when_redis_is_restarted_empty(
+    catalogue: Catalogue, redis: "Redis"
+) -> None:
+    await FakeWorker(redis, "here").announce()
+    await catalogue.find("here")
+    await redis.flushall()
+    await catalogue.refresh()
+    with pytest.raises(NoWorkerError):
+        await catalogue.find("here")

@@ -1,0 +1,157 @@
+"""A client that goes away stops its work at once, in whatever phase it is, and leaves nothing behind."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from tests.gateway.conftest import asking, complete, eventually, jobs_in_redis, nothing_left, serve
+from tests.gateway.http import connection, head, post
+from tests.support.stack import MODEL, Stack, metric
+
+STOPPED_SECONDS = 1.0
+JOBS = "sluice_worker_jobs_running"
+STEPS = "sluice_worker_engine_steps_total"
+
+
+@pytest.fixture(scope="module")
+def slow_reading(stack: Stack) -> Iterator[str]:
+    """A model that takes a second for each token of the prompt. Yields its worker's URL."""
+    stack.start_worker(
+        "slow-reading",
+        SLUICE_MODEL_NAME="slow-reading",
+        SLUICE_ENGINE="scripted",
+        SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="1",
+    )
+    yield stack.worker_url("slow-reading")
+    stack.stop("slow-reading")
+
+
+async def stopped(url: str, store: "Redis", model: str) -> float:
+    """Wait until a worker runs nothing and Redis holds nothing; return the seconds it took."""
+    began = time.monotonic()
+
+    async def is_idle() -> bool:
+        jobs = await asyncio.to_thread(metric, url, JOBS)
+        return not jobs and await nothing_left(store, model)
+
+    await eventually(is_idle, seconds=STOPPED_SECONDS, what="the worker's end")
+    took = time.monotonic() - began
+    steps = await asyncio.to_thread(metric, url, STEPS)
+    await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(metric, url, STEPS) == steps, "the engine still steps"
+    return took
+
+
+async def running(url: str) -> None:
+    """Wait until a worker runs a job."""
+    await eventually(
+        lambda: asyncio.to_thread(metric, url, JOBS), seconds=2, what="the job being claimed"
+    )
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_client_that_leaves_the_queue_takes_its_jobs_along(
+    stack: Stack, key: str, store: "Redis", stream: bool
+) -> None:
+    await serve(store, "nobody-claims")
+    async with connection(stack.url) as (_, writer):
+        writer.write(post(key, asking(model="nobody-claims", prompt=["a", "b"], stream=stream)))
+
+        async def waits() -> bool:
+            return (await jobs_in_redis(store, "nobody-claims"))["waiting"] == 2
+
+        await eventually(waits, seconds=2, what="the jobs being queued")
+    await eventually(
+        lambda: nothing_left(store, "nobody-claims"), seconds=STOPPED_SECONDS, what="the end"
+    )
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_client_that_leaves_during_prefill_stops_the_worker(
+    stack: Stack, key: str, store: "Redis", slow_reading: str, stream: bool
+) -> None:
+    async with connection(stack.url) as (_, writer):
+        body = asking(model="slow-reading", prompt=[5] * 60, stream=stream)
+        writer.write(post(key, body))
+        await running(slow_reading)
+    assert await stopped(slow_reading, store, "slow-reading") < STOPPED_SECONDS
+
+
+async def test_client_that_leaves_after_the_commit_stops_the_worker(
+    stack: Stack, key: str, store: "Redis", slow_reading: str
+) -> None:
+    async with connection(stack.url) as (reader, writer):
+        body = asking(model="slow-reading", prompt=[5] * 60, stream=True)
+        writer.write(post(key, body))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    assert await stopped(slow_reading, store, "slow-reading") < STOPPED_SECONDS
+
+
+async def test_client_that_leaves_between_tokens_stops_the_worker(
+    stack: Stack, key: str, store: "Redis"
+) -> None:
+    async with connection(stack.url) as (reader, writer):
+        body = asking(prompt=["a", "b"], n=4, max_tokens=2000, stream=True)
+        writer.write(post(key, body))
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"data: ")
+    assert await stopped(stack.worker_url(), store, MODEL) < STOPPED_SECONDS
+
+
+async def test_client_that_leaves_a_whole_answer_stops_the_worker(
+    stack: Stack, key: str, store: "Redis"
+) -> None:
+    async with connection(stack.url) as (_, writer):
+        writer.write(post(key, asking(max_tokens=2000)))
+        await running(stack.worker_url())
+    assert await stopped(stack.worker_url(), store, MODEL) < STOPPED_SECONDS
+
+
+async def test_client_that_resets_the_connection_stops_the_worker(
+    stack: Stack, key: str, store: "Redis"
+) -> None:
+    async with connection(stack.url) as (reader, writer):
+        writer.write(post(key, asking(max_tokens=2000, stream=True)))
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"data: ")
+        writer.transport.abort()
+    assert await stopped(stack.worker_url(), store, MODEL) < STOPPED_SECONDS
+
+
+async def test_client_that_leaves_while_it_sends_is_no_error_of_ours(
+    stack: Stack, key: str, client: httpx.AsyncClient
+) -> None:
+    sample = 'sluice_gateway_requests_total{code="client_closed_request"'
+
+    async def count() -> float:
+        lines = (await client.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(sample))
+
+    before, log = await count(), stack.log("gateway-1")
+    async with connection(stack.url) as (_, writer):
+        writer.write(head(key, "content-length: 100") + b"{")
+        await asyncio.sleep(0.1)
+
+    async def is_counted() -> bool:
+        return await count() == before + 1
+
+    await eventually(is_counted, seconds=1, what="the request being counted")
+    assert "Traceback" not in stack.log("gateway-1").removeprefix(log)
+
+
+async def test_stream_beside_a_client_that_leaves_goes_on(
+    stack: Stack, key: str, client: httpx.AsyncClient
+) -> None:
+    async with connection(stack.url) as (reader, writer):
+        writer.write(post(key, asking(max_tokens=2000, stream=True)))
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"data: ")
+        beside = asyncio.create_task(complete(client, max_tokens=30, stream=True))
+        await asyncio.sleep(0.1)
+    response = await beside
+    assert response.content.endswith(b"data: [DONE]\n\n")
+    assert b'"completion_tokens":30' in response.content

@@ -1,0 +1,262 @@
+"""Replies find their request: against a real Redis, with a worker that says what the test wants."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys, messages
+from contract.messages import Delta, Frame, JobFinished, JobLost
+from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Claim
+from gateway.errors import OverloadedError, TenantQueueFullError
+from tests.gateway.conftest import eventually, nothing_left
+from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
+from tests.support.fake_worker import FakeWorker, delta
+
+
+async def test_replies_come_in_order_and_end_with_the_job(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", "b", "c", finish=FinishReason.STOP)
+    await worker.finish(claim, tokens=3)
+
+    replies = await take(generation, 4)
+
+    assert texts(replies) == ["a", "b", "c"]
+    assert isinstance(replies[-1], JobFinished)
+    assert desk.dispatcher.jobs_in_flight == 0
+    assert await nothing_left(redis, MODEL)
+
+
+async def test_replies_of_one_frame_find_their_requests(desk: Desk, worker: FakeWorker) -> None:
+    generations = [await desk.request(), await desk.request(2)]
+    claims = await worker.claim(3)
+    await worker.send(GATEWAY, deltas=[delta(claim, str(i)) for i, claim in enumerate(claims)])
+    assert texts(await take(generations[0], 1)) == ["0"]
+    async with asyncio.timeout(3):
+        replies = await generations[1].replies()
+    assert [(index, message.text) for index, message in replies if isinstance(message, Delta)] == [
+        (0, "1"),
+        (1, "2"),
+    ]
+
+
+async def test_duplicate_frame_is_dropped(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    for number in (1, 1, 2, 2, 2):
+        await worker.send(GATEWAY, number=number, deltas=[delta(claim, f"{number}")])
+    await worker.send(GATEWAY, number=3, finished=[JobFinished(claim.job.handle, 1, 3, 2, 0)])
+    assert texts(await take(generation, 3)) == ["1", "2"]
+
+
+async def test_lost_frame_fails_the_jobs_it_may_have_told_of(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    assert texts(await take(generation, 1)) == ["a"]
+
+    await worker.skip_frame(GATEWAY)
+    await worker.say(claim, "c")
+
+    assert await failure(generation) is FailureCode.REPLIES_LOST
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+
+
+async def test_lost_frame_fails_a_job_whose_beginning_it_may_have_carried(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.skip_frame(GATEWAY)
+    await worker.say(claim, "second token")
+    assert await failure(generation) is FailureCode.REPLIES_LOST
+
+
+async def test_lost_frame_spares_jobs_of_others_and_later_ones(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    other_worker = FakeWorker(redis, MODEL, name="fake-2")
+    first = await desk.request()
+    claim = await other_worker.claim_one()
+    await other_worker.say(claim, "other")
+    waiting = await desk.request()
+    await worker.skip_frame(GATEWAY)
+    await worker.send(GATEWAY)
+    await asyncio.sleep(0.05)
+    later = await desk.request()
+
+    await other_worker.say(claim, "goes on")
+    assert texts(await take(first, 2)) == ["other", "goes on"]
+    claims = await other_worker.claim(1)
+    await other_worker.say(claims[0], "unheard before the gap")
+    assert texts(await take(waiting, 1)) == ["unheard before the gap"]
+    claims = await worker.claim(1)
+    await worker.say(claims[0], "after the gap")
+    assert texts(await take(later, 1)) == ["after the gap"]
+
+
+async def test_worker_that_counts_from_one_again_is_heard(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    for number in (1, 2, 3, 1, 2):
+        await worker.send(GATEWAY, number=number, deltas=[delta(claim, f"{number}")])
+    assert texts(await take(generation, 5)) == ["1", "2", "3", "1", "2"]
+
+
+async def test_unreadable_frame_is_skipped_and_the_loops_go_on(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    stream = keys.replies(GATEWAY)
+    await redis.xadd(stream, {"f": b"\xc1 not msgpack"})
+    await redis.xadd(stream, {"f": messages.encode(["of", "another", "version"])})
+    await redis.xadd(stream, {"g": b"another field"})
+    await worker.say(claim, "a")
+    assert texts(await take(generation, 1)) == ["a"]
+
+
+async def test_reply_to_an_unknown_handle_is_dropped(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.send(GATEWAY, deltas=[Delta(10**6, 1, 0, "nobody's", []), delta(claim, "mine")])
+    assert texts(await take(generation, 1)) == ["mine"]
+
+
+async def test_reply_of_a_stale_attempt_is_dropped(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    first = await worker.claim_one()
+    await worker.lose(first)
+    second = await worker.claim_one()
+    assert second.attempt == 2
+    await worker.say(second, "new")
+    await worker.say(first, "old")
+    await worker.finish(first)
+    await worker.say(second, "newer")
+    assert texts(await take(generation, 2)) == ["new", "newer"]
+
+
+async def test_newer_attempt_is_adopted_when_nothing_was_heard(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(Claim(claim.job, 2), "from attempt 2")
+    await worker.say(claim, "from attempt 1")
+    await worker.finish(Claim(claim.job, 2))
+    assert texts(await take(generation, 2)) == ["from attempt 2"]
+
+
+async def test_newer_attempt_after_the_first_token_fails_the_job(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "shown to the client")
+    await take(generation, 1)
+    await worker.say(Claim(claim.job, 2), "another beginning")
+    assert await failure(generation) is FailureCode.WORKER_LOST
+
+
+async def test_overflow_of_an_unread_request_cancels_its_jobs(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request(2, max_unread_bytes=1000)
+    beside = await desk.request()
+    claims = await worker.claim(3)
+    for _ in range(20):
+        await worker.send(GATEWAY, deltas=[delta(claims[0], "x" * 40), delta(claims[2], "y")])
+    assert len(texts(await take(beside, 20))) == 20
+    assert generation.overflowed
+    assert desk.dispatcher.jobs_in_flight == 1
+    control = keys.control(MODEL, worker.name)
+    await eventually(lambda: redis.llen(control), seconds=1, what="the worker being told")
+    told = set(await redis.lrange(control, 0, -1))
+    assert told == {claim.job.id.encode() for claim in claims[:2]}
+
+
+async def test_cancelled_request_leaves_nothing_behind(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request(3)
+    (claim,) = await worker.claim(1)
+    await desk.dispatcher.cancel(generation)
+    assert desk.dispatcher.jobs_in_flight == 0
+    assert await nothing_left(redis, MODEL)
+    assert await redis.lrange(keys.control(MODEL, worker.name), 0, -1) == [claim.job.id.encode()]
+    await desk.dispatcher.cancel(generation)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_waiting_jobs": 3}, OverloadedError),
+        ({"max_waiting_jobs_of_tenant": 3}, TenantQueueFullError),
+    ],
+    ids=["model", "tenant"],
+)
+async def test_full_queue_refuses_the_request_and_keeps_no_ticket(
+    open_desk: Callable[..., Any], settings: dict[str, int], expected: type[Exception]
+) -> None:
+    desk = await open_desk(**settings)
+    await desk.request(2)
+    with pytest.raises(expected):
+        await desk.request(2)
+    assert desk.dispatcher.jobs_in_flight == 2
+    await desk.request(1)
+
+
+async def test_foreign_notice_does_not_disturb_the_count(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    notice = Frame("gw-other", 0, lost=[JobLost(10**6, 1)])
+    await redis.xadd(keys.replies(GATEWAY), {"f": messages.encode(notice)})
+    await worker.say(claim, "b")
+    assert texts(await take(generation, 2)) == ["a", "b"]
+
+
+async def test_goodbye_removes_what_workers_look_at(desk: Desk, redis: "Redis") -> None:
+    assert await redis.exists(keys.gateway_alive(GATEWAY))
+    await desk.close()
+    await desk.dispatcher.aclose()
+    assert not await redis.exists(keys.gateway_alive(GATEWAY), keys.replies(GATEWAY))
+
+
+@pytest.mark.parametrize("step", ["_read_replies", "_beat", "_reclaim", "catalogue"])
+async def test_loops_end_though_redis_swallows_the_cancellation(
+    redis: "Redis", monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    entered = asyncio.Event()
+
+    async def swallow(*_arguments: Any, **_options: Any) -> None:
+        entered.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+
+    desk = Desk(redis, GATEWAY)
+    loop = desk.dispatcher.run
+    if step == "_read_replies":
+        monkeypatch.setattr(desk.dispatcher._client, "xread", swallow)
+    elif step == "catalogue":
+        loop = desk.catalogue.run
+        monkeypatch.setattr(desk.catalogue, "refresh", swallow)
+    else:
+        monkeypatch.setattr(desk.dispatcher, step, swallow)
+    task = asyncio.create_task(loop())
+    await entered.wait()
+    task.cancel()
+    # A read that swallowed its own cancellation still blocks for a second.
+    done, _ = await asyncio.wait({task}, timeout=2)
+    assert done

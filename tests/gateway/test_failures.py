@@ -1,0 +1,53 @@
+"""Each way in which a job fails has one answer of the API."""
+
+import pytest
+
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
+from gateway.errors import (
+    ApiError,
+    BadRequestError,
+    GenerationFailedError,
+    GenerationTimeoutError,
+    NoWorkerError,
+    OverloadedError,
+)
+from gateway.stream.failures import to_api_error
+
+EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
+    FailureCode.INVALID_REQUEST: (BadRequestError, 400, False),
+    FailureCode.DEADLINE_EXCEEDED: (GenerationTimeoutError, 504, True),
+    FailureCode.QUEUE_TIMEOUT: (OverloadedError, 503, True),
+    FailureCode.NO_WORKER: (NoWorkerError, 503, True),
+    FailureCode.WORKER_LOST: (GenerationFailedError, 503, True),
+    FailureCode.ENGINE_ERROR: (GenerationFailedError, 503, True),
+    FailureCode.REPLIES_LOST: (GenerationFailedError, 503, True),
+}
+
+
+@pytest.mark.parametrize("code", FailureCode)
+def test_failure_is_told_as_its_own_error(code: FailureCode) -> None:
+    expected, status, may_retry = EXPECTED[code]
+    error = to_api_error(JobFailed(1, 1, code, "inside of the worker"))
+    assert type(error) is expected
+    assert error.status == status
+    assert error.headers()["x-should-retry"] == ("true" if may_retry else "false")
+
+
+@pytest.mark.parametrize("code", [code for code in FailureCode if EXPECTED[code][1] == 503])
+def test_failure_that_passes_says_when_to_come_back(code: FailureCode) -> None:
+    headers = to_api_error(JobFailed(1, 1, code, "")).headers()
+    assert int(headers["retry-after"]) >= 1
+    assert int(headers["retry-after-ms"]) >= 1000
+
+
+@pytest.mark.parametrize(
+    "code", [code for code in FailureCode if code is not FailureCode.INVALID_REQUEST]
+)
+def test_inside_of_the_worker_is_not_told(code: FailureCode) -> None:
+    assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
+
+
+def test_what_is_wrong_with_a_request_is_told() -> None:
+    failed = JobFailed(1, 1, FailureCode.INVALID_REQUEST, "Token ids must be between 0 and 9.")
+    assert to_api_error(failed).message == "Token ids must be between 0 and 9."

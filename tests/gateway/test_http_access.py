@@ -1,0 +1,184 @@
+"""Who may do what: allowed models, revocation, JWTs; and no key is ever written down."""
+
+import asyncio
+import functools
+import time
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from redis.asyncio import Redis
+
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
+from tests.gateway.conftest import (
+    JWT_AUDIENCE,
+    JWT_ISSUER,
+    JWT_SECRET,
+    asking,
+    eventually,
+    gateway_client,
+)
+from tests.gateway.http import message_of
+from tests.support.stack import MODEL, Stack
+
+
+async def status_of(client: httpx.AsyncClient, **parameters: Any) -> int:
+    """Post a short completion and return the status."""
+    response = await client.post("/v1/completions", json=asking(max_tokens=1, **parameters))
+    return response.status_code
+
+
+async def test_key_for_other_models_sees_this_one_as_unknown(stack: Stack, key: str) -> None:
+    limited = await asyncio.to_thread(stack.key, "acme", allowed_models=["another"])
+    async with gateway_client(stack.url, limited) as client:
+        forbidden = await client.post("/v1/completions", json=asking())
+        unknown = await client.post("/v1/completions", json=asking(model="gpt-9"))
+        assert forbidden.json() == {
+            "error": unknown.json()["error"]
+            | {"message": unknown.json()["error"]["message"].replace("gpt-9", MODEL)}
+        }
+        assert (forbidden.status_code, unknown.status_code) == (404, 404)
+        assert (await client.get("/v1/models")).json()["data"] == []
+        message_of(
+            await client.get(f"/v1/models/{MODEL}"),
+            status=404,
+            kind="invalid_request_error",
+            code="model_not_found",
+            param="model",
+        )
+
+
+async def test_key_for_this_model_may_use_it(stack: Stack) -> None:
+    limited = await asyncio.to_thread(stack.key, "acme", allowed_models=[MODEL, "another"])
+    async with gateway_client(stack.url, limited) as client:
+        assert await status_of(client) == 200
+        assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == [MODEL]
+
+
+async def test_model_of_a_key_is_checked_before_its_parameters(stack: Stack) -> None:
+    limited = await asyncio.to_thread(stack.key, "acme", allowed_models=["another"])
+    async with gateway_client(stack.url, limited) as client:
+        assert await status_of(client, n=0) == 404
+
+
+async def test_revoked_key_is_refused_within_a_second_by_every_gateway(
+    stack: Stack, store: "Redis"
+) -> None:
+    database = Database(stack.database_url)
+    keys = KeyService(database, ChangeAnnouncer(store))
+    created = await keys.create("acme", name="short-lived")
+    clients = [gateway_client(url, created.key.reveal()) for url in stack.gateways[:2]]
+    try:
+        assert [await status_of(client) for client in clients] == [200, 200]
+        began = time.monotonic()
+        await keys.revoke("acme", created.record.id)
+        for client in clients:
+            await eventually(functools.partial(_is_refused, client), seconds=1, what="the refusal")
+        assert time.monotonic() - began < 1
+        for client in clients:
+            message = message_of(
+                await client.get("/v1/models"),
+                status=401,
+                kind="authentication_error",
+                code="invalid_api_key",
+            )
+            assert "revoked" in message
+    finally:
+        await asyncio.gather(*(client.aclose() for client in clients))
+        await database.aclose()
+
+
+async def _is_refused(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/v1/models")).status_code == 401
+
+
+async def test_suspended_tenant_gets_403(stack: Stack, store: "Redis") -> None:
+    key = await asyncio.to_thread(stack.key, "late-payer")
+    database = Database(stack.database_url)
+    try:
+        async with gateway_client(stack.url, key) as client:
+            assert await status_of(client) == 200
+            await TenantService(database, ChangeAnnouncer(store)).suspend("late-payer")
+            await eventually(
+                lambda: _is_suspended(client), seconds=1, what="the suspension being heard of"
+            )
+            message_of(
+                await client.post("/v1/completions", json=asking()),
+                status=403,
+                kind="permission_error",
+                code="account_suspended",
+            )
+    finally:
+        await database.aclose()
+
+
+async def _is_suspended(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/v1/models")).status_code == 403
+
+
+def token(**claims: Any) -> str:
+    """Sign a JWT for `acme`; a claim of None is left out."""
+    known = {
+        "iss": JWT_ISSUER,
+        "aud": JWT_AUDIENCE,
+        "exp": int(time.time()) + 60,
+        "tenant": "acme",
+        "sub": "user-1",
+    } | claims
+    present = {name: value for name, value in known.items() if value is not None}
+    return jwt.encode(present, JWT_SECRET, algorithm="HS256")
+
+
+async def test_jwt_is_accepted(stack: Stack, key: str) -> None:
+    async with gateway_client(stack.url, token()) as client:
+        assert await status_of(client) == 200
+    async with gateway_client(stack.url, token(models=["another"])) as client:
+        assert await status_of(client) == 404
+
+
+@pytest.mark.parametrize(
+    ("claims", "status", "code"),
+    [
+        ({"exp": 1}, 401, "expired_token"),
+        ({"exp": None}, 401, "invalid_api_key"),
+        ({"iss": "https://elsewhere.example"}, 401, "invalid_api_key"),
+        ({"aud": "elsewhere"}, 401, "invalid_api_key"),
+        ({"tenant": "nobody"}, 401, "invalid_api_key"),
+        ({"scope": "email profile"}, 403, "insufficient_scope"),
+    ],
+)
+async def test_jwt_that_does_not_fit_is_refused(
+    stack: Stack, key: str, claims: dict[str, Any], status: int, code: str
+) -> None:
+    async with gateway_client(stack.url, token(**claims)) as client:
+        response = await client.post("/v1/completions", json=asking())
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+
+
+async def test_jwt_signed_with_another_secret_is_refused(stack: Stack, key: str) -> None:
+    forged = jwt.encode(
+        {"iss": JWT_ISSUER, "aud": JWT_AUDIENCE, "exp": int(time.time()) + 60, "tenant": "acme"},
+        "another secret that is long enough, too",
+        algorithm="HS256",
+    )
+    async with gateway_client(stack.url, forged) as client:
+        assert await status_of(client) == 401
+
+
+async def test_no_credential_is_ever_logged(stack: Stack, key: str) -> None:
+    signed, wrong = token(), token(aud="elsewhere")
+    for credential in (key, signed, wrong, key[:-1], f"{key}x"):
+        async with gateway_client(stack.url, credential) as client:
+            await client.post("/v1/completions", json=asking(max_tokens=1))
+            await client.post(f"/{credential}", json={})
+            await client.post("/v1/completions", content=credential.encode())
+            await client.post("/v1/completions", json=asking(user=credential, model=credential))
+    logs = "".join(file.read_text(errors="replace") for file in stack.directory.glob("*.log"))
+    assert "gateway" in logs or "worker" in logs
+    for secret in (key[16:], signed, wrong, signed.rpartition(".")[2]):
+        assert secret not in logs

@@ -1,0 +1,322 @@
+"""Whatever is wrong is said in OpenAI's envelope, with the right status, code and headers."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract.messages import WorkerState
+from gateway.auth.api_key import ApiKey
+from tests.gateway.conftest import (
+    BODY_TIMEOUT_SECONDS,
+    MAX_BODY_BYTES,
+    MOST_WAITING_OF_TENANT,
+    asking,
+    complete,
+    eventually,
+    jobs_in_redis,
+    nothing_left,
+    serve,
+)
+from tests.gateway.http import connection, head, message_of, post, read_response
+from tests.support.stack import MODEL, Stack
+
+INVALID = "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Basic dXNlcjpwYXNz",
+        "Bearer sk-nonsense",
+        "Bearer " + "x" * 10_000,
+        "Bearer a.b.c",
+        "Bearer \u00e9\u00ff",
+    ],
+    ids=["none", "empty", "bare", "basic", "malformed", "long", "no-jwt", "latin-1"],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", f"/v1/models/{MODEL}"])
+async def test_request_without_a_valid_credential_gets_401(
+    stack: Stack, authorization: str | None, path: str
+) -> None:
+    headers = {} if authorization is None else {b"authorization": authorization.encode("latin-1")}
+    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+        method = "POST" if path == "/v1/completions" else "GET"
+        response = await anonymous.request(method, path, headers=headers)
+    message_of(response, status=401, kind="authentication_error", code="invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_well_formed_key_that_nobody_has_gets_401_and_is_not_repeated(
+    client: httpx.AsyncClient,
+) -> None:
+    key = ApiKey.generate().reveal()
+    response = await client.post(
+        "/v1/completions", json=asking(), headers={"authorization": f"Bearer {key}"}
+    )
+    message = message_of(response, status=401, kind="authentication_error", code="invalid_api_key")
+    assert key[3:15] not in message
+
+
+async def test_expired_key_gets_401_with_its_own_code(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    expires_at = datetime.now(UTC) + timedelta(seconds=0.3)
+    key = await asyncio.to_thread(stack.key, "acme", expires_at=expires_at)
+    await asyncio.sleep(0.4)
+    response = await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+    message_of(response, status=401, kind="authentication_error", code="expired_token")
+
+
+async def test_key_without_the_scope_gets_403(stack: Stack, client: httpx.AsyncClient) -> None:
+    key = await asyncio.to_thread(stack.key, "acme", scopes=["admin"])
+    for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models")):
+        response = await client.request(method, path, headers={"authorization": f"Bearer {key}"})
+        message = message_of(
+            response, status=403, kind="permission_error", code="insufficient_scope"
+        )
+        assert "completions" in message
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/completions", "/v1/completionsx", "/v1/%ff%00"])
+async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path, json={})
+    message = message_of(response, status=404, kind=INVALID, code="not_found")
+    assert message.startswith("There is no route POST /")
+
+
+async def test_unknown_model_gets_404(client: httpx.AsyncClient) -> None:
+    response = await complete(client, model="gpt-9")
+    message = message_of(response, status=404, kind=INVALID, code="model_not_found", param="model")
+    assert message == 'The model "gpt-9" does not exist or you do not have access to it.'
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("PUT", "/v1/models/x", "GET"),
+        ("POST", "/healthz", "GET"),
+    ],
+)
+async def test_wrong_method_gets_405_and_is_told_the_right_one(
+    client: httpx.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    response = await client.request(method, path)
+    message_of(response, status=405, kind=INVALID, code="method_not_allowed")
+    assert response.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"model":NaN}', "invalid_json"),
+        (b"[1]", "invalid_json"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "invalid_json"),
+        (b'{"a":' * 9000 + b"1" + b"}" * 9000, "invalid_json"),
+    ],
+    ids=["empty", "truncated", "nan", "array", "deep", "very-deep"],
+)
+async def test_body_that_is_no_json_object_gets_400(
+    client: httpx.AsyncClient, body: bytes, code: str
+) -> None:
+    response = await client.post(
+        "/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    message_of(response, status=400, kind=INVALID, code=code)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "param"),
+    [
+        ({"model": None}, "missing_required_parameter", "model"),
+        ({"prompt": None}, "missing_required_parameter", "prompt"),
+        ({"n": "2"}, "invalid_value", "n"),
+        ({"temperature": 2.1}, "invalid_value", "temperature"),
+        ({"logit_bias": {"1" * 5000: 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"2048": 1}}, "invalid_value", "logit_bias"),
+        ({"prompt": [5, 99999]}, "invalid_value", "prompt"),
+        ({"prompt": [5, 10**400]}, "invalid_value", "prompt"),
+        ({"prompt": ["a", "b"], "best_of": 1000}, "invalid_value", "best_of"),
+        ({"stream_options": {}}, "invalid_value", "stream_options"),
+        ({"best_of": 2, "stream": True}, "invalid_value", "best_of"),
+        ({"grammar": "root ::= x"}, "unsupported_parameter", "grammar"),
+        ({"prompt": [5] * 2048}, "context_length_exceeded", "prompt"),
+        (
+            {"max_tokens": 3000, "context_length_exceeded_behavior": "error"},
+            "context_length_exceeded",
+            "max_tokens",
+        ),
+    ],
+)
+async def test_wrong_parameter_gets_400_naming_it(
+    client: httpx.AsyncClient, store: "Redis", parameters: dict[str, Any], code: str, param: str
+) -> None:
+    response = await complete(client, **parameters)
+    message = message_of(response, status=400, kind=INVALID, code=code, param=param)
+    assert param in message
+    await eventually(lambda: nothing_left(store, MODEL), seconds=1, what="an empty queue")
+
+
+async def test_one_bad_prompt_refuses_the_request_naming_its_place(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    response = await complete(client, prompt=[[5], [6, 2048]])
+    message = message_of(response, status=400, kind=INVALID, code="invalid_value", param="prompt")
+    assert message == "'prompt[1][1]' must be a token id from 0 to 2047. Given: 2048."
+    await eventually(lambda: nothing_left(store, MODEL), seconds=1, what="an empty queue")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "json"])
+async def test_other_media_type_gets_415(client: httpx.AsyncClient, media_type: str) -> None:
+    response = await client.post(
+        "/v1/completions", content=json.dumps(asking()), headers={"content-type": media_type}
+    )
+    message_of(response, status=415, kind=INVALID, code="unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"]
+)
+async def test_json_by_any_of_its_names_is_read(client: httpx.AsyncClient, media_type: str) -> None:
+    response = await client.post(
+        "/v1/completions", content=json.dumps(asking()), headers={"content-type": media_type}
+    )
+    assert response.status_code == 200
+
+
+async def test_body_declared_too_large_gets_413_before_it_is_sent(stack: Stack, key: str) -> None:
+    async with connection(stack.url) as (reader, writer):
+        writer.write(head(key, f"content-length: {MAX_BODY_BYTES + 1}"))
+        response = await read_response(reader)
+    message = message_of(response, status=413, kind=INVALID, code="payload_too_large")
+    assert str(MAX_BODY_BYTES) in message
+
+
+async def test_body_that_grows_too_large_in_chunks_gets_413(stack: Stack, key: str) -> None:
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    async with connection(stack.url) as (reader, writer):
+        writer.write(head(key, "transfer-encoding: chunked"))
+        writer.write(chunk * (MAX_BODY_BYTES // 0x10000 + 1))
+        response = await read_response(reader)
+    message_of(response, status=413, kind=INVALID, code="payload_too_large")
+
+
+async def test_largest_allowed_body_is_read(client: httpx.AsyncClient) -> None:
+    body = json.dumps(asking(max_tokens=1)).encode()
+    response = await client.post(
+        "/v1/completions",
+        content=body + b" " * (MAX_BODY_BYTES - len(body)),
+        headers={"content-type": "application/json"},
+    )
+    assert response.status_code == 200
+
+
+async def test_body_that_does_not_come_gets_408(stack: Stack, key: str) -> None:
+    async with connection(stack.url) as (reader, writer):
+        writer.write(head(key, "content-length: 100") + b"{")
+        began = asyncio.get_running_loop().time()
+        response = await read_response(reader)
+        took = asyncio.get_running_loop().time() - began
+    message = message_of(response, status=408, kind="timeout_error", code="request_timeout")
+    assert "0.5 seconds" in message
+    assert BODY_TIMEOUT_SECONDS - 0.1 < took < BODY_TIMEOUT_SECONDS + 1
+
+
+async def test_tenant_with_a_full_queue_gets_429_and_others_do_not(
+    stack: Stack, client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    await serve(store, "full")
+    waiting = asyncio.create_task(
+        complete(client, model="full", prompt=["x"] * MOST_WAITING_OF_TENANT)
+    )
+    await eventually(lambda: _waiting(store, "full", MOST_WAITING_OF_TENANT), seconds=2, what="6")
+
+    response = await complete(client, model="full")
+
+    message = message_of(response, status=429, kind="rate_limit_error", code="concurrency")
+    assert str(MOST_WAITING_OF_TENANT) in message
+    assert int(response.headers["retry-after"]) >= 1
+    assert int(response.headers["retry-after-ms"]) >= 1000
+    other_key = await asyncio.to_thread(stack.key, "other")
+    beside = asyncio.create_task(
+        client.post(
+            "/v1/completions",
+            json=asking(model="full"),
+            headers={"authorization": f"Bearer {other_key}"},
+        )
+    )
+    await eventually(
+        lambda: _waiting(store, "full", MOST_WAITING_OF_TENANT + 1), seconds=2, what="7"
+    )
+    for task in (waiting, beside):
+        task.cancel()
+    await asyncio.gather(waiting, beside, return_exceptions=True)
+    await eventually(lambda: nothing_left(store, "full"), seconds=1, what="the queue being empty")
+
+
+async def _waiting(store: "Redis", model: str, number: int) -> bool:
+    return (await jobs_in_redis(store, model))["waiting"] == number
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [(WorkerState.LOADING, "model_loading"), (WorkerState.DRAINING, "no_worker")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_model_that_nobody_serves_gets_503_and_when_to_come_back(
+    client: httpx.AsyncClient, store: "Redis", state: WorkerState, code: str, stream: bool
+) -> None:
+    await serve(store, f"unserved-{code}", state)
+    response = await complete(client, model=f"unserved-{code}", stream=stream)
+    message_of(response, status=503, kind="service_unavailable", code=code)
+    assert response.headers["retry-after"] == "5"
+    assert response.headers["retry-after-ms"] == "5000"
+
+
+async def test_model_without_its_tokenizer_gets_503(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    await serve(store, "no-tokenizer", tokenizer_digest="0" * 64)
+    await store.delete("tokenizer:" + "0" * 64)
+    response = await complete(client, model="no-tokenizer")
+    message_of(response, status=503, kind="service_unavailable", code="service_unavailable")
+
+
+async def test_connection_serves_on_after_errors(stack: Stack, key: str) -> None:
+    async with connection(stack.url) as (reader, writer):
+        for body, status in ((b"{", 400), (asking(model="gpt-9"), 404), (asking(), 200)):
+            writer.write(post(key, body))
+            assert (await read_response(reader)).status_code == status
+
+
+async def test_garbage_bytes_never_give_a_500(client: httpx.AsyncClient) -> None:
+    bodies = [b"\x00" * 100, b"\xff\xfe", b'"' * 1000, b'{"model":"\\u0000","prompt":"\\u0000"}']
+    for body in bodies:
+        response = await client.post(
+            "/v1/completions", content=body, headers={"content-type": "application/json"}
+        )
+        assert response.status_code in (400, 404)
+
+
+async def test_failed_requests_are_counted_by_status_and_code(client: httpx.AsyncClient) -> None:
+    sample = 'sluice_gateway_requests_total{code="context_length_exceeded",endpoint="completions",status="400"}'
+
+    async def count() -> float:
+        lines = (await client.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(sample))
+
+    before = await count()
+    await complete(client, prompt=[5] * 2048)
+    assert await count() == before + 1

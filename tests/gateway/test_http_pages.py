@@ -1,0 +1,246 @@
+"""Headers of answers, the list of models, and the pages for machines and people."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from redis.asyncio import Redis
+
+from contract import sampling
+from contract.messages import WorkerState
+from gateway.dialects.completions import CompletionRequest
+from tests.gateway.conftest import asking, complete, eventually, serve
+from tests.support.stack import MODEL, Stack
+
+GIVEN_ID = "my-Request_1.2"
+
+
+@pytest.mark.parametrize("given", [GIVEN_ID, "x", "x" * 128])
+async def test_well_formed_request_id_is_echoed(client: httpx.AsyncClient, given: str) -> None:
+    for stream in (False, True):
+        response = await client.post(
+            "/v1/completions",
+            json=asking(max_tokens=1, stream=stream),
+            headers={"x-request-id": given},
+        )
+        assert response.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\tb", "é", "a/b", "a;b"])
+async def test_other_request_id_is_replaced(client: httpx.AsyncClient, given: str) -> None:
+    response = await client.get("/healthz", headers={b"x-request-id": given.encode("latin-1")})
+    assert re.fullmatch(r"req_[0-9a-f]{24}", response.headers["x-request-id"])
+
+
+async def test_every_request_gets_its_own_id(client: httpx.AsyncClient) -> None:
+    ids = {(await client.get("/healthz")).headers["x-request-id"] for _ in range(5)}
+    assert len(ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("parameters", "applied"),
+    [
+        ({"max_tokens": 3}, 3),
+        ({"max_tokens": 10**9, "prompt": [5] * 2040}, 8),
+        ({"max_tokens": -1, "prompt": [5] * 2047}, 1),
+        ({"max_tokens": 100, "prompt": [[5], [5] * 2043]}, 5),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_applied_max_tokens_are_told(
+    client: httpx.AsyncClient, parameters: dict[str, Any], applied: int, stream: bool
+) -> None:
+    response = await complete(client, stream=stream, **parameters)
+    assert response.status_code == 200
+    assert response.headers["x-max-tokens-applied"] == str(applied)
+
+
+async def test_truncated_completion_uses_exactly_what_fits(client: httpx.AsyncClient) -> None:
+    body = (await complete(client, prompt=[5] * 2040, max_tokens=100)).json()
+    assert body["usage"]["completion_tokens"] == 8
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def test_ignored_parameters_are_named(client: httpx.AsyncClient) -> None:
+    response = await complete(client, zeta=1, mirostat=2, max_tokens=1)
+    assert response.headers["x-ignored-params"] == "mirostat,zeta"
+    assert "x-ignored-params" not in (await complete(client, max_tokens=1)).headers
+
+
+async def test_names_cannot_break_out_of_the_header(client: httpx.AsyncClient) -> None:
+    names = [
+        "a\r\nx-evil: 1",
+        "b\nset-cookie: c",
+        "c,d",
+        "é",
+        "",
+        " ",
+        "n" * 65,
+        "\x00",
+        "fine.1-_",
+    ]
+    response = await complete(client, max_tokens=1, **dict.fromkeys(names, 1))
+    assert response.headers["x-ignored-params"] == "fine.1-_"
+    assert not {"x-evil", "set-cookie"} & set(response.headers)
+
+
+async def test_long_list_of_ignored_parameters_is_cut(client: httpx.AsyncClient) -> None:
+    names = [f"p{number:04}" for number in range(500)]
+    response = await complete(client, max_tokens=1, **dict.fromkeys(names, 1))
+    assert response.headers["x-ignored-params"].split(",") == names[:32]
+
+
+async def test_models_are_listed_as_workers_announce_them(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    await serve(store, "org/with-slash", WorkerState.DRAINING, context_window=99)
+    await complete(client, model="org/with-slash")
+    listed = (await client.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    models = {model["id"]: model for model in listed["data"]}
+    tiny = models[MODEL]
+    assert tiny["object"] == "model"
+    assert (tiny["context_window"], tiny["max_model_len"], tiny["ready"]) == (2048, 2048, True)
+    assert set(tiny["supported_parameters"]) == set(CompletionRequest.model_fields)
+    assert not models["org/with-slash"]["ready"]
+    for name, model in models.items():
+        assert (await client.get(f"/v1/models/{name}")).json() == model
+
+
+async def test_unknown_model_has_no_page(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/models/gpt-9")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_probes_need_no_key(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+        assert (await anonymous.get("/healthz")).json() == {"status": "ok"}
+        assert (await anonymous.get("/readyz")).json() == {"status": "ready"}
+        assert (await anonymous.get("/metrics")).status_code == 200
+        assert (await anonymous.get("/openapi.json")).status_code == 200
+
+
+async def test_metrics_tell_what_was_served(client: httpx.AsyncClient) -> None:
+    before = await samples(client)
+    await complete(client, max_tokens=5, prompt=[5, 6, 7])
+    await complete(client, max_tokens=2, prompt=[5, 6, 7], stream=True)
+    label = f'{{model="{MODEL}"}}'
+    durations = f"sluice_gateway_request_duration_seconds_count{label}"
+    after: dict[str, float] = {}
+
+    def grown(sample: str) -> float:
+        return after[sample] - before.get(sample, 0)
+
+    async def both_are_counted() -> bool:
+        after.update(await samples(client))
+        return grown(durations) == 2
+
+    await eventually(both_are_counted, seconds=1, what="both requests being counted")
+    assert grown(f"sluice_gateway_completion_tokens_total{label}") == 7
+    assert grown(f"sluice_gateway_prompt_tokens_total{label}") == 6
+    assert grown(f"sluice_gateway_time_to_first_token_seconds_count{label}") >= 1
+    ok = 'sluice_gateway_requests_total{code="ok",endpoint="completions",status="200"}'
+    assert grown(ok) == 2
+    assert after["sluice_gateway_requests_in_progress"] == 0
+    assert after["sluice_gateway_jobs_in_flight"] == 0
+    assert after[f"sluice_queue_ready_workers{label}"] == 1
+
+
+async def samples(client: httpx.AsyncClient) -> dict[str, float]:
+    """Return every sample of a gateway's metrics."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    split = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in split}
+
+
+@pytest.fixture
+async def schema(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The OpenAPI document."""
+    document: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return document
+
+
+async def test_openapi_describes_every_parameter_with_range_and_default(
+    schema: dict[str, Any],
+) -> None:
+    request = schema["components"]["schemas"]["CompletionRequest"]
+    properties = request["properties"]
+    assert set(properties) == set(CompletionRequest.model_fields)
+    assert set(request["required"]) == {"model", "prompt"}
+    for name, value in properties.items():
+        described = name == "stream_options" or value.get("description")
+        assert described, f"{name} has no description"
+        assert "default" in value or name in ("model", "prompt"), f"{name} has no default"
+    ranges = {
+        "temperature": sampling.TEMPERATURE,
+        "top_p": sampling.TOP_P,
+        "top_k": sampling.TOP_K,
+        "min_p": sampling.MIN_P,
+        "n": sampling.N,
+        "best_of": sampling.N,
+        "seed": sampling.SEED,
+        "presence_penalty": sampling.PRESENCE_PENALTY,
+        "frequency_penalty": sampling.FREQUENCY_PENALTY,
+        "repetition_penalty": sampling.REPETITION_PENALTY,
+        "logprobs": sampling.LOGPROBS,
+    }
+    for name, bounds in ranges.items():
+        number = properties[name].get("anyOf", [properties[name]])[0]
+        assert (number["minimum"], number["maximum"]) == bounds, name
+
+
+async def test_openapi_references_all_lead_somewhere(schema: dict[str, Any]) -> None:
+    references = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(schema)))
+    assert "#/components/schemas/CompletionRequest" in references
+    for reference in references:
+        place: Any = schema
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+        jsonschema.Draft202012Validator.check_schema(place)
+    assert schema["openapi"].startswith("3.1")
+    operation = schema["paths"]["/v1/completions"]["post"]
+    assert operation["security"] == [{"bearer": []}]
+    assert "bearer" in schema["components"]["securitySchemes"]
+
+
+async def test_openapi_agrees_with_what_is_accepted(
+    client: httpx.AsyncClient, schema: dict[str, Any]
+) -> None:
+    request = schema["components"]["schemas"]["CompletionRequest"] | {
+        "components": schema["components"]
+    }
+    validator = jsonschema.Draft202012Validator(request)
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"prompt": ["a", "b"]},
+        {"prompt": [5, 6]},
+        {"prompt": [[5], [6]]},
+        {"prompt": [5, "a"]},
+        {"prompt": ["a", 5]},
+        {"stop": "x"},
+        {"stop": ["x", "y"]},
+        {"logit_bias": {"5": 1}},
+        {"n": 129},
+        {"temperature": 2.5},
+        {"stop": ["a"] * 5},
+        {"prompt": {}},
+    ]
+    for parameters in bodies:
+        body = asking(max_tokens=1, **parameters)
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code == 200) is validator.is_valid(body), parameters
+
+
+async def test_answers_fit_their_description(
+    client: httpx.AsyncClient, schema: dict[str, Any]
+) -> None:
+    responses = schema["paths"]["/v1/completions"]["post"]["responses"]
+    for parameters, status in (({}, 200), ({"logprobs": 1, "n": 2}, 200), ({"n": 0}, 400)):
+        answer = await complete(client, max_tokens=2, **parameters)
+        assert answer.status_code == status
+        described = responses[str(status)]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer.json(), described)

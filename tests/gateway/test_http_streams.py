@@ -1,0 +1,287 @@
+"""Streams as a client receives them."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import JobFinished
+from contract.outcomes import FailureCode, FinishReason
+from tests.gateway.conftest import (
+    asking,
+    complete,
+    eventually,
+    gateway_client,
+    nothing_left,
+    serve,
+)
+from tests.gateway.http import connection, message_of, post
+from tests.support.events import DONE, KEEP_ALIVE, parse_chunks, split_events, texts_by_choice
+from tests.support.fake_worker import delta
+from tests.support.stack import MODEL, Stack
+
+
+async def streamed(client: httpx.AsyncClient, **parameters: Any) -> list[dict[str, Any]]:
+    """Return all chunks of a stream."""
+    response = await complete(client, stream=True, **parameters)
+    assert response.status_code == 200, response.text
+    return parse_chunks(response.content)
+
+
+async def test_stream_has_the_headers_and_framing_of_server_sent_events(
+    client: httpx.AsyncClient,
+) -> None:
+    async with client.stream(
+        "POST", "/v1/completions", json=asking(stream=True, max_tokens=3)
+    ) as response:
+        body = b"".join([part async for part in response.aiter_raw()])
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in response.headers
+    events = split_events(body)
+    assert events[-1] == DONE
+    first, second, final = (json.loads(event.removeprefix(b"data: ")) for event in events[:-1])
+    fixed = ("id", "object", "created", "model", "system_fingerprint")
+    assert len({tuple(chunk[name] for name in fixed) for chunk in (first, second, final)}) == 1
+    assert first["object"] == "text_completion"
+    assert first["id"].startswith("cmpl-")
+    assert first["model"] == MODEL
+    assert body.startswith(
+        f'data: {{"id":"{first["id"]}","object":"text_completion","created":{first["created"]},'
+        f'"model":"{MODEL}","system_fingerprint":"{first["system_fingerprint"]}",'
+        f'"choices":[{{"index":0,"text":{json.dumps(first["choices"][0]["text"])},'
+        '"logprobs":null,"finish_reason":null}]}\n\n'.encode()
+    )
+    assert "usage" not in first
+    assert final["usage"]["completion_tokens"] == 3
+
+
+async def test_tokens_arrive_one_by_one_as_they_are_generated(client: httpx.AsyncClient) -> None:
+    loop = asyncio.get_running_loop()
+    async with client.stream(
+        "POST", "/v1/completions", json=asking(stream=True, max_tokens=20)
+    ) as response:
+        arrivals = [loop.time() async for _ in response.aiter_raw()]
+    assert len(arrivals) >= 15
+    assert arrivals[-1] - arrivals[0] > 0.2
+
+
+async def test_stream_says_what_the_whole_answer_says(client: httpx.AsyncClient) -> None:
+    parameters = {"prompt": ["One", "Two"], "n": 3, "max_tokens": 12, "stop": " the"}
+    whole = (await complete(client, **parameters)).json()
+    chunks = await streamed(client, **parameters)
+    assert texts_by_choice(chunks) == {c["index"]: c["text"] for c in whole["choices"]}
+    assert chunks[-1]["usage"] == whole["usage"]
+
+
+async def test_several_prompts_times_n_interleave(client: httpx.AsyncClient) -> None:
+    chunks = await streamed(client, prompt=["One", "Two", "Three"], n=3, max_tokens=6)
+    texts = texts_by_choice(chunks)
+    assert sorted(texts) == list(range(9))
+    assert len(set(texts.values())) == 9
+    order = [chunk["choices"][0]["index"] for chunk in chunks]
+    assert order != sorted(order)
+    assert chunks[-1]["usage"]["completion_tokens"] == 54
+    assert [chunk for chunk in chunks if "usage" in chunk] == chunks[-1:]
+
+
+async def test_include_usage_gives_the_extra_chunk(client: httpx.AsyncClient) -> None:
+    *others, extra = await streamed(client, max_tokens=3, stream_options={"include_usage": True})
+    assert extra["choices"] == []
+    assert extra["usage"]["completion_tokens"] == 3
+    assert [chunk["usage"] is None for chunk in others] == [True, True, False]
+
+
+async def test_failure_before_the_first_token_has_a_real_status(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "failing")
+    request = asyncio.create_task(complete(client, model="failing", stream=True))
+    await worker.fail(await worker.claim_one(), FailureCode.ENGINE_ERROR)
+    message_of(await request, status=503, kind="service_unavailable", code="engine_dead")
+
+
+async def test_failure_after_the_first_token_is_an_event_and_done(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "failing")
+    request = asyncio.create_task(complete(client, model="failing", stream=True))
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await asyncio.sleep(0.1)
+    await worker.fail(claim, FailureCode.ENGINE_ERROR)
+    response = await request
+    assert response.status_code == 200
+    first, error, done = split_events(response.content)
+    assert json.loads(first.removeprefix(b"data: "))["choices"][0]["text"] == "a"
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_dead"
+    assert done == DONE
+
+
+async def test_one_failed_prompt_takes_the_others_back(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "failing")
+    request = asyncio.create_task(complete(client, model="failing", prompt=["a", "b", "c"]))
+    first, second = await worker.claim(2)
+    await worker.fail(first, FailureCode.ENGINE_ERROR)
+    assert (await request).status_code == 503
+    await eventually(lambda: nothing_left(store, "failing"), seconds=1, what="the others' end")
+    control = await store.lrange(keys.control("failing", worker.name), 0, -1)
+    assert control == [second.job.id.encode()]
+
+
+async def test_long_wait_commits_the_stream_and_keeps_it_alive(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "slow")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with client.stream(
+        "POST", "/v1/completions", json=asking(model="slow", stream=True)
+    ) as response:
+        waited = loop.time() - began
+        assert response.status_code == 200
+        assert 0.5 < waited < 1.5
+        claim = await worker.claim_one()
+        await asyncio.sleep(0.9)
+        await worker.say(claim, "late", finish=FinishReason.STOP)
+        await worker.finish(claim, tokens=1)
+        body = await response.aread()
+    events = split_events(body)
+    comments = [event for event in events if event == KEEP_ALIVE]
+    assert events[: len(comments)] == comments
+    assert 2 <= len(comments) <= 6
+    assert texts_by_choice(parse_chunks(body)) == {0: "late"}
+
+
+async def test_silence_between_tokens_is_kept_alive(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "slow")
+    request = asyncio.create_task(complete(client, model="slow", stream=True))
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await asyncio.sleep(0.9)
+    await worker.say(claim, "b", finish=FinishReason.STOP)
+    await worker.finish(claim, tokens=2)
+    events = split_events((await request).content)
+    assert 2 <= events.count(KEEP_ALIVE) <= 6
+    assert events.index(KEEP_ALIVE) == 1
+
+
+async def test_failure_after_the_commit_is_an_event(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "slow")
+    async with client.stream(
+        "POST", "/v1/completions", json=asking(model="slow", stream=True)
+    ) as response:
+        await worker.fail(await worker.claim_one(), FailureCode.INVALID_REQUEST, "No.")
+        events = split_events(await response.aread())
+    assert json.loads(events[-2].removeprefix(b"data: "))["error"]["message"] == "No."
+    assert events[-1] == DONE
+
+
+async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
+    stack: Stack, key: str, client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker = await serve(store, "wordy")
+    frames, text = 1500, "x" * 10_000
+    async with connection(stack.url) as (reader, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(post(key, asking(model="wordy", stream=True)))
+        slow = await worker.claim_one()
+        beside = asyncio.create_task(complete(client, model="wordy", stream=True))
+        quick = await worker.claim_one()
+        for number in range(frames):
+            await worker.send(
+                slow.job.gateway, deltas=[delta(slow, text), delta(quick, f"{number} ")]
+            )
+            if number % 50 == 0:
+                await asyncio.sleep(0.005)
+        last = delta(quick, "end", finish_reason=FinishReason.STOP)
+        end = JobFinished(quick.job.handle, 1, 3, frames, 0)
+        await worker.send(quick.job.gateway, deltas=[last], finished=[end])
+
+        response = await asyncio.wait_for(beside, 10)
+        texts = texts_by_choice(parse_chunks(response.content))
+        assert texts == {0: "".join(f"{number} " for number in range(frames)) + "end"}
+        told = await store.lrange(keys.control("wordy", worker.name), 0, -1)
+        assert told == [slow.job.id.encode()]
+
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        rest = b""
+        async with asyncio.timeout(10):
+            while not rest.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
+                rest += await reader.read(1 << 20)
+    assert rest.count(text.encode()) < frames
+    assert b'"code":"slow_reader"' in rest[-500:]
+
+
+async def test_frames_go_to_the_gateway_that_asked(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    async def entries() -> dict[bytes, int]:
+        names = [key async for key in store.scan_iter(match="{g:gw-*}:alive")]
+        streams = [name.replace(b":alive", b":replies") for name in names]
+        return {stream: await store.xlen(stream) for stream in streams}
+
+    before = await entries()
+    assert len(before) >= 2
+    await streamed(client, max_tokens=5)
+    after = await entries()
+    grown = [stream for stream in before if after[stream] > before[stream]]
+    assert len(grown) == 1
+    await streamed(other_client, max_tokens=5)
+    last = await entries()
+    assert last[grown[0]] == after[grown[0]]
+    assert sum(last.values()) > sum(after.values())
+
+
+@pytest.mark.parametrize("streams", [64])
+async def test_many_streams_of_many_tenants_over_two_gateways_keep_their_own_text(
+    stack: Stack, streams: int
+) -> None:
+    names = [f"tenant-{number}" for number in range(16)]
+    tenant_keys = await asyncio.to_thread(lambda: [stack.key(name) for name in names])
+    clients = [gateway_client(url, key) for url in stack.gateways[:2] for key in tenant_keys]
+    most = 0.0
+
+    async def run() -> list[dict[int, str]]:
+        chunks = await asyncio.gather(
+            *(
+                streamed(
+                    clients[number % len(clients)],
+                    prompt=f"Stream {number}",
+                    seed=number,
+                    max_tokens=40,
+                )
+                for number in range(streams)
+            )
+        )
+        return [texts_by_choice(each) for each in chunks]
+
+    async def watch() -> None:
+        nonlocal most
+        async with httpx.AsyncClient(base_url=stack.worker_url()) as worker:
+            while True:
+                for line in (await worker.get("/metrics")).text.splitlines():
+                    if line.startswith("sluice_worker_sequences_running "):
+                        most = max(most, float(line.split()[1]))
+                await asyncio.sleep(0.05)
+
+    watching = asyncio.create_task(watch())
+    first = await run()
+    watching.cancel()
+    second = await run()
+    await asyncio.gather(watching, *(client.aclose() for client in clients), return_exceptions=True)
+
+    assert first == second
+    assert len({texts[0] for texts in first}) == streams
+    assert most >= streams / 2

@@ -1,0 +1,184 @@
+"""What becomes of jobs whose worker, gateway or Redis entry is lost."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from contract import keys
+from contract.messages import JobFinished
+from contract.outcomes import FailureCode
+from contract.queue import JobQueue
+from tests.gateway.conftest import eventually, nothing_left
+from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
+from tests.support.fake_worker import FakeWorker
+
+
+async def test_job_lost_before_its_first_token_is_served_by_another_claim(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    await worker.lose(await worker.claim_one())
+
+    other = FakeWorker(redis, MODEL, name="fake-2")
+    claim = await other.claim_one()
+    assert claim.attempt == 2
+    await other.say(claim, "a", "b")
+    await other.finish(claim)
+
+    assert texts(await take(generation, 3)) == ["a", "b"]
+    assert await nothing_left(redis, MODEL)
+
+
+async def test_requeued_job_goes_before_others_of_its_tenant(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    await desk.request()
+    first = await worker.claim_one()
+    await desk.request()
+    await worker.lose(first)
+    await eventually(lambda: _waiting(desk, 2), seconds=2, what="the job being requeued")
+    again = await worker.claim_one()
+    assert (again.job.id, again.attempt) == (first.job.id, 2)
+
+
+async def _waiting(desk: Desk, number: int) -> bool:
+    return (await desk.catalogue.queue(MODEL).status()).waiting_jobs == number
+
+
+async def test_job_lost_after_its_first_token_fails(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await take(generation, 1)
+    await worker.lose(claim)
+    assert await failure(generation) is FailureCode.WORKER_LOST
+    assert desk.dispatcher.jobs_in_flight == 0
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+
+
+async def test_job_lost_three_times_fails(desk: Desk, worker: FakeWorker, redis: "Redis") -> None:
+    generation = await desk.request()
+    for attempt in (1, 2, 3):
+        claim = await worker.claim_one()
+        assert claim.attempt == attempt
+        await worker.lose(claim)
+    assert await failure(generation) is FailureCode.WORKER_LOST
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+
+
+async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
+    desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requeue, answers_lost = JobQueue.requeue, 0
+
+    async def requeue_unheard(queue: JobQueue, *arguments: Any) -> bool:
+        nonlocal answers_lost
+        result = await requeue(queue, *arguments)
+        if answers_lost == 0:
+            answers_lost += 1
+            raise RedisConnectionError
+        return result
+
+    monkeypatch.setattr(JobQueue, "requeue", requeue_unheard)
+    generation = await desk.request()
+    await worker.lose(await worker.claim_one())
+    await worker.lose(await worker.claim_one())
+    third = await worker.claim_one()
+    assert answers_lost == 1
+    assert third.attempt == 3
+    await worker.say(third, "at last")
+    assert texts(await take(generation, 1)) == ["at last"]
+
+
+async def test_job_that_redis_forgot_fails(desk: Desk, worker: FakeWorker, redis: "Redis") -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await redis.delete(keys.job(MODEL, claim.job.id))
+    assert await failure(generation) is FailureCode.REPLIES_LOST
+
+
+async def test_silent_job_that_is_leased_goes_on(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await asyncio.sleep(0.6)  # Three times as long as a job may be silent before it is looked for.
+    assert desk.dispatcher.jobs_in_flight == 1
+    await worker.say(claim, "a")
+    assert texts(await take(generation, 1)) == ["a"]
+
+
+async def test_job_that_nobody_claims_fails_after_the_queue_timeout(
+    open_desk: Callable[..., Any], redis: "Redis"
+) -> None:
+    desk = await open_desk(queue_timeout_seconds=0.3)
+    generation = await desk.request()
+    assert await failure(generation) is FailureCode.QUEUE_TIMEOUT
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+
+
+async def test_notice_of_a_lost_job_reaches_the_gateway_that_owns_it(
+    open_desk: Callable[..., Any], worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, other = await open_desk("gw-owner"), await open_desk("gw-other")
+
+    async def looks_away() -> None:
+        """Leave it to the other gateway to find expired leases."""
+
+    monkeypatch.setattr(owner.dispatcher, "_reclaim", looks_away)
+    await owner.close()
+    await owner.open()
+    generation = await owner.request()
+    await worker.lose(await worker.claim_one())
+    claim = await worker.claim_one()
+    assert (claim.attempt, claim.job.gateway) == (2, "gw-owner")
+    await worker.say(claim, "a")
+    assert texts(await take(generation, 1)) == ["a"]
+    assert other.dispatcher.jobs_in_flight == 0
+
+
+async def test_lease_of_a_dead_gateways_job_is_cleaned_up_by_another(
+    open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
+) -> None:
+    dead = await open_desk("gw-dead")
+    await dead.request()
+    await dead.close()
+    await redis.delete(keys.gateway_alive("gw-dead"))
+    await open_desk("gw-living")
+    await worker.lose(await worker.claim_one())
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
+
+
+async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+
+    async def unreachable(*_arguments: Any) -> bool:
+        raise RedisConnectionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobQueue, "cancel", unreachable)
+        await desk.dispatcher.cancel(generation)
+    assert not await nothing_left(redis, MODEL)
+    await worker.lose(claim)
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
+
+
+async def test_loss_of_a_job_that_has_ended_changes_nothing(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.send(GATEWAY, finished=[JobFinished(claim.job.handle, claim.attempt, 3, 1, 0)])
+    await worker.lose(claim)
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
+    replies = await take(generation, 2)
+    assert texts(replies) == ["a"]
+    assert isinstance(replies[-1], JobFinished)

@@ -1,0 +1,169 @@
+"""Processes that die or are stopped, and what clients see of it."""
+
+import asyncio
+import functools
+import json
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from tests.gateway.conftest import (
+    GATEWAY_SETTINGS,
+    asking,
+    complete,
+    eventually,
+    gateway_client,
+    nothing_left,
+)
+from tests.gateway.http import message_of
+from tests.support.events import DONE, parse_chunks, split_events, texts_by_choice
+from tests.support.stack import MODEL, Stack, metric, running_stack
+
+SHORT_LEASE = {"SLUICE_ENGINE": "scripted", "SLUICE_LEASE_SECONDS": "0.5"}
+
+
+async def start_worker(stack: Stack, name: str, **environment: str) -> None:
+    """Start another worker with a short lease."""
+    start = functools.partial(stack.start_worker, name)
+    await asyncio.to_thread(start, **(SHORT_LEASE | environment))
+
+
+async def test_worker_killed_between_tokens_ends_the_stream_with_an_error(
+    stack: Stack, client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    await start_worker(stack, "doomed", SLUICE_MODEL_NAME="doomed")
+    body = b""
+    async with client.stream(
+        "POST", "/v1/completions", json=asking(model="doomed", max_tokens=2000, stream=True)
+    ) as response:
+        assert response.status_code == 200
+        killed_at = 0.0
+        async for part in response.aiter_raw():
+            body += part
+            if not killed_at and body.count(b"data: ") >= 3:
+                stack.kill("doomed")
+                killed_at = time.monotonic()
+        took = time.monotonic() - killed_at
+    *chunks, error, done = split_events(body)
+    assert done == DONE
+    assert len(chunks) >= 3
+    assert json.loads(error.removeprefix(b"data: "))["error"] == {
+        "message": "The worker that ran this request failed. Please try again.",
+        "type": "service_unavailable",
+        "param": None,
+        "code": "engine_dead",
+    }
+    assert took < 4
+    await eventually(lambda: nothing_left(store, "doomed"), seconds=1, what="the end of the job")
+
+
+async def test_worker_killed_before_the_first_token_is_not_noticed(
+    stack: Stack, client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    fragile = {"SLUICE_MODEL_NAME": "fragile"}
+    await start_worker(stack, "fragile-1", **fragile, SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="1")
+    request = asyncio.create_task(complete(client, model="fragile", prompt=[5] * 100, max_tokens=5))
+    url = stack.worker_url("fragile-1")
+    await eventually(
+        lambda: asyncio.to_thread(metric, url, "sluice_worker_jobs_running"),
+        seconds=2,
+        what="the job being claimed",
+    )
+    stack.kill("fragile-1")
+    await start_worker(stack, "fragile-2", **fragile)
+    response = await request
+    stack.stop("fragile-2")
+    assert response.status_code == 200
+    assert response.json()["usage"] == {
+        "prompt_tokens": 100,
+        "completion_tokens": 5,
+        "total_tokens": 105,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    await eventually(lambda: nothing_left(store, "fragile"), seconds=1, what="the end of the job")
+
+
+async def test_gateway_that_is_stopped_finishes_its_streams(stack: Stack, key: str) -> None:
+    url = await asyncio.to_thread(lambda: stack.start_gateway("stopping", **GATEWAY_SETTINGS))
+    stack.gateways.remove(url)
+    process = stack.processes.pop("stopping")
+    async with gateway_client(url, key) as client:
+        stream = asyncio.create_task(complete(client, max_tokens=60, stream=True))
+        whole = asyncio.create_task(complete(client, max_tokens=60))
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        chunks = parse_chunks((await stream).content)
+        answer = (await whole).json()
+    assert texts_by_choice(chunks) == {0: answer["choices"][0]["text"]}
+    assert chunks[-1]["usage"]["completion_tokens"] == 60
+    # uvicorn raises the signal again once it is done.
+    assert await asyncio.to_thread(process.wait, 10) in (0, -signal.SIGTERM)
+    log = stack.log("stopping")
+    assert "Traceback" not in log
+    assert "Task was destroyed" not in log
+
+
+async def test_jobs_of_a_killed_gateway_are_stopped(stack: Stack, key: str, store: "Redis") -> None:
+    url = await asyncio.to_thread(lambda: stack.start_gateway("killed", **GATEWAY_SETTINGS))
+    stack.gateways.remove(url)
+    async with gateway_client(url, key) as client:
+        request = asyncio.create_task(complete(client, n=2, max_tokens=2000, stream=True))
+        running = "sluice_worker_jobs_running"
+        await eventually(
+            lambda: asyncio.to_thread(metric, stack.worker_url(), running),
+            seconds=2,
+            what="the job running",
+        )
+        stack.kill("killed")
+        with pytest.raises(httpx.RemoteProtocolError):
+            await request
+    # Its sign of life expires after 6 s, and workers wait for 5 s more.
+    await eventually(lambda: nothing_left(store, MODEL), seconds=14, what="the end of its jobs")
+    assert await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running") == 0
+
+
+@pytest.fixture
+def own_stack() -> Iterator[Stack]:
+    """A deployment whose Redis may be stopped."""
+    with running_stack() as stack:
+        stack.start_gateway(**GATEWAY_SETTINGS)
+        stack.start_worker(SLUICE_ENGINE="scripted")
+        yield stack
+
+
+async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
+    own_stack: Stack,
+) -> None:
+    key = await asyncio.to_thread(own_stack.key)
+    async with gateway_client(own_stack.url, key) as client:
+        assert (await complete(client)).status_code == 200
+        stream = asyncio.create_task(complete(client, max_tokens=400, stream=True))
+        await asyncio.sleep(0.3)
+        own_stack.redis.stop()
+
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/healthz")).status_code == 200
+        for streamed in (False, True):
+            began = time.monotonic()
+            response = await complete(client, stream=streamed)
+            assert time.monotonic() - began < 3
+            message_of(response, status=503, kind="service_unavailable", code="store_unavailable")
+            assert response.headers["retry-after"] == "1"
+
+        own_stack.redis.start()
+        statuses = []
+
+        async def is_served() -> bool:
+            statuses.append((await complete(client, max_tokens=2)).status_code)
+            return statuses[-1] == 200
+
+        await eventually(is_served, seconds=10, what="a request being served again")
+        assert set(statuses) <= {200, 503}
+        assert (await client.get("/readyz")).status_code == 200
+        events = split_events((await asyncio.wait_for(stream, 15)).content)
+        assert events[-1] == DONE
+        assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "engine_dead"

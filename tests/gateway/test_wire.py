@@ -1,0 +1,111 @@
+"""Reading the body: what is not plain, shallow JSON is refused in one clear sentence."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.dialects.wire import MAX_DEPTH, parse_object
+from gateway.errors import InvalidJsonError
+
+
+def nested(levels: int) -> bytes:
+    """Return an object with `levels` levels of nesting, the object itself included."""
+    return b'{"a":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}" if levels > 1 else b"{}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"a":1,}',
+        b"{'a':1}",
+        b'{"a":01}',
+        b"{} {}",
+        b'{"a":"\n"}',
+        b"\xef\xbb\xbf{}",
+        b'{"a":"\xff"}',
+        b'{"a":"\\ud800"}',
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":' + b"9" * 5000 + b"}",
+    ],
+    ids=[
+        "empty",
+        "truncated",
+        "trailing-comma",
+        "single-quotes",
+        "leading-zero",
+        "two-values",
+        "raw-newline",
+        "byte-order-mark",
+        "not-utf-8",
+        "lone-surrogate",
+        "nan",
+        "infinity",
+        "minus-infinity",
+        "beyond-float",
+        "beyond-integer",
+    ],
+)
+def test_malformed_json_is_refused_with_the_place(body: bytes) -> None:
+    with pytest.raises(InvalidJsonError, match=r"^The body is not valid JSON: .+\.$"):
+        parse_object(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"text"', b"1", b"null", b"true"])
+def test_json_that_is_no_object_is_refused_and_shown(body: bytes) -> None:
+    with pytest.raises(InvalidJsonError) as caught:
+        parse_object(body)
+    assert caught.value.message == f"The body must be a JSON object. Given: {body.decode()}."
+
+
+def test_last_one_of_duplicate_keys_counts() -> None:
+    assert parse_object(b'{"n":1,"n":2}') == {"n": 2}
+
+
+def test_deepest_allowed_nesting_is_read() -> None:
+    assert "a" in parse_object(nested(MAX_DEPTH))
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 500, 200_000])
+def test_deeper_nesting_is_refused_with_the_limit(levels: int) -> None:
+    with pytest.raises(InvalidJsonError, match=f"at most {MAX_DEPTH} levels"):
+        parse_object(nested(levels))
+
+
+def test_deep_objects_are_refused_like_deep_arrays() -> None:
+    body = b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1)
+    with pytest.raises(InvalidJsonError, match="too deeply"):
+        parse_object(body)
+
+
+def test_many_brackets_side_by_side_are_read() -> None:
+    assert len(parse_object(b'{"a":[' + b"[]," * 999 + b"[]]}")["a"]) == 1000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3)
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_any_object_is_read_as_the_standard_library_reads_it(value: dict[str, Any]) -> None:
+    body = json.dumps(value).encode()
+    assert parse_object(body) == json.loads(body)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_give_an_object_or_an_api_error(body: bytes) -> None:
+    with contextlib.suppress(InvalidJsonError):
+        assert parse_object(body) == json.loads(body)

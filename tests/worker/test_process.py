@@ -1,0 +1,263 @@
+"""The worker as a process: command line, health endpoints, signals, exit codes, the catalogue."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+import zlib
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pydantic import SecretStr
+from redis.asyncio import Redis
+from typing_extensions import override
+
+from contract import keys, messages
+from contract.messages import JobFinished, WorkerCard, WorkerState
+from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, RedisServer, make_job
+from worker.__main__ import command
+from worker.engine.scripted import Script, ScriptedEngine
+from worker.main import EXIT_ENGINE_DEAD, EXIT_NOT_STARTED, serve
+from worker.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def worker_process(redis_server: RedisServer, *options: str) -> AsyncIterator[Process]:
+    """Start a worker with the scripted engine; options come last."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "worker",
+        "--engine=scripted",
+        f"--model-path={MODEL_FOLDER}",
+        f"--model-name={MODEL}",
+        f"--redis-url={redis_server.url}",
+        "--scripted-step-seconds=0.01",
+        "--worker-id=w1",
+        *options,
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def ready(gateway: Gateway) -> None:
+    async with asyncio.timeout(20):
+        while not (await gateway.queue.status()).ready_workers:
+            await asyncio.sleep(0.02)
+
+
+async def card_of(redis: Redis) -> WorkerCard | None:
+    card: Any = await redis.get(keys.worker_card(MODEL, "w1"))
+    return None if card is None else messages.decode_card(card)
+
+
+async def test_ready_worker_is_in_the_catalogue(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    async with worker_process(redis_server, "--context-window=512", "--max-sequences=7"):
+        await ready(gateway)
+        card = await card_of(redis)
+        assert card is not None
+        tokenizer: Any = await redis.get(keys.tokenizer(card.tokenizer_digest))
+        known: Any = await redis.hget(keys.MODELS, MODEL)
+    assert (card.state, card.engine) == (WorkerState.READY, "scripted")
+    assert (card.context_window, card.max_sequences, card.vocabulary_size) == (512, 7, 2048)
+    assert card.bos_token_id == 0
+    assert {"prompt", "best_of", "ignore_eos"} <= set(card.supported_parameters)
+    content = (MODEL_FOLDER / "tokenizer.json").read_bytes()
+    assert zlib.decompress(tokenizer) == content
+    assert card.tokenizer_digest == hashlib.sha256(content).hexdigest()
+    assert messages.decode_card(known) == card
+
+
+async def test_sigterm_drains_announces_and_exits_0(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=100)
+    async with worker_process(redis_server) as process:
+        await ready(gateway)
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        card = await card_of(redis)
+        assert card is not None
+        assert card.state is WorkerState.DRAINING
+        assert (await gateway.queue.status()).ready_workers == 0
+        await gateway.finished(job)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+    assert isinstance(gateway.end(job), JobFinished)
+    await asyncio.sleep(0.05)
+    assert await card_of(redis) is None
+
+
+async def test_second_signal_hands_back_at_once(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=1000)
+    async with worker_process(redis_server) as process:
+        await ready(gateway)
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 3) == 0
+    assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
+
+
+async def test_health_endpoints(redis_server: RedisServer, gateway: Gateway) -> None:
+    port = free_port()
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    async with worker_process(redis_server, f"--health-port={port}") as process:
+        await ready(gateway)
+        assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
+        assert (await asyncio.to_thread(get, "/readyz"))[0] == 200
+        assert (await asyncio.to_thread(get, "/other"))[0] == 404
+        job = make_job(max_tokens=500)
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        assert (await asyncio.to_thread(get, "/readyz"))[0] == 503
+        assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
+        metrics = (await asyncio.to_thread(get, "/metrics"))[1]
+    assert "sluice_worker_jobs_claimed_total 1.0" in metrics
+    assert "sluice_worker_sequences_running 1.0" in metrics
+
+
+async def test_no_prompt_text_in_the_log(redis_server: RedisServer, gateway: Gateway) -> None:
+    job = make_job(max_tokens=5, stop=["secretstop"], prompt_token_ids=[987654321])
+    async with worker_process(redis_server, "--log-level=DEBUG") as process:
+        await ready(gateway)
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        process.send_signal(signal.SIGTERM)
+        _, log = await process.communicate()
+    text = log.decode()
+    assert "Loading model demo" in text
+    assert "Ready: demo with scripted" in text
+    assert "secretstop" not in text
+    assert "987654321" not in text
+
+
+async def test_dead_engine_ends_the_process_with_70(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    settings = Settings(
+        model_path=str(MODEL_FOLDER),
+        model_name=MODEL,
+        redis_url=SecretStr(redis_server.url),
+        worker_id="w1",
+    )
+    engine = ScriptedEngine(MODEL_FOLDER, Script(step_seconds=0.01))
+    serving = asyncio.create_task(serve(settings, engine))
+    job = make_job(max_tokens=1000)
+    await ready(gateway)
+    await gateway.enqueue(job)
+    await gateway.read_until(lambda: bool(gateway.deltas(job)))
+    engine.die()
+    assert await asyncio.wait_for(serving, 5) == EXIT_ENGINE_DEAD
+    assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
+
+
+async def test_engine_that_does_not_start_ends_the_process_with_1(
+    redis_server: RedisServer, redis: Redis
+) -> None:
+    class Broken(ScriptedEngine):
+        @override
+        async def start(self) -> None:
+            raise RuntimeError("no memory")
+
+    settings = Settings(model_path=str(MODEL_FOLDER), redis_url=SecretStr(redis_server.url))
+    assert await serve(settings, Broken(MODEL_FOLDER, Script())) == EXIT_NOT_STARTED
+
+
+async def test_signal_while_loading_stops_the_process(
+    redis_server: RedisServer, redis: Redis
+) -> None:
+    class Slow(ScriptedEngine):
+        @override
+        async def start(self) -> None:
+            await asyncio.sleep(60)
+
+    settings = Settings(
+        model_path=str(MODEL_FOLDER),
+        model_name=MODEL,
+        worker_id="w1",
+        redis_url=SecretStr(redis_server.url),
+    )
+    serving = asyncio.create_task(serve(settings, Slow(MODEL_FOLDER, Script())))
+    async with asyncio.timeout(5):
+        while (card := await card_of(redis)) is None:
+            await asyncio.sleep(0.01)
+    assert (card.state, card.context_window) == (WorkerState.LOADING, 2048)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(serving, 5) == 0
+
+
+def test_help_names_every_setting_and_its_environment_variable() -> None:
+    result = CliRunner().invoke(command, ["--help"], terminal_width=200)
+    assert result.exit_code == 0
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in result.output
+        assert f"[SLUICE_{name.upper()}]" in result.output
+        assert field.description
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-sequences=many"], "--max-sequences: Input should be a valid integer"),
+        (["--model-path=/nowhere"], "/nowhere holds no config.json"),
+        (["--engine-arguments={"], "--engine-arguments: must be a JSON object"),
+        (["--engine=other"], "--engine: Input should be 'vllm' or 'scripted'"),
+        (["--lease-seconds=0"], "--lease-seconds: Input should be greater than or equal to 0.3"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_option_is_named(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(command, [f"--model-path={MODEL_FOLDER}", *options])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_MODEL_PATH", str(MODEL_FOLDER))
+    monkeypatch.setenv("SLUICE_ENGINE_ARGUMENTS", '{"tensor_parallel_size": 2}')
+    monkeypatch.setenv("SLUICE_LEASE_SECONDS", "9")
+    settings = Settings()
+    assert settings.engine_arguments == {"tensor_parallel_size": 2}
+    assert (settings.lease_ms, settings.served_name) == (9000, "checkpoint")

@@ -1,0 +1,80 @@
+"""Redis goes away while jobs run."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contract import keys
+from tests.worker.conftest import Gateway, RedisServer, make_job, running_worker
+from worker.engine.scripted import Script
+
+STEADY = Script(step_seconds=0.01)
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of this test's own, since it is stopped."""
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+async def test_frames_wait_for_redis_and_arrive_without_a_gap(own_redis: RedisServer) -> None:
+    job = make_job(max_tokens=300)
+    async with own_redis.client() as client:
+        gateway = Gateway(client)
+        async with running_worker(own_redis, STEADY) as (_, engine, _):
+            await gateway.enqueue(job)
+            await gateway.read_until(lambda: len(gateway.token_ids(job)) > 20)
+            await gateway.read()
+            own_redis.stop()
+            before = engine._running[next(iter(engine._running))].generated
+            await asyncio.sleep(0.5)
+            after = engine._running[next(iter(engine._running))].generated
+            assert after - before > 20, "the engine goes on"
+            own_redis.start()
+            gateway._last = "0"
+            await gateway.live()
+            await gateway.read_until(lambda: len(gateway.token_ids(job)) > 100)
+    numbers = [frame.number for frame in gateway.frames]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServer) -> None:
+    job = make_job(max_tokens=2000)
+    async with own_redis.client() as client:
+        gateway = Gateway(client)
+        worker = running_worker(own_redis, Script(step_seconds=0.002), most_pending_deltas=100)
+        async with worker as (runner, engine, _):
+            await gateway.enqueue(job)
+            await gateway.read_until(lambda: bool(gateway.deltas(job)))
+            own_redis.stop()
+            async with asyncio.timeout(5):
+                while engine._running:
+                    await asyncio.sleep(0.01)
+            assert not runner._generations
+            own_redis.start()
+            again = make_job()
+            await gateway.live()
+            gateway._last = "0"
+            await gateway.enqueue(again)
+            await gateway.finished(again)
+
+
+async def test_frame_that_failed_is_sent_again_under_its_number(own_redis: RedisServer) -> None:
+    job = make_job(max_tokens=20)
+    async with own_redis.client() as client:
+        gateway = Gateway(client)
+        await gateway.live()
+        # A key of the wrong type: Redis answers every XADD with an error.
+        await client.set(keys.replies("g1"), "in the way")
+        async with running_worker(own_redis, STEADY):
+            await gateway.enqueue(job)
+            await asyncio.sleep(0.4)
+            await client.delete(keys.replies("g1"))
+            await gateway.finished(job)
+    numbers = [frame.number for frame in gateway.frames]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(gateway.token_ids(job)) == 20

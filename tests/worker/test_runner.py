@@ -1,0 +1,391 @@
+"""The worker's loops with the scripted engine and a real Redis."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import clock, keys
+from contract.messages import GenerationJob, JobFailed, JobFinished
+from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Room
+from contract.sampling import SamplingSpec
+from tests.worker.conftest import (
+    MODEL,
+    WORKER,
+    Gateway,
+    RedisServer,
+    make_job,
+    running_worker,
+)
+from worker import gateways as gateways_module
+from worker.engine.base import EngineDeadError
+from worker.engine.scripted import Script, ScriptedEngine
+
+STEADY = Script(step_seconds=0.01)
+ROOM = Room(tokens=10_000, sequences=100, most_sequences=100, empty=True)
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def running(engine: ScriptedEngine) -> int:
+    return len(engine._running) + len(engine._waiting)
+
+
+async def lost_jobs(gateway: Gateway) -> set[tuple[str, int]]:
+    return {(lost.job_id, lost.attempt) for lost in await gateway.queue.reclaim()}
+
+
+async def test_frames_come_in_order_numbered_and_complete(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    jobs = [make_job(max_tokens=30, n=2) for _ in range(20)]
+    async with running_worker(redis_server, STEADY):
+        await gateway.enqueue(*jobs)
+        await gateway.finished(*jobs)
+    assert [frame.number for frame in gateway.frames] == list(range(1, len(gateway.frames) + 1))
+    assert {frame.worker for frame in gateway.frames} == {WORKER}
+    for job in jobs:
+        for choice in range(2):
+            assert len(gateway.token_ids(job, choice)) == 30
+            reasons = [delta.finish_reason for delta in gateway.deltas(job, choice)]
+            assert reasons == [None] * (len(reasons) - 1) + [FinishReason.LENGTH]
+        assert gateway.end(job) == JobFinished(job.handle, 1, 3, 60, 0)
+    assert len(gateway.frames) < 60, "one frame tells of all sequences of a step"
+
+
+async def test_same_seed_gives_the_same_text_and_resumes(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    whole = make_job(seed=7, max_tokens=20)
+    again = make_job(seed=7, max_tokens=20)
+    async with running_worker(redis_server, Script()):
+        await gateway.enqueue(whole, again)
+        await gateway.finished(whole, again)
+        ids = gateway.token_ids(whole)
+        rest = make_job(seed=7, max_tokens=12, prompt_token_ids=[*whole.prompt_token_ids, *ids[:8]])
+        await gateway.enqueue(rest)
+        await gateway.finished(rest)
+    assert gateway.token_ids(again) == ids
+    assert gateway.token_ids(rest) == ids[8:]
+
+
+async def test_lease_ends_after_the_last_frame(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job()
+    async with running_worker(redis_server, STEADY):
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        await asyncio.sleep(0.1)
+        assert (await gateway.queue.status()).leased_jobs == 0
+    assert not await redis.exists(keys.job(MODEL, job.id))
+
+
+async def test_cancelled_in_the_queue_never_runs(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    jobs = [make_job(max_tokens=50) for _ in range(3)]
+    script = Script(step_seconds=0.01, max_sequences=1)
+    async with running_worker(redis_server, script):
+        await gateway.enqueue(*jobs)
+        await gateway.read_until(lambda: bool(gateway.deltas(jobs[0])))
+        assert await gateway.queue.cancel(jobs[1].id, jobs[1].tenant)
+        await gateway.finished(jobs[0], jobs[2])
+    assert not gateway.deltas(jobs[1])
+
+
+@pytest.mark.parametrize("prefill_seconds", [5.0, 0.0], ids=["prefill", "decoding"])
+async def test_cancel_frees_the_engine_at_once(
+    redis_server: RedisServer, gateway: Gateway, prefill_seconds: float
+) -> None:
+    job = make_job(max_tokens=1000, n=4)
+    script = Script(step_seconds=0.01, prefill_seconds_per_token=prefill_seconds)
+    async with running_worker(redis_server, script) as (_, engine, _):
+        await gateway.enqueue(job)
+        await until(lambda: running(engine) == 4)
+        if not prefill_seconds:
+            await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        asked = time.monotonic()
+        assert await gateway.queue.cancel(job.id, job.tenant)
+        await until(lambda: running(engine) == 0)
+        assert time.monotonic() - asked < 0.5
+        await asyncio.sleep(0.1)
+        await gateway.read()
+    assert not gateway.ended_handles()
+
+
+async def test_lost_lease_stops_the_job(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=1000)
+    async with running_worker(redis_server, STEADY, lease_ms=300) as (_, engine, _):
+        await gateway.enqueue(job)
+        await until(lambda: running(engine) == 1)
+        await redis.hset(keys.job(MODEL, job.id), "worker", "another")
+        await until(lambda: running(engine) == 0)
+    assert await redis.hget(keys.job(MODEL, job.id), "worker") == b"another"
+
+
+async def test_leases_are_kept_while_jobs_run(redis_server: RedisServer, gateway: Gateway) -> None:
+    job = make_job(max_tokens=120)
+    async with running_worker(redis_server, STEADY, lease_ms=300):
+        await gateway.enqueue(job)
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            assert not await gateway.queue.reclaim()
+        await gateway.finished(job)
+
+
+async def test_progress_is_charged_with_the_lease(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=1000)
+    async with running_worker(redis_server, STEADY, lease_ms=300):
+        await gateway.enqueue(job)
+        await asyncio.sleep(0.5)
+        charged = await redis.hget(keys.job(MODEL, job.id), "charged")
+    assert charged is not None
+    assert 10 <= int(charged) <= 60
+
+
+async def test_waiting_jobs_are_claimed_as_room_appears(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    jobs = [make_job(max_tokens=10) for _ in range(12)]
+    script = Script(step_seconds=0.005, max_sequences=4)
+    async with running_worker(redis_server, script) as (_, engine, _):
+        await gateway.enqueue(*jobs)
+        most = 0
+        while len(gateway.ended_handles()) < 12:
+            most = max(most, running(engine))
+            await gateway.read()
+    assert most == 4
+
+
+async def test_kv_cache_bounds_what_is_claimed(redis_server: RedisServer, gateway: Gateway) -> None:
+    jobs = [make_job(max_tokens=50, prompt_token_ids=[300] * 50) for _ in range(6)]
+    script = Script(step_seconds=0.005, kv_cache_tokens=250)
+    async with running_worker(redis_server, script) as (_, engine, _):
+        await gateway.enqueue(*jobs)
+        most = 0
+        while len(gateway.ended_handles()) < 6:
+            most = max(most, running(engine))
+            await gateway.read()
+    assert most == 2
+
+
+async def test_job_larger_than_the_cache_runs_alone(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=10, prompt_token_ids=[300] * 500)
+    async with running_worker(redis_server, Script(kv_cache_tokens=100)):
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+    assert isinstance(gateway.end(job), JobFinished)
+
+
+async def test_idle_worker_does_not_poll(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    async with running_worker(redis_server, STEADY):
+        await asyncio.sleep(0.2)
+        before = (await redis.info("stats"))["total_commands_processed"]
+        await asyncio.sleep(1.0)
+        after = (await redis.info("stats"))["total_commands_processed"]
+    assert after - before <= 6
+
+
+async def test_deadline_before_the_claim(redis_server: RedisServer, gateway: Gateway) -> None:
+    job = make_job(deadline_ms=clock.now_ms() - 1)
+    async with running_worker(redis_server, STEADY):
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        await asyncio.sleep(0.05)
+        assert (await gateway.queue.status()).leased_jobs == 0
+    end = gateway.end(job)
+    assert isinstance(end, JobFailed)
+    assert end.code is FailureCode.DEADLINE_EXCEEDED
+    assert not gateway.deltas(job)
+
+
+async def test_deadline_of_a_running_job(redis_server: RedisServer, gateway: Gateway) -> None:
+    job = make_job(deadline_ms=clock.now_ms() + 500, max_tokens=1000)
+    async with running_worker(redis_server, STEADY) as (_, engine, _):
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        await until(lambda: running(engine) == 0)
+    end = gateway.end(job)
+    assert isinstance(end, JobFailed)
+    assert end.code is FailureCode.DEADLINE_EXCEEDED
+    assert gateway.deltas(job)
+
+
+async def test_job_of_a_dead_gateway_is_dropped(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job, dead = make_job(), make_job(gateway="dead")
+    await gateway.enqueue(dead, job)
+    async with running_worker(redis_server, STEADY):
+        await gateway.finished(job)
+        await asyncio.sleep(0.1)
+        assert (await gateway.queue.status()).leased_jobs == 0
+    assert not await redis.exists(keys.replies("dead"), keys.job(MODEL, dead.id))
+
+
+async def test_running_job_of_a_gateway_that_dies_is_aborted(
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.5)
+    assert gateways_module.GRACE_SECONDS == 5.0
+    job = make_job(max_tokens=2000)
+    async with running_worker(redis_server, STEADY) as (_, engine, _):
+        await gateway.enqueue(job)
+        await until(lambda: running(engine) == 1)
+        await redis.delete(keys.gateway_alive("g1"))
+        await until(lambda: running(engine) == 0)
+        await asyncio.sleep(0.1)
+        assert (await gateway.queue.status()).leased_jobs == 0
+
+
+async def test_refused_job_fails_alone(redis_server: RedisServer, gateway: Gateway) -> None:
+    good = make_job()
+    bad = [
+        make_job(prompt_token_ids=[10**6]),
+        make_job(prompt_token_ids=[-5]),
+        make_job(prompt_token_ids=[2**40]),
+        make_job(stop=[""]),
+        make_job(sampling=SamplingSpec(seed=1, top_p=float("nan"))),
+    ]
+    async with running_worker(redis_server, STEADY):
+        await gateway.enqueue(*bad, good)
+        await gateway.finished(*bad, good)
+    assert isinstance(gateway.end(good), JobFinished)
+    for job in bad:
+        end = gateway.end(job)
+        assert isinstance(end, JobFailed)
+        assert end.code is FailureCode.INVALID_REQUEST
+
+
+async def test_unreadable_job_does_not_stop_the_worker(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    broken, good = make_job(), make_job()
+    await gateway.enqueue(broken)
+    await redis.hset(keys.job(MODEL, broken.id), "payload", b"\xc1")
+    async with running_worker(redis_server, STEADY):
+        await asyncio.sleep(0.1)
+        await gateway.enqueue(good)
+        await gateway.finished(good)
+
+
+async def test_drain_finishes_what_runs_and_claims_nothing(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job, late = make_job(max_tokens=50), make_job()
+    async with running_worker(redis_server, STEADY) as (runner, _, task):
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        draining = asyncio.create_task(runner.drain(5.0))
+        await asyncio.sleep(0.05)
+        await gateway.enqueue(late)
+        await gateway.finished(job)
+        await draining
+        await asyncio.wait_for(task, 2.0)
+    assert isinstance(gateway.end(job), JobFinished)
+    status = await gateway.queue.status()
+    assert (status.waiting_jobs, status.leased_jobs) == (1, 0)
+
+
+async def test_drain_hands_back_what_takes_too_long(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=1000)
+    async with running_worker(redis_server, STEADY) as (runner, engine, task):
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await runner.drain(0.1)
+        await asyncio.wait_for(task, 2.0)
+        assert running(engine) == 0
+    await gateway.read()
+    assert not gateway.ended_handles()
+    assert await lost_jobs(gateway) == {(job.id, 1)}
+    assert await gateway.queue.requeue(job.id, job.tenant, 1)
+
+
+async def test_dead_engine_hands_everything_back(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    jobs = [make_job(max_tokens=1000) for _ in range(3)]
+    async with running_worker(redis_server, STEADY) as (_, engine, task):
+        await gateway.enqueue(*jobs)
+        await gateway.read_until(lambda: all(gateway.deltas(job) for job in jobs))
+        engine.die()
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(task, 2.0)
+    assert await lost_jobs(gateway) == {(job.id, 1) for job in jobs}
+
+
+async def test_requeued_job_runs_as_the_next_attempt(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=40)
+    async with running_worker(redis_server, STEADY, worker="first") as (runner, _, task):
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        runner.stop()
+        await task
+    (lost,) = await gateway.queue.reclaim()
+    await gateway.queue.requeue(lost.job_id, lost.tenant, lost.attempt)
+    async with running_worker(redis_server, STEADY, worker="second"):
+        await gateway.finished(job)
+    second = [d for d in gateway.deltas(job) if d.attempt == 2]
+    assert len([each for delta in second for each in delta.token_ids]) == 40
+    assert gateway.end(job).attempt == 2
+
+
+async def test_two_workers_share_the_queue(redis_server: RedisServer, gateway: Gateway) -> None:
+    jobs: list[GenerationJob] = [make_job(max_tokens=20) for _ in range(40)]
+    script = Script(step_seconds=0.005, max_sequences=4)
+    async with (
+        running_worker(redis_server, script, worker="a"),
+        running_worker(redis_server, script, worker="b"),
+    ):
+        await gateway.enqueue(*jobs)
+        await gateway.finished(*jobs)
+    assert {frame.worker for frame in gateway.frames} == {"a", "b"}
+    for job in jobs:
+        assert len(gateway.token_ids(job)) == 20
+
+
+async def test_wake_up_is_immediate(redis: Redis, redis_server: RedisServer) -> None:
+    gateway = Gateway(redis)
+    async with running_worker(redis_server, Script()):
+        await asyncio.sleep(0.3)
+        waits = []
+        for _ in range(10):
+            job = make_job(max_tokens=1)
+            asked = time.monotonic()
+            await gateway.enqueue(job)
+            await gateway.finished(job)
+            waits.append(time.monotonic() - asked)
+    assert sorted(waits)[5] < 0.05
+
+
+async def test_claimed_by_hand_is_left_alone(redis_server: RedisServer, gateway: Gateway) -> None:
+    job = make_job()
+    await gateway.enqueue(job)
+    await gateway.queue.claim("another", ROOM, most_jobs=1, lease_ms=60_000)
+    async with running_worker(redis_server, STEADY):
+        await asyncio.sleep(0.2)
+        await gateway.read()
+    assert not gateway.frames

@@ -1,0 +1,120 @@
+"""Detokenising and stop strings: streamed text is exactly the text of a whole decode."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from tests.worker.conftest import MODEL_FOLDER
+from worker.text import Detokenizer, StopMatcher
+
+TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+MIXED = "naïve 日本語 😀 fin é and\nplain words"
+BASE = TOKENIZER.encode("Return the").ids
+
+
+def decoded(prompt: list[int], completion: list[int]) -> str:
+    detokenizer = Detokenizer(TOKENIZER, prompt)
+    return "".join(detokenizer.step(token_id) for token_id in completion)
+
+
+def vllm_text(prompt: list[int], completion: list[int]) -> str:
+    """What vLLM's detokenizer yields, primed with the whole prompt."""
+    stream = DecodeStream(ids=prompt, skip_special_tokens=True)
+    return "".join(stream.step(TOKENIZER, token_id) or "" for token_id in completion)
+
+
+def test_text_of_every_cut_continues_the_prompt() -> None:
+    ids = TOKENIZER.encode(MIXED).ids
+    for cut in range(len(ids) + 1):
+        before = decoded(BASE, ids[:cut])
+        after = decoded(BASE + ids[:cut], ids[cut:])
+        assert before + after == MIXED, f"cut after {cut} of {len(ids)} tokens"
+
+
+def test_prompt_inside_a_character_does_not_leak() -> None:
+    first, *rest = TOKENIZER.encode("日").ids
+    assert rest, "the tokenizer of the test model must split this character"
+    words = TOKENIZER.encode(" of the").ids
+    assert decoded([*BASE, first], [*rest, *words]) == "日 of the"
+    assert decoded([*BASE, first], words) == " of the"
+
+
+def test_prompt_that_ends_in_a_literal_replacement_character_does_not_leak() -> None:
+    prompt = TOKENIZER.encode("odd \ufffd\ufffd\ufffd").ids
+    assert decoded(prompt, TOKENIZER.encode(" of the").ids) == " of the"
+
+
+def test_prompt_of_special_tokens_only() -> None:
+    (bos,) = TOKENIZER.encode("<s>").ids
+    assert decoded([bos], TOKENIZER.encode("The end").ids) == "The end"
+
+
+def test_special_tokens_have_no_text() -> None:
+    (eos,) = TOKENIZER.encode("</s>").ids
+    ids = TOKENIZER.encode("one two").ids
+    assert decoded(BASE, [*ids, eos]) == "one two"
+
+
+def test_incomplete_character_at_the_end_is_left_out_as_vllm_does() -> None:
+    ids = [*TOKENIZER.encode("one").ids, TOKENIZER.encode("日").ids[0]]
+    assert decoded(BASE, ids) == vllm_text(BASE, ids) == "one"
+
+
+@given(st.text(max_size=60), st.text(min_size=1, max_size=20))
+def test_text_equals_vllms_for_prompts_of_whole_characters(completion: str, prompt: str) -> None:
+    prompt_ids = TOKENIZER.encode(prompt + ".").ids
+    ids = TOKENIZER.encode(completion).ids
+    assert decoded(prompt_ids, ids) == vllm_text(prompt_ids, ids)
+
+
+def matched(pieces: list[str], stop: list[str]) -> tuple[str, str | None, list[str]]:
+    """Return the text shown, the stop string found, and the shown pieces."""
+    matcher = StopMatcher(stop)
+    shown = []
+    for piece in pieces:
+        shown.append(matcher.push(piece))
+        if matcher.matched is not None:
+            return "".join(shown), matcher.matched, shown
+    shown.append(matcher.flush())
+    return "".join(shown), None, shown
+
+
+def reference(text: str, stop: list[str]) -> tuple[str, str | None]:
+    """The earliest completed match, found one character at a time."""
+    for end in range(1, len(text) + 1):
+        for each in stop:
+            if text[:end].endswith(each):
+                return text[: end - len(each)], each
+    return text, None
+
+
+@pytest.mark.parametrize("cut", range(15))
+def test_stop_string_is_found_across_every_cut(cut: int) -> None:
+    text = "abc STOP tail"
+    assert matched([text[:cut], text[cut:]], ["STOP"])[:2] == ("abc ", "STOP")
+
+
+def test_earliest_completed_match_wins() -> None:
+    assert matched(["one two three"], ["three", "two", "wo"])[:2] == ("one ", "two")
+    assert matched(["xabcd"], ["abcd", "bc"])[:2] == ("xa", "bc")
+
+
+def test_only_the_longest_possible_beginning_is_held_back() -> None:
+    assert matched(["ab", "ST", "x", "S"], ["STOP"])[2] == ["ab", "", "STx", "", "S"]
+    assert matched(["aab", "aac"], ["aabaad"])[2] == ["", "aabaac", ""]
+
+
+pieces = st.lists(st.text(alphabet="ab€", max_size=4), max_size=12)
+stops = st.lists(st.text(alphabet="ab€", min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+@given(pieces, stops)
+def test_streamed_stops_equal_a_search_of_the_whole_text(parts: list[str], stop: list[str]) -> None:
+    text, found, shown = matched(parts, stop)
+    assert (text, found) == reference("".join(parts), stop)
+    if found is None:
+        for index in range(len(shown) - 1):
+            held = "".join(parts[: index + 1])[len("".join(shown[: index + 1])) :]
+            assert not held or any(each.startswith(held) for each in stop)

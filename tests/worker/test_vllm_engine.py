@@ -1,0 +1,401 @@
+"""The real engine on a CPU: one start, held against `AsyncLLM.generate`, and what must not kill it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from contract.messages import GenerationJob, TokenLogprob
+from contract.queue import Claim
+from contract.sampling import SamplingSpec
+from tests.worker.conftest import MODEL_FOLDER, make_job
+from worker.engine.base import EngineRequest, EngineStats, InvalidRequestError
+from worker.engine.vllm import VllmEngine
+from worker.generation import Generation
+from worker.logprobs import TokenTexts
+from worker.replies import Outbox
+from worker.settings import Settings
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+TEXTS = TokenTexts(TOKENIZER)
+CONTEXT_WINDOW = 1024
+SPECIAL = {token.content for token in TOKENIZER.get_added_tokens_decoder().values()}
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text).ids
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[VllmEngine]:
+    settings = Settings(
+        model_path=str(MODEL_FOLDER), context_window=CONTEXT_WINDOW, max_sequences=96
+    )
+    engine = VllmEngine(settings)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+@dataclass
+class Results:
+    """What came of some jobs, and how full the engine was meanwhile."""
+
+    outboxes: list[Outbox]
+    generations: list[Generation]
+    stats: list[EngineStats]
+
+    def text(self, job: int, choice: int = 0) -> str:
+        return "".join(d.text for d in self.outboxes[job].deltas if d.choice == choice)
+
+    def token_ids(self, job: int, choice: int = 0) -> list[int]:
+        deltas = self.outboxes[job].deltas
+        return [each for d in deltas if d.choice == choice for each in d.token_ids]
+
+    def logprobs(self, job: int) -> list[TokenLogprob]:
+        return [entry for d in self.outboxes[job].deltas for entry in d.logprobs or []]
+
+
+async def run_jobs(engine: VllmEngine, jobs: list[GenerationJob]) -> Results:
+    """Run jobs as the worker does, without a queue."""
+    outboxes = [Outbox("g1") for _ in jobs]
+    generations = [
+        Generation(Claim(job, 1), outbox, tokenizer=TOKENIZER, texts=TEXTS)
+        for job, outbox in zip(jobs, outboxes, strict=True)
+    ]
+    results = Results(outboxes, generations, [])
+    by_sequence = {}
+    for generation in generations:
+        for request in generation.requests():
+            by_sequence[request.id] = generation
+            await engine.submit(request)
+    while by_sequence:
+        step = await engine.step()
+        if step.stats is not None:
+            results.stats.append(step.stats)
+        stopped = []
+        for output in step.outputs:
+            owner = by_sequence.get(output.sequence_id)
+            if owner is not None and owner.receive(output):
+                del by_sequence[output.sequence_id]
+                if output.end is None:
+                    stopped.append(output.sequence_id)
+        await engine.abort(stopped)
+    return results
+
+
+DEF = ids_of('def read(self, size):\n    """')
+PARSE = ids_of('def parse(text):\n    """Parse')
+LICENSE = ids_of("This License ")
+ACCENTS = ids_of("naïve 日本語 é")
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({"temperature": 0.0}, {}),
+    "seeded": ({}, {}),
+    "hottest": ({"temperature": 2.0}, {}),
+    "cool": ({"temperature": 0.7}, {}),
+    "top_p": ({"top_p": 0.8}, {}),
+    "top_p_zero": ({"top_p": 0.0}, {}),
+    "top_k": ({"top_k": 20}, {}),
+    "min_p": ({"min_p": 0.05}, {}),
+    "all_truncations": ({"temperature": 1.3, "top_p": 0.9, "top_k": 50, "min_p": 0.02}, {}),
+    "presence_penalty": ({"presence_penalty": 1.0}, {}),
+    "frequency_penalty": ({"frequency_penalty": 1.0, "temperature": 0.0}, {}),
+    "repetition_penalty": ({"repetition_penalty": 1.2, "temperature": 0.0}, {}),
+    "logit_bias": ({"logit_bias": {500: 100.0}, "temperature": 0.0}, {}),
+    "ignore_eos": ({"repetition_penalty": 1.2, "temperature": 0.0, "ignore_eos": True}, {}),
+    "stop": ({"temperature": 0.0}, {"stop": ["the", "of the"]}),
+    "stop_seeded": ({}, {"stop": ["\n", "e a"]}),
+    "logprobs": ({}, {"logprobs": 3}),
+    "logprobs_zero": ({"temperature": 0.0}, {"logprobs": 0}),
+    "prompt_logprobs": ({"temperature": 0.0}, {"logprobs": 2, "score_prompt": True}),
+    "many": ({}, {"n": 3}),
+}
+PROMPTS = {"def": DEF, "parse": PARSE, "license": LICENSE, "accents": ACCENTS}
+
+
+@dataclass
+class Both:
+    """The same jobs through the worker's parts and through `AsyncLLM.generate`."""
+
+    names: list[str]
+    jobs: list[GenerationJob]
+    ours: Results
+    theirs: list[list[Any]]
+
+
+def all_jobs() -> tuple[list[str], list[GenerationJob]]:
+    names, jobs = [], []
+    for case, (sampling, fields) in CASES.items():
+        for prompt, ids in PROMPTS.items():
+            names.append(f"{case}-{prompt}")
+            # Hot enough that a small model, which is sure of itself, is truly sampled from.
+            spec = SamplingSpec(seed=1234, **{"temperature": 1.6, **sampling})
+            jobs.append(make_job(prompt_token_ids=ids, max_tokens=48, sampling=spec, **fields))
+    return names, jobs
+
+
+async def generate(engine: VllmEngine, job: GenerationJob) -> list[Any]:
+    """Return vLLM's own outputs for each choice of a job."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    spec = job.sampling
+    params = SamplingParams(
+        n=job.n,
+        temperature=spec.temperature,
+        top_p=max(spec.top_p, 1e-6),
+        top_k=spec.top_k,
+        min_p=spec.min_p,
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        repetition_penalty=spec.repetition_penalty,
+        logit_bias=spec.logit_bias or None,
+        ignore_eos=spec.ignore_eos,
+        seed=spec.seed,
+        max_tokens=job.max_tokens,
+        stop=job.stop,
+        logprobs=job.logprobs,
+        prompt_logprobs=job.logprobs if job.score_prompt else None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    prompt = tokens_input(job.prompt_token_ids, cache_salt="theirs")
+    outputs = [each async for each in engine._llm.generate(prompt, params, request_id=job.id)]
+    final = outputs[-1]
+    return [final, *sorted(final.outputs, key=lambda output: output.index)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both(engine: VllmEngine) -> Both:
+    names, jobs = all_jobs()
+    ours = await run_jobs(engine, jobs)
+    theirs = await asyncio.gather(*[generate(engine, job) for job in jobs])
+    # generate() has started vLLM's own reader of outputs; from here on they are ours again.
+    engine._llm.output_handler.cancel()
+    await asyncio.gather(engine._llm.output_handler, return_exceptions=True)
+    engine._llm.output_handler = None
+    return Both(names, jobs, ours, theirs)
+
+
+async def test_tokens_and_text_equal_vllms_own(both: Both) -> None:
+    different = []
+    for index, (name, job) in enumerate(zip(both.names, both.jobs, strict=True)):
+        for choice in range(job.n):
+            output = both.theirs[index][1 + choice]
+            expected = (list(output.token_ids), output.text, output.finish_reason)
+            last = [d for d in both.ours.outboxes[index].deltas if d.choice == choice][-1]
+            got = (
+                both.ours.token_ids(index, choice),
+                both.ours.text(index, choice),
+                str(last.finish_reason),
+            )
+            if got != expected or last.stop_reason != output.stop_reason:
+                different.append((name, choice, got, expected))
+    assert not different
+    assert len(both.jobs) == len(CASES) * len(PROMPTS)
+
+
+async def test_contract_cases_reach_what_they_are_for(both: Both) -> None:
+    outputs = [output for each in both.theirs for output in each[1:]]
+    ends = {(output.finish_reason, type(output.stop_reason)) for output in outputs}
+    assert ends == {("length", type(None)), ("stop", type(None)), ("stop", str)}
+    texts = {both.ours.text(index) for index in range(len(both.jobs))}
+    assert len(texts) > len(both.jobs) // 3
+
+
+async def test_logprobs_equal_vllms_own(both: Both) -> None:
+    compared = 0
+    for index, job in enumerate(both.jobs):
+        if job.logprobs is None:
+            continue
+        output = both.theirs[index][1]
+        entries = both.ours.logprobs(index)
+        assert len(entries) == len(output.token_ids) == len(output.logprobs)
+        for entry, token_id, theirs in zip(entries, output.token_ids, output.logprobs, strict=True):
+            assert entry.logprob == pytest.approx(theirs[token_id].logprob, abs=1e-6)
+            best = max(value.logprob for value in theirs.values())
+            assert entry.top is not None
+            assert entry.top[0][1] == pytest.approx(best, abs=1e-6)
+            compared += 1
+        text = both.ours.text(index)
+        assert all(text[e.offset :].startswith(e.token) or e.token in SPECIAL for e in entries)
+    assert compared > 100
+
+
+async def test_prompt_logprobs_equal_vllms_own(both: Both) -> None:
+    compared = 0
+    for index, job in enumerate(both.jobs):
+        if not job.score_prompt:
+            continue
+        (scored,) = both.ours.outboxes[index].prompts
+        theirs = both.theirs[index][0].prompt_logprobs
+        assert len(scored.logprobs) == len(theirs) == len(job.prompt_token_ids)
+        assert scored.logprobs[0].logprob is None
+        for entry, values, token_id in zip(
+            scored.logprobs[1:], theirs[1:], job.prompt_token_ids[1:], strict=True
+        ):
+            assert entry.logprob == pytest.approx(values[token_id].logprob, abs=1e-6)
+            compared += 1
+    assert compared == sum(len(ids) - 1 for ids in PROMPTS.values())
+
+
+async def test_prompt_inside_a_character_leaks_nothing(engine: VllmEngine) -> None:
+    first, *rest = ids_of("日")
+    spec = SamplingSpec(seed=1, temperature=0.0, logit_bias={rest[0]: 100.0})
+    job = make_job(prompt_token_ids=[*DEF, first], max_tokens=len(rest), sampling=spec)
+    results = await run_jobs(engine, [job])
+    assert not set("defread") & set(results.text(0))
+
+
+async def test_max_tokens_zero_scores_the_prompt(engine: VllmEngine) -> None:
+    job = make_job(prompt_token_ids=DEF, max_tokens=0, score_prompt=True, logprobs=1)
+    results = await run_jobs(engine, [job])
+    (finished,) = results.outboxes[0].finished
+    assert (finished.prompt_tokens, finished.completion_tokens) == (len(DEF), 0)
+    assert len(results.outboxes[0].prompts[0].logprobs) == len(DEF)
+
+
+async def test_best_of_ranks_by_the_engines_logprobs(engine: VllmEngine) -> None:
+    job = make_job(prompt_token_ids=DEF, max_tokens=12, n=2, best_of=6, logprobs=0, seed=3)
+    results = await run_jobs(engine, [job])
+    means = []
+    for choice in range(2):
+        deltas = [d for d in results.outboxes[0].deltas if d.choice == choice]
+        entries = [entry for delta in deltas for entry in delta.logprobs or []]
+        means.append(sum(entry.logprob or 0.0 for entry in entries) / len(entries))
+    everyone = sorted((s.mean_logprob for s in results.generations[0].sequences), reverse=True)
+    assert means == pytest.approx(everyone[:2])
+    assert results.outboxes[0].finished[0].completion_tokens == sum(
+        sequence.tokens for sequence in results.generations[0].sequences
+    )
+
+
+async def test_cached_prompt_tokens_are_reported_and_salted(engine: VllmEngine) -> None:
+    prompt = [300 + index % 700 for index in range(400)]
+
+    async def cached(salt: str) -> int:
+        job = make_job(prompt_token_ids=prompt, max_tokens=1, cache_salt=salt)
+        results = await run_jobs(engine, [job])
+        return results.outboxes[0].finished[0].cached_tokens
+
+    assert await cached("a") == 0
+    assert await cached("a") >= 128
+    assert await cached("b") == 0
+
+
+async def test_64_sequences_run_at_once(engine: VllmEngine) -> None:
+    jobs = [make_job(prompt_token_ids=[300 + i, *DEF], max_tokens=40, seed=i) for i in range(64)]
+    results = await run_jobs(engine, jobs)
+    assert max(stats.running for stats in results.stats) == 64
+    for index in range(64):
+        assert results.outboxes[index].finished[0].completion_tokens > 0
+
+
+async def test_abort_frees_the_engine_within_one_step(engine: VllmEngine) -> None:
+    spec = SamplingSpec(seed=1, ignore_eos=True)
+    jobs = [make_job(prompt_token_ids=DEF, max_tokens=900, sampling=spec, n=4)]
+    generation = Generation(Claim(jobs[0], 1), Outbox("g1"), tokenizer=TOKENIZER, texts=TEXTS)
+    requests = generation.requests()
+    for request in requests:
+        await engine.submit(request)
+    for _ in range(5):
+        step = await engine.step()
+    assert step.stats is not None
+    assert step.stats.running == 4
+    await engine.abort([request.id for request in requests])
+    later = await run_jobs(engine, [make_job(prompt_token_ids=LICENSE, max_tokens=30, seed=5)])
+    assert [stats.running for stats in later.stats[1:]] == [1] * len(later.stats[1:-1]) + [0]
+
+
+def raw(**changes: Any) -> EngineRequest:
+    """A request that skips the worker's own checks."""
+    fields: dict[str, Any] = {
+        "prompt_token_ids": DEF,
+        "max_tokens": 4,
+        "sampling": SamplingSpec(seed=1),
+        "seed": 1,
+        "cache_salt": "salt",
+    }
+    return EngineRequest(**{**fields, **changes})
+
+
+def spec(**changes: Any) -> SamplingSpec:
+    return SamplingSpec(seed=1, **changes)
+
+
+KILLERS: dict[str, dict[str, Any]] = {
+    "empty prompt": {"prompt_token_ids": []},
+    "token id out of range": {"prompt_token_ids": [5, 10**6]},
+    "negative token id": {"prompt_token_ids": [-1]},
+    "huge token id": {"prompt_token_ids": [2**70]},
+    "prompt as long as the window": {"prompt_token_ids": [300] * CONTEXT_WINDOW},
+    "prompt longer than the window": {"prompt_token_ids": [300] * (CONTEXT_WINDOW + 1)},
+    "window overrun by max_tokens": {"prompt_token_ids": [300] * 1000, "max_tokens": 500},
+    "max_tokens zero": {"max_tokens": 0},
+    "temperature nan": {"sampling": spec(temperature=float("nan"))},
+    "temperature above 2": {"sampling": spec(temperature=1e9)},
+    "tiny temperature": {"sampling": spec(temperature=1e-30)},
+    "top_p nan": {"sampling": spec(top_p=float("nan"))},
+    "top_p zero": {"sampling": spec(top_p=0.0)},
+    "top_k larger than the vocabulary": {"sampling": spec(top_k=2**31 - 1)},
+    "top_k -1": {"sampling": spec(top_k=-1)},
+    "min_p one": {"sampling": spec(min_p=1.0)},
+    "penalties at their ends": {
+        "sampling": spec(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=0.01)
+    },
+    "logit_bias out of range": {"sampling": spec(logit_bias={10**6: 1.0})},
+    "logit_bias negative id": {"sampling": spec(logit_bias={-1: 1.0})},
+    "logit_bias bans nearly all": {"sampling": spec(logit_bias=dict.fromkeys(range(1024), -100.0))},
+    "seed at its largest": {"seed": 2**63 - 1},
+    "seed too large": {"seed": 2**64},
+    "logprobs above the engine's most": {"logprobs": 10_000},
+    "prompt_logprobs with a long prompt": {"prompt_token_ids": [300] * 900, "prompt_logprobs": 5},
+    "odd cache salt": {"cache_salt": "@/\\ü" * 100},
+}
+
+
+async def test_nothing_a_request_can_say_kills_the_engine(engine: VllmEngine) -> None:
+    streams = [make_job(prompt_token_ids=DEF, max_tokens=200, seed=i) for i in range(8)]
+    alone = await run_jobs(engine, streams)
+    running = asyncio.create_task(run_jobs(engine, streams))
+    await asyncio.sleep(0.3)
+    refused = {}
+    for name, changes in KILLERS.items():
+        try:
+            await engine.submit(raw(id=f"killer {name}", **changes))
+        except InvalidRequestError as error:
+            refused[name] = str(error)
+        await asyncio.sleep(0)
+    together = await running
+    for index in range(8):
+        assert together.token_ids(index) == alone.token_ids(index)
+    after = await run_jobs(engine, [make_job(prompt_token_ids=DEF, max_tokens=4)])
+    assert after.outboxes[0].finished
+    must_be_refused = {"empty prompt", "token id out of range", "temperature nan", "seed too large"}
+    assert must_be_refused.issubset(refused)
+    assert not any(str(MODEL_FOLDER) in message for message in refused.values())
+
+
+async def test_many_long_seeded_prompts_at_once(engine: VllmEngine) -> None:
+    """Prompts that share a step's budget, seeded: what kills an engine that splits prompts on a CPU."""
+    jobs = [
+        make_job(prompt_token_ids=[300 + i] * 900, max_tokens=3, seed=i, cache_salt=str(i))
+        for i in range(48)
+    ]
+    results = await run_jobs(engine, jobs)
+    assert all(box.finished for box in results.outboxes)
+    (one,) = (await run_jobs(engine, jobs[:1])).outboxes
+    assert one.finished
+    assert results.token_ids(0) == [each for d in one.deltas for each in d.token_ids]
