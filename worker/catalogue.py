@@ -94,15 +94,15 @@ class Catalogue:
 
     async def announce(self) -> None:
         """Say that the worker lives, for the next seconds."""
-        card = messages.encode(self._card)
-        if self._card.state is WorkerState.READY:
+        state, card = self._card.state, messages.encode(self._card)
+        if state is WorkerState.READY:
             await self._publish_tokenizer()
             await self._redis.hset(keys.MODELS, self._card.model, card)
         else:
             # What is known of the model from other workers says more than this.
             await self._redis.hsetnx(keys.MODELS, self._card.model, card)
         await self._queue.announce(self._card, ttl_ms=_CARD_TTL_MS)
-        self._announced = self._card.state
+        self._announced = state
 
     async def _publish_tokenizer(self) -> None:
         key = keys.tokenizer(self._card.tokenizer_digest)

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -68,7 +69,7 @@ async def submit(context: ProcessContext, principal: Principal, body: dict[str, 
         id=f"cmpl-{_unguessable()}",
         model=request.model,
         created=clock.now_seconds(),
-        fingerprint=_fingerprint(card),
+        fingerprint=_fingerprint(card.engine, card.model, card.tokenizer_digest),
         request=request,
         prompt_texts=[_echo_text(request, prompt, encoder) for prompt in prompts],
     )
@@ -89,7 +90,8 @@ def _jobs(
 ) -> list[GenerationJob]:
     request = completion.request
     deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
-    salt = _cache_salt(context, principal)
+    secret = context.settings.cache_salt_secret.get_secret_value()
+    salt = _cache_salt(secret, principal.tenant_id)
     return [
         GenerationJob(
             id=f"{completion.id}-{index}",
@@ -141,12 +143,13 @@ def _unguessable() -> str:
     return base64.b32encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=").lower()
 
 
-def _fingerprint(card: WorkerCard) -> str:
-    identity = f"{card.engine} {card.model} {card.tokenizer_digest}"
+@lru_cache(maxsize=1_000)
+def _fingerprint(engine: str, model: str, tokenizer_digest: str) -> str:
+    identity = f"{engine} {model} {tokenizer_digest}"
     return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
-def _cache_salt(context: ProcessContext, principal: Principal) -> str:
-    secret = context.settings.cache_salt_secret.get_secret_value().encode()
-    digest = hmac.digest(secret, principal.tenant_id.encode(), "sha256")
+@lru_cache(maxsize=10_000)
+def _cache_salt(secret: str, tenant_id: str) -> str:
+    digest = hmac.digest(secret.encode(), tenant_id.encode(), "sha256")
     return base64.urlsafe_b64encode(digest[:18]).decode()

@@ -71,6 +71,8 @@ ERROR_RESPONSE: dict[str, Any] = {
 }
 
 COMPLETION_OPENAPI: dict[str, Any] = {
+    "summary": "Continue one or more prompts",
+    "operationId": "create_completion",
     "requestBody": {
         "required": True,
         "content": {
@@ -122,6 +124,7 @@ def install_documentation(app: FastAPI) -> None:
             _, definitions = models_json_schema(
                 [(CompletionRequest, "validation")], ref_template=_REFERENCE
             )
+            schema["paths"]["/v1/completions"] = {"post": COMPLETION_OPENAPI}
             components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions["$defs"])
             components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

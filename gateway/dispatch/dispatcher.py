@@ -249,10 +249,8 @@ class Dispatcher:
         ticket = self._tickets.get(lost.handle)
         if ticket is None or lost.attempt < ticket.attempt:
             return
-        # A later attempt than we know of: the answer to our requeueing got lost.
-        if lost.attempt > ticket.attempt:
-            ticket.begin_attempt(lost.attempt)
-        if ticket.worker is not None or ticket.attempt >= MAX_ATTEMPTS:
+        # It may be a later attempt than we know of, if the answer to our requeueing got lost.
+        if ticket.worker is not None or lost.attempt >= MAX_ATTEMPTS:
             self._fail(ticket, FailureCode.WORKER_LOST)
             return
         # Nothing was heard of the job, so it can be run again unnoticed.

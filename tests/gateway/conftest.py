@@ -27,13 +27,12 @@ GATEWAY_SETTINGS = {
     "SLUICE_BODY_TIMEOUT": f"PT{BODY_TIMEOUT_SECONDS}S",
     "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
     "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_WAITING_OF_TENANT),
-    "SLUICE_COMMIT_AFTER": "PT0.6S",
-    "SLUICE_KEEP_ALIVE_INTERVAL": "PT0.2S",
     "SLUICE_JWT_ALGORITHMS": "HS256",
     "SLUICE_JWT_SECRET": JWT_SECRET,
     "SLUICE_JWT_ISSUER": JWT_ISSUER,
     "SLUICE_JWT_AUDIENCE": JWT_AUDIENCE,
 }
+IMPATIENT = {"SLUICE_COMMIT_AFTER": "PT0.6S", "SLUICE_KEEP_ALIVE_INTERVAL": "PT0.2S"}
 STEP_SECONDS = 0.02
 NEWS_SECONDS = 0.12
 """Time after which a gateway that is asked for a model has looked at the announcements again."""
@@ -41,9 +40,12 @@ NEWS_SECONDS = 0.12
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    """Two gateways with short time-outs, and a worker whose engine steps fifty times a second."""
+    """Two gateways with short time-outs, and a worker whose engine steps fifty times a second.
+
+    The first gateway also commits streams and sends comments soon.
+    """
     with running_stack() as stack:
-        stack.start_gateway("gateway-1", **GATEWAY_SETTINGS)
+        stack.start_gateway("gateway-1", **GATEWAY_SETTINGS, **IMPATIENT)
         stack.start_gateway("gateway-2", **GATEWAY_SETTINGS)
         stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS))
         yield stack

@@ -58,7 +58,7 @@ async def test_client_that_leaves_the_queue_takes_its_jobs_along(
     stack: Stack, key: str, store: "Redis", stream: bool
 ) -> None:
     await serve(store, "nobody-claims")
-    async with connection(stack.url) as (_, writer):
+    async with connection(stack.gateways[1]) as (_, writer):
         writer.write(post(key, asking(model="nobody-claims", prompt=["a", "b"], stream=stream)))
 
         async def waits() -> bool:
@@ -74,7 +74,7 @@ async def test_client_that_leaves_the_queue_takes_its_jobs_along(
 async def test_client_that_leaves_during_prefill_stops_the_worker(
     stack: Stack, key: str, store: "Redis", slow_reading: str, stream: bool
 ) -> None:
-    async with connection(stack.url) as (_, writer):
+    async with connection(stack.gateways[1]) as (_, writer):
         body = asking(model="slow-reading", prompt=[5] * 60, stream=stream)
         writer.write(post(key, body))
         await running(slow_reading)

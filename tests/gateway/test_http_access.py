@@ -32,19 +32,23 @@ async def status_of(client: httpx.AsyncClient, **parameters: Any) -> int:
     return response.status_code
 
 
-async def test_key_for_other_models_sees_this_one_as_unknown(stack: Stack, key: str) -> None:
+async def test_key_for_other_models_sees_this_one_as_unknown(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    assert await status_of(client) == 200
+    assert MODEL in (await client.get("/v1/models")).text
     limited = await asyncio.to_thread(stack.key, "acme", allowed_models=["another"])
-    async with gateway_client(stack.url, limited) as client:
-        forbidden = await client.post("/v1/completions", json=asking())
-        unknown = await client.post("/v1/completions", json=asking(model="gpt-9"))
+    async with gateway_client(stack.url, limited) as limited_client:
+        forbidden = await limited_client.post("/v1/completions", json=asking())
+        unknown = await limited_client.post("/v1/completions", json=asking(model="gpt-9"))
         assert forbidden.json() == {
             "error": unknown.json()["error"]
             | {"message": unknown.json()["error"]["message"].replace("gpt-9", MODEL)}
         }
         assert (forbidden.status_code, unknown.status_code) == (404, 404)
-        assert (await client.get("/v1/models")).json()["data"] == []
+        assert (await limited_client.get("/v1/models")).json()["data"] == []
         message_of(
-            await client.get(f"/v1/models/{MODEL}"),
+            await limited_client.get(f"/v1/models/{MODEL}"),
             status=404,
             kind="invalid_request_error",
             code="model_not_found",
