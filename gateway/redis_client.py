@@ -9,6 +9,8 @@ from redis.backoff import NoBackoff
 
 CONNECT_TIMEOUT_SECONDS = 1.0
 COMMAND_TIMEOUT_SECONDS = 5.0
+MOST_FLUSHES = 8
+"""Pipelines on their way at once, each on a connection of its own; while Redis pauses, the rest gathers."""
 
 
 def connect(url: str, *, max_connections: int) -> "Redis":
@@ -37,21 +39,31 @@ class PipeliningExecutor:
         self._client = client
         self._pending: list[tuple[tuple[Any, ...], asyncio.Future[Any]]] = []
         self._flushes: set[asyncio.Task[None]] = set()
+        self._is_scheduled = False
 
     async def execute_command(self, *args: Any, **_options: Any) -> Any:
         """Send one command and return its raw reply."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
-        if not self._pending:
-            loop.call_soon(self._start_flush)
         self._pending.append((args, reply))
+        self._schedule()
         return await reply
 
+    def _schedule(self) -> None:
+        if self._pending and not self._is_scheduled and len(self._flushes) < MOST_FLUSHES:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_flush)
+
     def _start_flush(self) -> None:
+        self._is_scheduled = False
         batch, self._pending = self._pending, []
         task = asyncio.ensure_future(self._flush(batch))
         self._flushes.add(task)
-        task.add_done_callback(self._flushes.discard)
+        task.add_done_callback(self._end_flush)
+
+    def _end_flush(self, task: asyncio.Task[None]) -> None:
+        self._flushes.discard(task)
+        self._schedule()
 
     async def _flush(self, batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]) -> None:
         pipeline = self._client.pipeline(transaction=False)

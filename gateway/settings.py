@@ -6,12 +6,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, RedisDsn, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, RedisDsn, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 KIBIBYTE = 1024
 MIN_JWT_SECRET_BYTES = 32
 """The length of HMAC-SHA-256's output: a shorter secret is the weakest part of the signature (RFC 7518)."""
+
+
+def _plain_seconds(value: object) -> object:
+    """Read "0.2" as seconds; pydantic itself only reads numbers and ISO 8601."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_plain_seconds)]
+"""Seconds, or ISO 8601 such as PT30S."""
 
 
 class JwtAlgorithm(StrEnum):
@@ -40,15 +52,15 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
     max_prompts: Annotated[int, Field(gt=0)] = 1024
     """Prompts in one request, and sequences (prompts times best_of) as well."""
-    body_timeout: timedelta = timedelta(seconds=30)
+    body_timeout: Duration = timedelta(seconds=30)
     """How long a client may take to send the body."""
-    queue_timeout: timedelta = timedelta(seconds=120)
+    queue_timeout: Duration = timedelta(seconds=120)
     """How long a request waits for its first token before it is refused with 503."""
-    request_timeout: timedelta = timedelta(minutes=30)
+    request_timeout: Duration = timedelta(minutes=30)
     """How long a request may take in all."""
-    commit_after: timedelta = timedelta(seconds=10)
+    commit_after: Duration = timedelta(seconds=10)
     """A streamed request that waits longer gets its 200 and comments that keep the connection alive."""
-    keep_alive_interval: timedelta = timedelta(seconds=15)
+    keep_alive_interval: Duration = timedelta(seconds=15)
     """Silence after which a stream carries a comment."""
     max_unread_bytes: Annotated[int, Field(gt=0)] = 1024 * KIBIBYTE
     """Text that may pile up for a client that does not read; beyond it the request is cancelled."""
@@ -57,7 +69,7 @@ class Settings(BaseSettings):
     max_waiting_jobs_of_tenant: Annotated[int, Field(gt=0)] = 2_000
     """Waiting jobs of one tenant on one model."""
 
-    key_cache_ttl: timedelta = timedelta(seconds=60)
+    key_cache_ttl: Duration = timedelta(seconds=60)
     """How long a key found in the database is believed; revocation does not wait for it."""
     key_cache_size: Annotated[int, Field(gt=0)] = 100_000
 
@@ -68,12 +80,12 @@ class Settings(BaseSettings):
     jwt_issuer: str | None = None
     jwt_audience: str | None = None
     jwt_tenant_claim: str = "tenant"
-    jwt_leeway: timedelta = timedelta(seconds=30)
+    jwt_leeway: Duration = timedelta(seconds=30)
 
     cache_salt_secret: SecretStr = SecretStr("sluice")
     """Mixed into the prefix-cache salt of each tenant, so that it cannot be guessed."""
 
-    drain_timeout: timedelta = timedelta(seconds=30)
+    drain_timeout: Duration = timedelta(seconds=30)
     """How long open streams may go on after SIGTERM."""
 
     @model_validator(mode="before")

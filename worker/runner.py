@@ -326,6 +326,9 @@ class Runner:
         telemetry.JOBS_RUNNING.set(len(self._generations))
         telemetry.JOB_SECONDS.observe(generation.age_seconds)
         self._room_changed.set()
+        if not self._by_sequence:
+            # The engine makes no further step that would tell so.
+            telemetry.SEQUENCES_RUNNING.set(0)
         if not self._generations:
             self._idle.set()
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -70,7 +71,9 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
         for loop in (catalogue.run(), dispatcher.run()):
-            stack.push_async_callback(end_task, asyncio.create_task(loop))
+            task = asyncio.create_task(loop)
+            task.add_done_callback(_stop_if_failed)
+            stack.push_async_callback(end_task, task)
         yield ProcessContext(
             settings=settings,
             redis=redis,
@@ -79,6 +82,13 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             tokenizers=TokenizerStore(catalogue.tokenizer),
             dispatcher=dispatcher,
         )
+
+
+def _stop_if_failed(task: asyncio.Task[None]) -> None:
+    """Stop a process that lost one of its loops to a bug: it would answer nobody, and look healthy."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("a loop of the gateway ended; stopping", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
 
 
 async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:

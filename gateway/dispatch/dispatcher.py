@@ -160,6 +160,8 @@ class Dispatcher:
                     logger.exception("a reply frame cannot be read")
                     continue
                 self._apply(frame)
+                # Requests take their replies in between, even after a long outage.
+                await asyncio.sleep(0)
 
     @staticmethod
     async def _repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:

