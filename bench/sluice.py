@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from bench.processes import descendants
 from bench.starting import CHECKPOINT, MODEL, Server, free_port, start
-from bench.systems import ENGINE_GROUP, Deployment
+from bench.systems import ENGINE_GROUP, Deployment, Engine
 from gateway.accounts import schema
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
@@ -65,6 +65,9 @@ class Sluice:
             "scripted-step-seconds": str(deployment.step_seconds),
             "health-port": str(port),
         }
+        if deployment.engine is Engine.SCRIPTED:
+            # What a token costs that comes by itself: nothing is gathered.
+            options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
         self._worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
         self._worker.wait_until_ready(

@@ -41,6 +41,8 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     seed: int
     """Base seed of the job; sequence `j` samples with `seed + j`."""
+    is_seed_requested: bool = True
+    """Whether the client gave the seed. If not, an engine may sample without one where seeds cost it time."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

@@ -5,7 +5,7 @@ client's socket. A worker that steps fast for many sequences therefore sends wha
 in one delta. A first token, and the end of a sequence, never wait.
 """
 
-SECONDS_PER_SEQUENCE = 0.0005
+SECONDS_PER_SEQUENCE = 0.000625
 """Pause that each running sequence adds: few of them get every step's text at once."""
 
 

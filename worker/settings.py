@@ -85,7 +85,7 @@ class Settings(BaseSettings):
         description="Time that running jobs get to finish when the worker stops.",
     )
     gather_seconds: float = Field(
-        default=0.03,
+        default=0.04,
         ge=0,
         le=1,
         description="Longest time for which new text of many running sequences is gathered into one "

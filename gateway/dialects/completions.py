@@ -17,6 +17,9 @@ from gateway.errors import (
 )
 
 DEFAULT_MAX_TOKENS = 16
+RANDOM_SEED = -1
+"""The seed that asks for none."""
+
 MINIMAL_TOP_P = 1e-6
 """What top_p 0 becomes: so little that only the likeliest token is left."""
 
@@ -290,11 +293,10 @@ def _stop(value: object) -> list[str]:
 
 
 def _sampling(body: CompletionRequest) -> SamplingSpec:
-    seed = body.seed
-    if seed is None or seed == -1:
-        seed = secrets.randbits(62)
+    is_requested = body.seed is not None and body.seed != RANDOM_SEED
     return SamplingSpec(
-        seed=seed,
+        seed=body.seed if body.seed is not None and is_requested else secrets.randbits(62),
+        is_seed_requested=is_requested,
         temperature=body.temperature,
         top_p=max(body.top_p, MINIMAL_TOP_P),
         top_k=max(body.top_k, 0),
