@@ -1,4 +1,4 @@
-"""From a checked request to jobs in flight: rooms 2 to 6 in their order."""
+"""From a checked request to jobs in flight: rooms 3 to 5 in their order."""
 
 import base64
 import hashlib

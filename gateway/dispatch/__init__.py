@@ -1,1 +1,1 @@
-"""Rooms 6 to 9 seen from the gateway: put jobs on the queue, follow their replies, take them back."""
+"""Rooms 5 and 9: put jobs on the queue, follow their replies, take them back."""
