@@ -121,11 +121,23 @@ def test_integer_counts_as_a_number(name: str) -> None:
     assert read(**{name: 1})
 
 
-@pytest.mark.parametrize("name", sorted(set(CompletionRequest.model_fields) - {"model", "prompt"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(CompletionRequest.model_fields) - {"model", "prompt", "seed"})
+)
 def test_null_is_the_same_as_absent(name: str) -> None:
-    sent = read(**{name: None, "seed": 1} if name != "seed" else {"seed": None})
-    default = read(seed=sent.sampling.seed)
-    assert sent == default
+    assert read(**{name: None, "seed": 1}) == read(seed=1)
+
+
+@pytest.mark.parametrize("seed", [None, -1])
+def test_no_seed_gets_one_of_ours_each_time(seed: int | None) -> None:
+    specs = [read(seed=seed).sampling for _ in range(3)]
+    assert len({spec.seed for spec in specs}) == 3
+    assert not any(spec.is_seed_requested for spec in specs)
+
+
+def test_seed_of_the_client_is_kept() -> None:
+    spec = read(seed=7).sampling
+    assert (spec.seed, spec.is_seed_requested) == (7, True)
 
 
 @pytest.mark.parametrize("body", [{"model": "m"}, {"model": "m", "prompt": None}])
