@@ -1,4 +1,4 @@
-"""Ending background tasks."""
+"""Ending background tasks, and what a loop that talks to Redis does to be stoppable."""
 
 import asyncio
 from typing import Any, Final
@@ -15,3 +15,14 @@ async def end_task(task: asyncio.Task[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_AGAIN_SECONDS)
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled, even if nobody heard.
+
+    redis-py (8.1) sends with `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that comes just
+    when the sending is done. A loop that does not look would then run on, and the process never end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

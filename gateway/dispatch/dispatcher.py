@@ -21,8 +21,8 @@ from contract.outcomes import FailureCode
 from contract.queue import EnqueueResult, LostJob
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, Message, Ticket
-from gateway.dispatch.loops import raise_if_cancelled
 from gateway.errors import OverloadedError, StoreUnavailableError, TenantQueueFullError
+from gateway.tasks import raise_if_cancelled
 
 MAX_ATTEMPTS = 3
 """Claims of one job before it is given up: whatever kills three workers is the job's own doing."""
@@ -106,16 +106,7 @@ class Dispatcher:
     async def cancel(self, generation: Generation) -> None:
         """Take back whatever of the request is still in flight."""
         tickets = [t for t in generation.tickets if self._tickets.pop(t.job.handle, None)]
-        results = await asyncio.gather(
-            *(self._catalogue.queue(t.model).cancel(t.job.id, t.job.tenant) for t in tickets),
-            return_exceptions=True,
-        )
-        for error in results:
-            if isinstance(error, RedisError):
-                # Its lease will be reported to us, find no ticket and be cancelled then.
-                logger.warning("cannot cancel a job now: %s", type(error).__name__)
-            elif isinstance(error, BaseException):
-                raise error
+        await asyncio.gather(*(self._drop(ticket) for ticket in tickets))
 
     # -- loops -----------------------------------------------------------------------------------
 
@@ -123,13 +114,9 @@ class Dispatcher:
         """Read replies and look after leases until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read_replies())
-            tasks.create_task(self._repeat(self._beat, HEARTBEAT_SECONDS))
+            tasks.create_task(self._repeat(self.beat, HEARTBEAT_SECONDS))
             tasks.create_task(self._repeat(self._reclaim, RECLAIM_SECONDS))
             tasks.create_task(self._repeat(self._check_silent_jobs, CHECK_SECONDS))
-
-    async def beat(self) -> None:
-        """Say that this gateway lives. Raises RedisError."""
-        await self._beat()
 
     async def aclose(self) -> None:
         """Say that this gateway is gone, so that workers stop at once what is left."""
@@ -173,7 +160,8 @@ class Dispatcher:
             raise_if_cancelled()
             await asyncio.sleep(seconds)
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Say that this gateway lives. Raises RedisError."""
         pipeline = self._client.pipeline(transaction=False)
         pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
@@ -285,6 +273,7 @@ class Dispatcher:
         try:
             await self._catalogue.queue(ticket.model).cancel(ticket.job.id, ticket.job.tenant)
         except RedisError as error:
+            # Its lease will be reported to us, find no ticket and be cancelled then.
             logger.warning("cannot cancel a job now: %s", type(error).__name__)
 
     async def _reclaim(self) -> None:

@@ -234,7 +234,7 @@ async def test_goodbye_removes_what_workers_look_at(desk: Desk, redis: "Redis") 
     assert not await redis.exists(keys.gateway_alive(GATEWAY), keys.replies(GATEWAY))
 
 
-@pytest.mark.parametrize("step", ["_read_replies", "_beat", "_reclaim", "catalogue"])
+@pytest.mark.parametrize("step", ["_read_replies", "beat", "_reclaim", "catalogue"])
 async def test_loops_end_though_redis_swallows_the_cancellation(
     redis: "Redis", monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
