@@ -13,6 +13,13 @@ from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
 
 
+class Ranking(StrEnum):
+    """How `best_of` compares sequences."""
+
+    MEAN = "mean"  # By log-probability per token (OpenAI).
+    SUM = "sum"  # By log-probability of the whole sequence, and always in that order (mistral.rs).
+
+
 class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt with everything a worker needs to continue it."""
 
@@ -31,14 +38,28 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix time in milliseconds after which nobody waits for the job."""
     n: int = 1
     best_of: int = 1
-    """Sequences to sample; the best `n` by mean log-probability are returned."""
+    """Sequences to sample; the best `n` are returned."""
+    ranking: Ranking = Ranking.MEAN
     stop: list[str] = []
+    includes_stop: bool = False
+    """Whether the text of a choice ends with the stop string that ended it."""
     logprobs: int | None = None
     """Number of most likely alternatives to report for each token; None reports nothing."""
     score_prompt: bool = False
     """Whether the prompt's own tokens are reported with log-probabilities (echo with logprobs)."""
     stream: bool = False
     """Whether somebody reads along; if not, the worker gathers tokens into fewer deltas."""
+    grammar: str = ""
+    """What the text must match, in llguidance's Lark syntax, compiled once already; empty matches all."""
+    reads_prefix_cache: bool = True
+    shows_special_tokens: bool = False
+    """Whether special tokens (end-of-text and stop tokens excepted) show in the text."""
+    max_predict_ms: int = 0
+    """Time after which generation ends once a line has ended (llama.cpp's `t_max_predict_ms`); 0: never."""
+    images: list[bytes] = []
+    """Image files, in the order of the image tokens in the prompt."""
+    may_shorten: bool = True
+    """Whether max_tokens is lowered if images make the prompt longer than fits, or the job refused."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +107,10 @@ class JobFinished(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of all sequences, those that `best_of` discarded included."""
     cached_tokens: int
     """Prompt tokens that the engine found in its prefix cache."""
+    prefill_ms: float = 0.0
+    """From the claim to the first token."""
+    generation_ms: float = 0.0
+    """From the first token to the end."""
 
 
 class JobFailed(msgspec.Struct, frozen=True, array_like=True):
@@ -130,6 +155,14 @@ class WorkerState(StrEnum):
     DRAINING = "draining"  # Finishes what it has and claims nothing more.
 
 
+class Feature(StrEnum):
+    """What not every model or engine can do."""
+
+    SAMPLER_CHAIN = "sampler_chain"  # `SamplingSpec.chain`
+    STRUCTURE = "structure"  # `GenerationJob.grammar`
+    IMAGES = "images"  # `GenerationJob.images`
+
+
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker announces about itself and the model it serves."""
 
@@ -148,7 +181,15 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """SHA-256 of the model's tokenizer.json, under which the worker published it."""
     max_sequences: int = 0
     kv_cache_tokens: int = 0
-    supported_parameters: list[str] = []
+    features: list[Feature] = []
+    aliases: list[str] = []
+    """Other names under which clients may ask for the model."""
+    dialect: str = ""
+    """The dialect in which the model is asked unless a request says otherwise; empty: the gateway's default."""
+    eos_token_ids: list[int] = []
+    image_token: str = ""
+    """Text of the token that stands for an image in a prompt; empty if the model sees none."""
+    max_images: int = 0
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,6 +4,7 @@ The ranges are the union of what the served APIs document and what vLLM 0.32 acc
 validates against them and documents them; the worker relies on them.
 """
 
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -26,11 +27,116 @@ REPETITION_PENALTY = Range(0.01, 2.0)
 LOGIT_BIAS = Range(-100.0, 100.0)
 SEED = Range(-(2**63), 2**63 - 1)
 N = Range(1, 128)
-LOGPROBS = Range(0, 5)
+LOGPROBS = Range(0, 20)
+MIN_TOKENS = Range(0, 2**31 - 1)
 
-MAX_STOP_STRINGS = 4
+TYPICAL_P = Range(0.0, 1.0)
+TOP_N_SIGMA = Range(-1.0, 1000.0)
+MIN_KEEP = Range(0, 2**31 - 1)
+DYNATEMP_RANGE = Range(0.0, 2.0)
+DYNATEMP_EXPONENT = Range(0.01, 100.0)
+LAST_N = Range(-1, 2**31 - 1)
+"""Windows of penalties and of DRY, in tokens; -1 is the whole context and 0 turns them off."""
+MIROSTAT = Range(0, 2)
+MIROSTAT_TAU = Range(0.0, 100.0)
+MIROSTAT_ETA = Range(0.0, 10.0)
+XTC_PROBABILITY = Range(0.0, 1.0)
+XTC_THRESHOLD = Range(0.0, 1.0)
+DRY_MULTIPLIER = Range(0.0, 1000.0)
+DRY_BASE = Range(0.0, 1000.0)
+DRY_ALLOWED_LENGTH = Range(0, 2**31 - 1)
+
+MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 512
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 128
+MAX_DRY_BREAKERS = 16
+MAX_DRY_BREAKER_CHARACTERS = 40
+
+
+class Sampler(StrEnum):
+    """The steps of llama.cpp's sampler chain, by the names of its parameter `samplers`."""
+
+    PENALTIES = "penalties"
+    DRY = "dry"
+    TOP_N_SIGMA = "top_n_sigma"
+    TOP_K = "top_k"
+    TYPICAL_P = "typ_p"
+    TOP_P = "top_p"
+    MIN_P = "min_p"
+    XTC = "xtc"
+    TEMPERATURE = "temperature"
+
+
+DEFAULT_SAMPLERS = tuple(Sampler)
+"""llama.cpp's default order."""
+
+
+class Mirostat(msgspec.Struct, frozen=True):
+    """Mirostat sampling, which takes the place of every step of the chain but temperature."""
+
+    version: int
+    """1 or 2."""
+    tau: float
+    """Target surprise in bits per token."""
+    eta: float
+    """Learning rate."""
+
+
+class Dry(msgspec.Struct, frozen=True):
+    """DRY: a penalty on tokens that would continue a repetition."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int
+    """Tokens of prompt and completion that are searched for repetitions; -1 searches all of them."""
+    breakers: list[str]
+    """Texts that no repetition reaches across."""
+
+
+class Xtc(msgspec.Struct, frozen=True):
+    """XTC: now and then, remove all likely tokens but the least likely of them."""
+
+    probability: float
+    threshold: float
+    spares_special: bool = False
+    """Whether the end-of-text and newline tokens are never removed (as in oMLX)."""
+
+
+class SamplerChain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What vLLM's own sampler cannot do. With a chain, everything is sampled in the chain's order.
+
+    Temperature, top_k, top_p, min_p and the three penalties are those of the `SamplingSpec`.
+    """
+
+    order: list[Sampler]
+    """Steps in the order in which they are applied; a step that is not named is not applied."""
+    penalty_last_n: int = -1
+    """Tokens that all three penalties look at, the newest first; -1: all, 0: none."""
+    penalizes_prompt: bool = True
+    """Whether presence and frequency penalties count tokens of the prompt, as llama.cpp does. The
+    repetition penalty always does."""
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    min_keep: int = 0
+    """Tokens that top_k, typical_p, top_p, min_p and XTC leave at least."""
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    xtc: Xtc | None = None
+    dry: Dry | None = None
+    mirostat: Mirostat | None = None
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True):
+    """Ends a sequence that repeats itself (vLLM's `repetition_detection`)."""
+
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,7 +158,17 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    """Added to logits; minus infinity forbids a token."""
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """Completion tokens before the end-of-text token or a stop token may come."""
+    stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] = []
+    """The only tokens that may come; empty allows all."""
+    bad_words: list[str] = []
+    """Words that may not come, at the start of a word or inside one."""
+    repetition_detection: RepetitionDetection | None = None
+    chain: SamplerChain | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -1,0 +1,172 @@
+"""Dialect profiles: what differs between the APIs whose clients are served.
+
+Every parameter works in every profile. A profile only says what holds where a request says nothing, and
+in which shape the answer is given. Six profiles follow the documents of their APIs; two more, by the
+names `fireworks-2026` and `llamacpp-2026`, follow what these servers do today.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from contract.dialect import Dialect
+from gateway.dialects.request import ContextLengthBehavior
+from gateway.errors import ErrorStyle
+
+__all__ = ["ALL_THAT_FIT", "PROFILES", "Dialect", "MirostatUnit", "Profile", "TimingShape"]
+
+ALL_THAT_FIT = -1
+"""max_tokens that asks for all that fit into the context window."""
+
+
+class TimingShape(StrEnum):
+    """In whose shape times are told (docs/api.md)."""
+
+    NONE = "none"
+    FIREWORKS = "fireworks"  # Headers, and `perf_metrics` where asked for.
+    LLAMACPP = "llamacpp"  # `timings`
+    MISTRALRS = "mistralrs"  # `usage.avg_tok_per_sec` and the like.
+    OMLX = "omlx"  # `usage.time_to_first_token` and the like.
+    VLLM = "vllm"  # `metrics`
+
+
+class MirostatUnit(StrEnum):
+    """What `mirostat_target` is measured in."""
+
+    PERPLEXITY = "perplexity"
+    BITS = "bits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One table for each dialect."""
+
+    name: Dialect
+
+    # Defaults of parameters.
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    context_length_behavior: ContextLengthBehavior = ContextLengthBehavior.ERROR
+    logprobs_true: int = 1
+    """What `logprobs: true` asks for."""
+
+    # Bounds.
+    most_stop_strings: int = 64
+    most_logprobs: int = 20
+    most_xtc_threshold: float = 1.0
+
+    # Conventions.
+    is_model_required: bool = True
+    allows_missing_prompt: bool = False
+    """Whether a request without a prompt starts from the model's begin-of-text token."""
+    prefers_n_predict: bool = False
+    """Whether `n_predict` wins where other names of max_tokens say something else."""
+    takes_any_model_name: bool = False
+    """Whether an unknown name stands for the only model that there is for the principal."""
+    uses_sampler_chain: bool = False
+    """Whether even plain sampling follows llama.cpp's order, and penalties its window."""
+    penalty_last_n: int = -1
+    penalizes_prompt: bool = False
+    """Whether presence and frequency penalties count tokens of the prompt."""
+    spares_special_tokens_in_xtc: bool = False
+    includes_stop: bool = False
+    """Whether the text ends with the stop string that ended it."""
+    is_suffix_literal: bool = False
+    """Whether `suffix` is put behind the completion instead of being what the completion leads to."""
+    best_of_keeps: bool = False
+    """Whether `best_of` says how many of `n` are kept, instead of how many are sampled to keep `n`."""
+    allows_empty_completion: bool = False
+    """Whether `max_tokens` 0 is served without `echo`."""
+    allows_stream_options_without_stream: bool = False
+    mirostat_unit: MirostatUnit = MirostatUnit.PERPLEXITY
+
+    # Shapes of the answer.
+    keeps_usage_in_final_chunk: bool = False
+    """Whether a stream's last chunk with a finish reason has `usage` even if OpenAI's extra chunk follows."""
+    ends_choices_with_error: bool = False
+    """Whether a stream that fails tells a finish reason, `error`, of every choice that was not finished."""
+    timing: TimingShape = TimingShape.NONE
+    error_style: ErrorStyle = ErrorStyle.OPENAI
+
+
+_FIREWORKS = Profile(
+    name=Dialect.FIREWORKS,
+    context_length_behavior=ContextLengthBehavior.TRUNCATE,
+    most_stop_strings=4,
+    most_logprobs=5,
+    includes_stop=True,
+    allows_stream_options_without_stream=True,
+    keeps_usage_in_final_chunk=True,
+    ends_choices_with_error=True,
+    timing=TimingShape.FIREWORKS,
+)
+
+_LLAMACPP = Profile(
+    name=Dialect.LLAMACPP,
+    max_tokens=ALL_THAT_FIT,
+    temperature=0.8,
+    top_p=0.95,
+    top_k=40,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    context_length_behavior=ContextLengthBehavior.TRUNCATE,
+    is_model_required=False,
+    prefers_n_predict=True,
+    takes_any_model_name=True,
+    uses_sampler_chain=True,
+    penalty_last_n=64,
+    penalizes_prompt=True,
+    allows_empty_completion=True,
+    allows_stream_options_without_stream=True,
+    timing=TimingShape.LLAMACPP,
+    error_style=ErrorStyle.LLAMACPP,
+)
+
+PROFILES: dict[Dialect, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name=Dialect.OPENAI,
+            most_stop_strings=4,
+            most_logprobs=5,
+            allows_missing_prompt=True,
+        ),
+        _FIREWORKS,
+        replace(
+            _FIREWORKS,
+            name=Dialect.FIREWORKS_2026,
+            includes_stop=False,
+            mirostat_unit=MirostatUnit.BITS,
+        ),
+        _LLAMACPP,
+        replace(_LLAMACPP, name=Dialect.LLAMACPP_2026, repetition_penalty=1.0),
+        Profile(
+            name=Dialect.MISTRALRS,
+            max_tokens=ALL_THAT_FIT,
+            is_model_required=False,
+            is_suffix_literal=True,
+            best_of_keeps=True,
+            timing=TimingShape.MISTRALRS,
+            error_style=ErrorStyle.MISTRALRS,
+        ),
+        Profile(
+            name=Dialect.OMLX,
+            max_tokens=32_768,
+            context_length_behavior=ContextLengthBehavior.TRUNCATE,
+            most_xtc_threshold=0.5,
+            spares_special_tokens_in_xtc=True,
+            allows_stream_options_without_stream=True,
+            timing=TimingShape.OMLX,
+        ),
+        Profile(
+            name=Dialect.VLLM,
+            context_length_behavior=ContextLengthBehavior.TRUNCATE,
+            is_model_required=False,
+            timing=TimingShape.VLLM,
+            error_style=ErrorStyle.VLLM,
+        ),
+    )
+}
