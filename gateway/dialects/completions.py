@@ -1,346 +1,215 @@
-"""`POST /v1/completions`: the parameters of the body and what each of them means."""
+"""`POST /v1/completions`: the body, and the request that it stands for.
 
-import secrets
-from typing import Annotated, Any
+The parameters and their meaning are spread over the modules of this room by topic; here they come
+together, and here stand the rules that concern more than one topic.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
-from contract import sampling
+import msgspec
+from pydantic import Field
+
 from contract.sampling import SamplingSpec
-from gateway.dialects.request import ContextLengthBehavior, GenerationRequest, Prompt
-from gateway.dialects.wire import INTEGRAL
-from gateway.errors import (
-    BadRequestError,
-    InvalidParameterError,
-    MissingParameterError,
-    shown,
+from gateway.dialects.chain import read_sampling
+from gateway.dialects.chain_parameters import ChainParameters
+from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
+from gateway.dialects.images import ImageParameters, read_images
+from gateway.dialects.lengths import (
+    LengthParameters,
+    read_context_length_behavior,
+    read_includes_stop,
+    read_max_tokens,
+    read_min_tokens,
+    read_repetition_detection,
+    read_stop,
+    read_stop_token_ids,
 )
-
-DEFAULT_MAX_TOKENS = 16
-RANDOM_SEED = -1
-"""The seed that asks for none."""
-
-MINIMAL_TOP_P = 1e-6
-"""What top_p 0 becomes: so little that only the likeliest token is left."""
-
-REFUSED = frozenset(
-    {
-        "documents",
-        "function_call",
-        "functions",
-        "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "images",
-        "json_schema",
-        "prompt_embeds",
-        "response_format",
-        "structured_outputs",
-        "suffix",
-        "tool_choice",
-        "tools",
-        "use_beam_search",
-    }
+from gateway.dialects.logit_bias import (
+    LogitBias,
+    TokenChoiceParameters,
+    read_allowed_token_ids,
+    read_bad_words,
+    read_logit_bias,
 )
-"""Parameters that constrain the answer: ignoring one would give a wrong answer, so they are refused."""
-
-_NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
-"""What a refused parameter may be: each of these asks for nothing."""
-
-_NEUTRAL_OF: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-}
-
-_MAX_TOKEN_ID_DIGITS = 20
-
-PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        {
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        },
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
-    ]
-}
-
-STOP_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string"}, "maxItems": sampling.MAX_STOP_STRINGS},
-    ]
-}
+from gateway.dialects.profile import Profile
+from gateway.dialects.prompts import (
+    PromptParameters,
+    read_echo,
+    read_prompt_tokens_kept,
+    read_prompts,
+    read_suffix,
+)
+from gateway.dialects.refused import nested_extra, read_extra
+from gateway.dialects.request import GenerationRequest, Prompt, Structure, ToolUse
+from gateway.dialects.stream_options import (
+    AnswerParameters,
+    read_cache_isolation_key,
+    read_stream_options,
+)
+from gateway.dialects.structured_outputs import unknown_options
+from gateway.dialects.structures import StructureParameters, read_structure
+from gateway.dialects.tools import ToolParameters, read_tool_use
+from gateway.errors import InvalidParameterError, MissingParameterError, shown
 
 
-def _bounded(bounds: sampling.Range, **extra: Any) -> Any:
-    return Field(ge=bounds.minimum, le=bounds.maximum, **extra)
-
-
-class UnsupportedParameterError(BadRequestError):
-    """A parameter that would change the answer is not served."""
-
-    code = "unsupported_parameter"
-
-
-class StreamOptions(BaseModel):
-    """Options of a streamed answer."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    include_usage: bool | None = Field(
-        default=False, description="End the stream with an extra chunk that carries only `usage`."
-    )
-
-
-class CompletionRequest(BaseModel):
+class CompletionRequest(
+    AnswerParameters,
+    ToolParameters,
+    StructureParameters,
+    TokenChoiceParameters,
+    ChainParameters,
+    ChoiceParameters,
+    LengthParameters,
+    ImageParameters,
+    PromptParameters,
+):
     """Body of `POST /v1/completions`. Null means absent for every parameter."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    model: str = Field(description="Model to use, from `GET /v1/models`.")
-    prompt: Any = Field(
-        description="Text, a list of token ids, a list that mixes both, or a list of such prompts.",
-        json_schema_extra=PROMPT_SCHEMA,
-    )
-    max_tokens: Annotated[int, Field(ge=-1), INTEGRAL] = Field(
-        default=DEFAULT_MAX_TOKENS,
-        description="Tokens to generate for each choice, at most. -1: all that fit into the context window. "
-        "0: none, with `echo` only.",
-    )
-    context_length_exceeded_behavior: Annotated[ContextLengthBehavior, Field(strict=False)] = Field(
-        default=ContextLengthBehavior.TRUNCATE,
-        description="When prompt and max_tokens exceed the context window: `truncate` lowers max_tokens, "
-        "`error` refuses the request.",
-    )
-    temperature: Annotated[float, _bounded(sampling.TEMPERATURE)] = Field(
-        default=1.0, description="0 always takes the likeliest token."
-    )
-    top_p: Annotated[float, _bounded(sampling.TOP_P)] = Field(
-        default=1.0, description="Keep the likeliest tokens up to this probability mass."
-    )
-    top_k: Annotated[int, _bounded(sampling.TOP_K), INTEGRAL] = Field(
-        default=0, description="Keep this many of the likeliest tokens; 0 and -1 keep all."
-    )
-    min_p: Annotated[float, _bounded(sampling.MIN_P)] = Field(
-        default=0.0,
-        description="Keep tokens with at least this share of the likeliest one's probability.",
-    )
-    n: Annotated[int, _bounded(sampling.N), INTEGRAL] = Field(
-        default=1, description="Choices for each prompt."
-    )
-    best_of: Annotated[int, _bounded(sampling.N), INTEGRAL] | None = Field(
+    model: str | None = Field(
         default=None,
-        description="Sample this many (at least `n`) and return the `n` with the highest mean "
-        "log-probability; all are billed. Cannot be streamed when larger than `n`.",
+        description="Model to use, from `GET /v1/models`. Required in dialects openai, fireworks and "
+        "omlx; in others your account's default model is taken.",
     )
-    stop: Any = Field(
-        default=None,
-        description="Up to 4 strings at which generation ends; the text returned ends before them.",
-        json_schema_extra=STOP_SCHEMA,
-    )
-    seed: Annotated[int, _bounded(sampling.SEED), INTEGRAL] | None = Field(
-        default=None,
-        description="Makes sampling repeatable; choice `i` uses `seed + i`. -1 is the same as none.",
-    )
-    presence_penalty: Annotated[float, _bounded(sampling.PRESENCE_PENALTY)] = Field(
-        default=0.0, description="Subtracted from the logit of every token generated before."
-    )
-    frequency_penalty: Annotated[float, _bounded(sampling.FREQUENCY_PENALTY)] = Field(
-        default=0.0, description="Subtracted for each time the token was generated before."
-    )
-    repetition_penalty: Annotated[float, _bounded(sampling.REPETITION_PENALTY)] = Field(
-        default=1.0, description="Divides the logits of tokens in prompt and completion; 1 is off."
-    )
-    logit_bias: dict[str, float] | None = Field(
-        default=None, description="Token id -> bias from -100 to 100, added to its logit."
-    )
-    logprobs: Annotated[int, _bounded(sampling.LOGPROBS), INTEGRAL] | None = Field(
-        default=None,
-        description="Report log-probabilities of the chosen and this many of the likeliest tokens.",
-    )
-    echo: bool = Field(default=False, description="Put the prompt before the completion.")
-    ignore_eos: bool = Field(
-        default=False, description="Go on after the model's end-of-text token."
-    )
-    user: str | None = Field(
-        default=None, description="Your end user's id, for abuse tracking; never an identity."
-    )
-    stream: bool = Field(
-        default=False, description="Answer with server-sent events, a chunk for each step."
-    )
-    stream_options: StreamOptions | None = None
 
 
-def to_generation_request(body: CompletionRequest, *, max_prompts: int) -> GenerationRequest:
+def to_generation_request(
+    body: CompletionRequest, profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
     """Resolve shapes, aliases and defaults. Raises a BadRequestError naming the parameter."""
-    ignored = _ignored_parameters(body.model_extra or {})
-    prompts = _prompts(body.prompt)
-    best_of = _best_of(body)
-    if len(prompts) > max_prompts or len(prompts) * best_of > max_prompts:
+    ignored = _ignored(body)
+    prompts = read_prompts(body, profile, max_prompts=max_prompts)
+    images = read_images(body, prompts)
+    is_echoed, echo_last = read_echo(body)
+    n, best_of, ranking = read_fan_out(body, profile, is_streamed=bool(body.stream))
+    _check_fan_out(prompts, best_of, max_prompts=max_prompts)
+    max_tokens = read_max_tokens(body, profile, is_echoed=is_echoed)
+    logprobs = read_logprobs(body, profile)
+    options = read_stream_options(body, profile)
+    structure, tool_use = read_structure(body), read_tool_use(body)
+    bias = read_logit_bias(body.logit_bias)
+    request = GenerationRequest(
+        profile=profile,
+        model=read_model(body.model, profile),
+        prompts=prompts,
+        suffix=read_suffix(body, profile, prompts, has_images=any(images)),
+        images=images,
+        adds_special_tokens=body.add_special_tokens is not False,
+        prompt_tokens_kept=read_prompt_tokens_kept(body),
+        max_tokens=max_tokens,
+        context_length_behavior=read_context_length_behavior(body, profile),
+        n=n,
+        best_of=best_of,
+        ranking=ranking,
+        stop=read_stop(body, profile),
+        includes_stop=read_includes_stop(body, profile),
+        logprobs=logprobs,
+        echo=is_echoed,
+        echo_last=echo_last,
+        stream=bool(body.stream),
+        include_usage=bool(options.include_usage),
+        include_obfuscation=bool(options.include_obfuscation),
+        structure=structure,
+        tool_use=tool_use,
+        sampling=_sampling(body, profile, bias, max_tokens=max_tokens),
+        bias_texts=bias.texts,
+        reads_prefix_cache=body.cache_prompt is not False,
+        cache_isolation_key=read_cache_isolation_key(body),
+        return_token_ids=bool(body.return_token_ids or body.return_tokens),
+        shows_special_tokens=body.skip_special_tokens is False,
+        wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),
+        timings_per_token=bool(body.timings_per_token),
+        max_predict_ms=max(body.t_max_predict_ms or 0, 0),
+        ignored_parameters=ignored,
+    )
+    _check_combinations(request)
+    return request
+
+
+def read_model(value: object, profile: Profile) -> str | None:
+    """Return the model that is asked for, None for the default one. Raises a BadRequestError."""
+    if value is None:
+        if profile.is_model_required:
+            raise MissingParameterError("model")
+        return None
+    if not isinstance(value, str):
+        raise InvalidParameterError(
+            f"'model' must be a string. Given: {shown(value)}.", param="model"
+        )
+    return value
+
+
+def require_model(body: dict[str, Any], profile: Profile) -> str | None:
+    """Return the model a body asks for, before anything else of it is looked at.
+
+    None stands for the tenant's default model. Raises a BadRequestError.
+    """
+    return read_model(body.get("model"), profile)
+
+
+def _ignored(body: CompletionRequest) -> tuple[str, ...]:
+    ignored = read_extra(body.model_extra or {})
+    if body.stream_options is not None:
+        ignored += nested_extra("stream_options", body.stream_options.model_extra)
+    if body.repetition_detection is not None:
+        ignored += nested_extra("repetition_detection", body.repetition_detection.model_extra)
+    ignored += nested_extra("structured_outputs", unknown_options(body.structured_outputs))
+    return tuple(sorted(ignored))
+
+
+def _sampling(
+    body: CompletionRequest, profile: Profile, bias: LogitBias, *, max_tokens: int
+) -> SamplingSpec:
+    return msgspec.structs.replace(
+        read_sampling(body, profile),
+        logit_bias=bias.ids,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=read_min_tokens(body, max_tokens=max_tokens),
+        stop_token_ids=read_stop_token_ids(body),
+        allowed_token_ids=read_allowed_token_ids(body.allowed_token_ids, bias),
+        bad_words=read_bad_words(body.bad_words),
+        repetition_detection=read_repetition_detection(body),
+    )
+
+
+def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:
+    if len(prompts) * best_of > max_prompts:
         raise InvalidParameterError(
             f"'prompt' must have at most {max_prompts} prompts, times best_of (or n). "
             f"Given: {len(prompts)} prompts, best_of {best_of}.",
             param="prompt",
         )
-    if body.max_tokens == 0 and not body.echo:
+
+
+def _check_combinations(request: GenerationRequest) -> None:
+    if request.echo and request.logprobs is not None and any(request.images):
         raise InvalidParameterError(
-            "'max_tokens' must be >= 1, unless 'echo' is true. Given: 0.", param="max_tokens"
+            "'images' cannot be combined with 'echo' and 'logprobs': images have no log-probabilities.",
+            param="images",
         )
-    if body.stream_options is not None and not body.stream:
-        raise InvalidParameterError(
-            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
-        )
-    return GenerationRequest(
-        model=body.model,
-        prompts=prompts,
-        max_tokens=body.max_tokens,
-        context_length_behavior=body.context_length_exceeded_behavior,
-        n=body.n,
-        best_of=best_of,
-        stop=_stop(body.stop),
-        logprobs=body.logprobs,
-        echo=body.echo,
-        stream=body.stream,
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        sampling=_sampling(body),
-        ignored_parameters=ignored,
-    )
-
-
-def _ignored_parameters(extra: dict[str, Any]) -> tuple[str, ...]:
-    for name, value in extra.items():
-        if name in REFUSED and value not in (*_NEUTRAL, *_NEUTRAL_OF.get(name, ())):
-            raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
-    return tuple(sorted(extra))
-
-
-def _prompts(value: object) -> list[Prompt]:
-    """Dispatch on the shape of `prompt` (docs/api.md): one prompt, or several."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise InvalidParameterError(
-            f"'prompt' must be a string or an array. Given: {shown(value)}.", param="prompt"
-        )
-    if not value:
-        raise InvalidParameterError("'prompt' must not be empty.", param="prompt")
-    if any(isinstance(item, list) for item in value):
-        return [_one_prompt(item, f"prompt[{i}]") for i, item in enumerate(value)]
-    if all(isinstance(item, str) for item in value):
-        return list(value)
-    return [_one_prompt(value, "prompt")]
-
-
-def _one_prompt(value: object, path: str) -> Prompt:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidParameterError(
-            f"'{path}' must be a string or an array of token ids. Given: {shown(value)}.",
-            param="prompt",
-        )
-    if not value:
-        raise InvalidParameterError(f"'{path}' must not be empty.", param="prompt")
-    for position, piece in enumerate(value):
-        if isinstance(piece, bool) or not isinstance(piece, int | str):
+    constraint = _constraint(request.structure, request.tool_use)
+    if constraint is None:
+        return
+    # The text ends where its structure is complete; these ask for more text than may follow.
+    for name, is_given in (
+        ("ignore_eos", request.sampling.ignore_eos),
+        ("min_tokens", request.sampling.min_tokens > 0),
+    ):
+        if is_given:
             raise InvalidParameterError(
-                f"'{path}[{position}]' must be a token id or a string. Given: {shown(piece)}.",
-                param="prompt",
+                f"'{name}' cannot be combined with '{constraint}': the text ends where its structure is "
+                "complete.",
+                param=name,
             )
-    return value
 
 
-def _best_of(body: CompletionRequest) -> int:
-    best_of = body.best_of if body.best_of is not None else body.n
-    if best_of < body.n:
+def _constraint(structure: Structure | None, tool_use: ToolUse | None) -> str | None:
+    """Return the parameter that says what the text must match."""
+    is_tool_forced = tool_use is not None and tool_use.is_constraint
+    if structure is not None and is_tool_forced:
         raise InvalidParameterError(
-            f"'best_of' must be >= n ({body.n}). Given: {best_of}.", param="best_of"
+            f"'{structure.param}' cannot be combined with tools that constrain the text.",
+            param=structure.param,
         )
-    if body.stream and best_of > body.n:
-        raise InvalidParameterError(
-            f"'best_of' larger than n ({body.n}) cannot be streamed. Given: {best_of}.",
-            param="best_of",
-        )
-    return best_of
-
-
-def _stop(value: object) -> list[str]:
-    if value is None:
-        return []
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
-        raise InvalidParameterError(
-            f"'stop' must be a string or an array of strings. Given: {shown(value)}.", param="stop"
-        )
-    if len(strings) > sampling.MAX_STOP_STRINGS:
-        raise InvalidParameterError(
-            f"'stop' must have at most {sampling.MAX_STOP_STRINGS} strings. Given: {len(strings)}.",
-            param="stop",
-        )
-    for item in strings:
-        if not 0 < len(item) <= sampling.MAX_STOP_CHARACTERS:
-            raise InvalidParameterError(
-                f"'stop' must have strings of 1 to {sampling.MAX_STOP_CHARACTERS} characters. "
-                f"Given: {len(item)} characters.",
-                param="stop",
-            )
-    return strings
-
-
-def _sampling(body: CompletionRequest) -> SamplingSpec:
-    is_requested = body.seed is not None and body.seed != RANDOM_SEED
-    return SamplingSpec(
-        seed=body.seed if body.seed is not None and is_requested else secrets.randbits(62),
-        is_seed_requested=is_requested,
-        temperature=body.temperature,
-        top_p=max(body.top_p, MINIMAL_TOP_P),
-        top_k=max(body.top_k, 0),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        logit_bias=_logit_bias(body.logit_bias or {}),
-        ignore_eos=body.ignore_eos,
-    )
-
-
-def _logit_bias(entries: dict[str, float]) -> dict[int, float]:
-    if len(entries) > sampling.MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidParameterError(
-            f"'logit_bias' must have at most {sampling.MAX_LOGIT_BIAS_ENTRIES} entries. "
-            f"Given: {len(entries)}.",
-            param="logit_bias",
-        )
-    bias: dict[int, float] = {}
-    for token, value in entries.items():
-        # Only plain decimals are token ids; int() alone would also read "1_0" and " 7", and it refuses
-        # thousands of digits.
-        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_TOKEN_ID_DIGITS):
-            raise InvalidParameterError(
-                f"'logit_bias' must have token ids as keys. Given: {shown(token)}.",
-                param="logit_bias",
-            )
-        if not sampling.LOGIT_BIAS.minimum <= value <= sampling.LOGIT_BIAS.maximum:
-            raise InvalidParameterError(
-                f"'logit_bias' must have values from -100 to 100. Given: {shown(value)} for token {token}.",
-                param="logit_bias",
-            )
-        bias[int(token)] = value
-    return bias
-
-
-def require_model(body: dict[str, Any]) -> str:
-    """Return the model a body asks for, before anything else of it is looked at."""
-    model = body.get("model")
-    if model is None:
-        raise MissingParameterError("model")
-    if not isinstance(model, str):
-        raise InvalidParameterError(
-            f"'model' must be a string. Given: {shown(model)}.", param="model"
-        )
-    return model
+    if structure is not None:
+        return structure.param
+    return "tools" if is_tool_forced else None

@@ -18,6 +18,9 @@ from gateway.errors import (
 MAX_DEPTH = 64
 """Nesting of objects and arrays in a body."""
 
+MAX_PARAMETERS = 256
+"""Parameters of a body, those that nobody knows included."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 _decode = msgspec.json.Decoder().decode
@@ -52,6 +55,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def validate(model: type[Model], value: dict[str, Any]) -> Model:
     """Check `value` against `model`; null counts as absent. Raise for the first wrong parameter."""
+    if len(value) > MAX_PARAMETERS:
+        raise InvalidParameterError(
+            f"The body must have at most {MAX_PARAMETERS} parameters. Given: {len(value)}."
+        )
     present = {name: item for name, item in value.items() if item is not None}
     try:
         return model.model_validate(present)

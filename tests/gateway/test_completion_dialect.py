@@ -1,33 +1,24 @@
 """`POST /v1/completions`: rules that concern more than one value."""
 
-import itertools
 from typing import Any
 
 import pytest
 
-from gateway.dialects.completions import (
-    REFUSED,
-    CompletionRequest,
-    UnsupportedParameterError,
-    to_generation_request,
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import FIT
+from gateway.errors import BadRequestError
+from tests.gateway.dialects.reading import (
+    EVERY_PROFILE,
+    FIREWORKS,
+    LLAMACPP,
+    MISTRALRS,
+    OMLX,
+    OPENAI,
+    VLLM,
+    read,
+    read_body,
+    refusal,
 )
-from gateway.dialects.request import GenerationRequest
-from gateway.dialects.wire import validate
-from gateway.errors import InvalidParameterError
-
-
-def read(**parameters: Any) -> GenerationRequest:
-    """Take a body through the dialect, with room for `max_prompts` prompts."""
-    max_prompts = parameters.pop("max_prompts", 1024)
-    body = {"model": "m", "prompt": "x"} | parameters
-    return to_generation_request(validate(CompletionRequest, body), max_prompts=max_prompts)
-
-
-def refusal(**parameters: Any) -> InvalidParameterError:
-    """Return why a body is refused."""
-    with pytest.raises(InvalidParameterError) as caught:
-        read(**parameters)
-    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -53,8 +44,9 @@ def refusal(**parameters: Any) -> InvalidParameterError:
         "several-mixed",
     ],
 )
-def test_prompt_is_taken_by_its_shape(prompt: Any, expected: list[Any]) -> None:
-    assert read(prompt=prompt).prompts == expected
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_prompt_is_taken_by_its_shape(profile: Profile, prompt: Any, expected: list[Any]) -> None:
+    assert read(profile, prompt=prompt).prompts == expected
 
 
 @pytest.mark.parametrize(
@@ -80,16 +72,18 @@ def test_prompt_of_another_shape_is_refused_naming_the_place(prompt: Any, messag
 
 
 def test_more_prompts_than_allowed_are_refused() -> None:
-    assert len(read(prompt=["a"] * 4, max_prompts=4).prompts) == 4
-    error = refusal(prompt=["a"] * 5, max_prompts=4)
-    assert error.message.startswith("'prompt' must have at most 4 prompts")
-    assert "5 prompts" in error.message
+    body = {"model": "m", "prompt": ["a"] * 5}
+    assert len(read_body(body, max_prompts=5).prompts) == 5
+    with pytest.raises(BadRequestError, match=r"at most 4 prompts.*Given: 5 prompts"):
+        read_body(body, max_prompts=4)
 
 
-@pytest.mark.parametrize("fan_out", [{"n": 3}, {"best_of": 3}])
+@pytest.mark.parametrize("fan_out", [{"n": 3}, {"best_of": 3}, {"n_cmpl": 3}])
 def test_sequences_count_like_prompts(fan_out: dict[str, int]) -> None:
-    assert read(prompt=["a"] * 2, max_prompts=6, **fan_out)
-    assert "best_of 3" in refusal(prompt=["a"] * 2, max_prompts=5, **fan_out).message
+    body = {"model": "m", "prompt": ["a"] * 2, **fan_out}
+    assert read_body(body, max_prompts=6)
+    with pytest.raises(BadRequestError, match="best_of 3"):
+        read_body(body, max_prompts=5)
 
 
 def test_best_of_is_n_unless_given() -> None:
@@ -105,7 +99,7 @@ def test_best_of_below_n_is_refused() -> None:
 def test_best_of_above_n_cannot_be_streamed() -> None:
     assert read(n=3, best_of=3, stream=True).stream
     error = refusal(n=2, best_of=3, stream=True)
-    assert error.message == "'best_of' larger than n (2) cannot be streamed. Given: 3."
+    assert error.message == "'best_of' other than n (2) cannot be streamed. Given: 3."
     assert error.param == "best_of"
 
 
@@ -113,8 +107,18 @@ def test_best_of_above_n_cannot_be_streamed() -> None:
     ("stop", "expected"),
     [(None, []), ("x", ["x"]), ([], []), (["a", "b", "c", "\n"], ["a", "b", "c", "\n"])],
 )
-def test_stop_is_one_string_or_up_to_four(stop: Any, expected: list[str]) -> None:
+def test_stop_is_one_string_or_a_list(stop: Any, expected: list[str]) -> None:
     assert read(stop=stop).stop == expected
+
+
+@pytest.mark.parametrize(
+    ("profile", "most"),
+    [(OPENAI, 4), (FIREWORKS, 4), (LLAMACPP, 64), (MISTRALRS, 64), (OMLX, 64), (VLLM, 64)],
+)
+def test_number_of_stop_strings_is_bounded_by_the_dialect(profile: Profile, most: int) -> None:
+    assert len(read(profile, stop=["a"] * most).stop) == most
+    error = refusal(profile, stop=["a"] * (most + 1))
+    assert error.message == f"'stop' must have at most {most} strings. Given: {most + 1}."
 
 
 @pytest.mark.parametrize(
@@ -122,71 +126,220 @@ def test_stop_is_one_string_or_up_to_four(stop: Any, expected: list[str]) -> Non
     [
         (5, "'stop' must be a string or an array of strings. Given: 5."),
         (["a", 5], "'stop' must be a string or an array of strings. Given: [\"a\",5]."),
-        (["a"] * 5, "'stop' must have at most 4 strings. Given: 5."),
         ("", "'stop' must have strings of 1 to 512 characters. Given: 0 characters."),
         (["a", ""], "'stop' must have strings of 1 to 512 characters. Given: 0 characters."),
         ("x" * 513, "'stop' must have strings of 1 to 512 characters. Given: 513 characters."),
     ],
-    ids=["number", "mixed", "five", "empty", "empty-in-list", "long"],
+    ids=["number", "mixed", "empty", "empty-in-list", "long"],
 )
 def test_stop_beyond_its_rules_is_refused(stop: Any, message: str) -> None:
     error = refusal(stop=stop)
     assert (error.message, error.param) == (message, "stop")
 
 
-def test_no_tokens_are_allowed_with_echo_only() -> None:
-    assert read(max_tokens=0, echo=True).max_tokens == 0
-    error = refusal(max_tokens=0)
+@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM])
+def test_no_tokens_are_allowed_with_echo_only(profile: Profile) -> None:
+    assert read(profile, max_tokens=0, echo=True).max_tokens == 0
+    assert read(profile, max_tokens=0, echo_last=2).max_tokens == 0
+    error = refusal(profile, max_tokens=0)
     assert error.message == "'max_tokens' must be >= 1, unless 'echo' is true. Given: 0."
+    assert refusal(profile, max_tokens=0, echo=True, echo_last=0).param == "max_tokens"
 
 
-def test_stream_options_need_a_stream() -> None:
-    error = refusal(stream_options={"include_usage": True})
-    assert error.message == "'stream_options' is only allowed when 'stream' is true."
-    assert error.param == "stream_options"
+def test_no_tokens_are_allowed_without_echo_in_llamacpp() -> None:
+    assert read(LLAMACPP, max_tokens=0).max_tokens == 0
+
+
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_all_tokens_that_fit_may_be_asked_for_everywhere(profile: Profile) -> None:
+    assert read(profile, max_tokens=-1).max_tokens == -1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (False, None)),
+        ({"echo": True}, (True, None)),
+        ({"echo": True, "echo_last": 3}, (True, 3)),
+        ({"echo_last": 3}, (True, 3)),
+        ({"echo": True, "echo_last": 0}, (False, None)),
+    ],
+)
+def test_echo_and_echo_last_are_read(
+    given: dict[str, Any], expected: tuple[bool, int | None]
+) -> None:
+    request = read(**given)
+    assert (request.echo, request.echo_last) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"truncate_sequence": False}, None),
+        ({"truncate_sequence": True}, FIT),
+        ({"truncate_prompt_tokens": -1}, FIT),
+        ({"truncate_prompt_tokens": 7}, 7),
+        ({"truncate_prompt_tokens": 7, "truncate_sequence": True}, 7),
+    ],
+)
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_conflict_03_prompt_is_cut_on_request_only(
+    profile: Profile, given: dict[str, Any], expected: int | None
+) -> None:
+    assert read(profile, **given).prompt_tokens_kept == expected
+
+
+def test_keeping_no_prompt_token_is_refused() -> None:
+    error = refusal(truncate_prompt_tokens=0)
+    assert error.message == "'truncate_prompt_tokens' must be >= 1, or -1. Given: 0."
+    assert error.param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_both_rules_for_a_full_context_window_compose(profile: Profile) -> None:
+    request = read(profile, truncate_sequence=True, context_length_exceeded_behavior="truncate")
+    assert request.prompt_tokens_kept == FIT
+    assert request.context_length_behavior == "truncate"
+
+
+def test_infill_needs_text_and_shows_no_prompt() -> None:
+    assert read(suffix="end").suffix == "end"
+    assert read(suffix="").suffix == ""
+    assert read(suffix="", echo=True, prompt=[1]).suffix == ""
+    assert refusal(suffix="end", echo=True).message == "'suffix' cannot be combined with 'echo'."
+    assert refusal(suffix="end", echo_last=1).param == "suffix"
+    for prompt in ([1, 2], [["a", 1]], [[1], "a"]):
+        error = refusal(suffix="end", prompt=prompt)
+        assert error.message == "'suffix' must be used with prompts of text, not of token ids."
+        assert error.param == "suffix"
+
+
+def test_literal_suffix_goes_with_everything() -> None:
+    request = read(MISTRALRS, suffix="end", echo=True, prompt=[1, 2])
+    assert request.suffix == "end"
+
+
+ALIASES: list[tuple[str, str, Any, Any]] = [
+    ("max_tokens", "max_completion_tokens", 5, 6),
+    ("max_tokens", "n_predict", 5, 6),
+    ("max_completion_tokens", "n_predict", 5, 6),
+    ("n", "n_cmpl", 2, 3),
+    ("logprobs", "n_probs", 2, 3),
+    ("repetition_penalty", "repeat_penalty", 1.2, 1.3),
+    ("prompt_cache_isolation_key", "cache_salt", "a", "b"),
+]
+
+
+@pytest.mark.parametrize(("name", "other", "value", "unequal"), ALIASES)
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_names_of_one_parameter_mean_the_same_and_must_agree(
+    profile: Profile, name: str, other: str, value: Any, unequal: Any
+) -> None:
+    expected = read(profile, seed=1, **{name: value})
+    assert read(profile, seed=1, **{other: value}) == expected
+    assert read(profile, seed=1, **{name: value, other: value}) == expected
+    assert expected != read(profile, seed=1)
+    if other == "n_predict" and profile.prefers_n_predict:
+        return
+    error = refusal(profile, **{name: value, other: unequal})
+    assert f"'{name}' and '{other}' are the same parameter and must be equal." in error.message
+    assert error.param == other
+
+
+def test_n_predict_wins_in_llamacpp() -> None:
+    assert read(LLAMACPP, n_predict=5, max_tokens=6).max_tokens == 5
+    assert read(LLAMACPP, n_predict=5, max_tokens=6, max_completion_tokens=7).max_tokens == 5
+    assert refusal(LLAMACPP, max_tokens=6, max_completion_tokens=7).param == "max_completion_tokens"
+
+
+def test_either_name_of_token_ids_asks_for_them() -> None:
+    assert read(return_tokens=True).return_token_ids
+    assert read(return_token_ids=True).return_token_ids
+    assert not read(return_tokens=False, return_token_ids=False).return_token_ids
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (None, False),
-        ({}, False),
-        ({"include_usage": None}, False),
-        ({"include_usage": False}, False),
-        ({"include_usage": True}, True),
-        ({"include_usage": True, "include_obfuscation": True}, True),
+        (None, (False, False)),
+        ({}, (False, False)),
+        ({"include_usage": None}, (False, False)),
+        ({"include_usage": False}, (False, False)),
+        ({"include_usage": True}, (True, False)),
+        ({"include_usage": True, "include_obfuscation": True}, (True, True)),
+        ({"continuous_usage_stats": False}, (False, False)),
     ],
 )
-def test_include_usage_is_read(options: dict[str, Any] | None, expected: bool) -> None:
-    assert read(stream=True, stream_options=options).include_usage is expected
+def test_stream_options_are_read(
+    options: dict[str, Any] | None, expected: tuple[bool, bool]
+) -> None:
+    request = read(stream=True, stream_options=options)
+    assert (request.include_usage, request.include_obfuscation) == expected
 
 
-def test_include_usage_of_a_wrong_type_is_refused() -> None:
+def test_stream_option_of_a_wrong_type_is_refused() -> None:
     error = refusal(stream=True, stream_options={"include_usage": 1})
     assert error.message == "'stream_options.include_usage' must be a boolean. Given: 1."
+    assert error.param == "stream_options.include_usage"
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_parameter_that_would_constrain_the_answer_is_refused(name: str) -> None:
-    with pytest.raises(UnsupportedParameterError) as caught:
-        read(**{name: "something"})
-    assert caught.value.message == f"'{name}' is not supported."
-    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+@pytest.mark.parametrize("profile", [OPENAI, MISTRALRS, VLLM])
+def test_stream_options_without_stream_are_refused(profile: Profile) -> None:
+    error = refusal(profile, stream_options={"include_usage": True})
+    assert error.message == "'stream_options' is only allowed when 'stream' is true."
 
 
-NEUTRAL: list[tuple[str, Any]] = [
-    *itertools.product(sorted(REFUSED), ([], {}, "", False)),
-    ("tool_choice", "none"),
-    ("tool_choice", "auto"),
-    ("response_format", {"type": "text"}),
-]
+@pytest.mark.parametrize("profile", [FIREWORKS, LLAMACPP, OMLX])
+def test_stream_options_without_stream_are_passed_over_where_they_always_were(
+    profile: Profile,
+) -> None:
+    request = read(profile, stream_options={"include_usage": True, "include_obfuscation": True})
+    assert (request.include_usage, request.include_obfuscation) == (False, False)
 
 
-@pytest.mark.parametrize(("name", "value"), NEUTRAL)
-def test_refused_parameter_that_asks_for_nothing_is_ignored(name: str, value: Any) -> None:
-    assert read(**{name: value}).ignored_parameters == (name,)
+@pytest.mark.parametrize("value", [None, True])
+def test_cached_work_is_reused_unless_forbidden(value: bool | None) -> None:
+    assert read(cache_prompt=value).reads_prefix_cache
+    assert not read(cache_prompt=False).reads_prefix_cache
 
 
-def test_unknown_parameters_are_ignored_and_named_in_order() -> None:
-    request = read(zeta=1, alpha={"b": 2}, model_config=1, absent=None)
-    assert request.ignored_parameters == ("alpha", "model_config", "zeta")
+def test_cache_isolation_key_is_bounded() -> None:
+    assert read(cache_salt="k" * 256).cache_isolation_key == "k" * 256
+    error = refusal(cache_salt="k" * 257)
+    assert error.message == "'cache_salt' must have at most 256 characters. Given: 257 characters."
+    assert refusal(prompt_cache_isolation_key="k" * 257).param == "prompt_cache_isolation_key"
+
+
+def test_times_are_told_on_request() -> None:
+    request = read(perf_metrics_in_response=True)
+    assert (request.wants_timings, request.timings_per_token) == (True, False)
+    request = read(timings_per_token=True)
+    assert (request.wants_timings, request.timings_per_token) == (True, True)
+    assert not read().wants_timings
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens"])
+@pytest.mark.parametrize(
+    ("constraint", "structure"),
+    [
+        ("grammar", {"grammar": 'root ::= "a"'}),
+        ("json_schema", {"json_schema": {}}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("structured_outputs.regex", {"structured_outputs": {"regex": "a+"}}),
+        (
+            "tools",
+            {
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": "required",
+            },
+        ),
+    ],
+)
+def test_structure_and_going_on_after_the_end_are_refused_together(
+    name: str, constraint: str, structure: dict[str, Any]
+) -> None:
+    error = refusal(**structure, **{name: True if name == "ignore_eos" else 2})
+    assert error.message.startswith(f"'{name}' cannot be combined with '{constraint}'")
+    assert error.param == name
+    assert read(**structure, **{name: False if name == "ignore_eos" else 0})

@@ -3,62 +3,106 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gateway.dialects.completions import (
-    CompletionRequest,
-    require_model,
-    to_generation_request,
-)
-from gateway.dialects.request import ContextLengthBehavior, GenerationRequest
+from gateway.dialects.completions import CompletionRequest, require_model
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import ContextLengthBehavior
 from gateway.dialects.wire import validate
-from gateway.errors import (
-    BadRequestError,
-    InvalidParameterError,
-    MissingParameterError,
+from gateway.errors import MissingParameterError
+from tests.gateway.dialects.reading import (
+    EVERY_PROFILE,
+    FIREWORKS,
+    LLAMACPP,
+    MISTRALRS,
+    OMLX,
+    OPENAI,
+    VLLM,
+    read,
+    read_body,
+    refusal,
 )
 
-
-def read(**parameters: Any) -> GenerationRequest:
-    """Take a body through the dialect."""
-    body = {"model": "m", "prompt": "x"} | parameters
-    return to_generation_request(validate(CompletionRequest, body), max_prompts=1024)
-
-
-def refusal(**parameters: Any) -> InvalidParameterError:
-    """Return why a body is refused."""
-    with pytest.raises(InvalidParameterError) as caught:
-        read(**parameters)
-    assert type(caught.value) is InvalidParameterError
-    return caught.value
-
-
-INTEGERS = {
-    "max_tokens": (-1, None),
-    "top_k": (-1, 2**31 - 1),
+LARGEST = 2**31 - 1
+INTEGERS: dict[str, tuple[int, int]] = {
+    "max_tokens": (-1, LARGEST),
+    "max_completion_tokens": (-1, LARGEST),
+    "n_predict": (-1, LARGEST),
+    "min_tokens": (0, LARGEST),
+    "truncate_prompt_tokens": (-1, LARGEST),
+    "echo_last": (0, LARGEST),
+    "t_max_predict_ms": (-1, LARGEST),
+    "top_k": (-1, LARGEST),
+    "min_keep": (0, LARGEST),
+    "repeat_last_n": (-1, LARGEST),
+    "dry_penalty_last_n": (-1, LARGEST),
+    "dry_allowed_length": (0, LARGEST),
     "n": (1, 128),
+    "n_cmpl": (1, 128),
     "best_of": (1, 128),
     "seed": (-(2**63), 2**63 - 1),
-    "logprobs": (0, 5),
+    "mirostat": (0, 2),
 }
-NUMBERS = {
+NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 1000.0),
+    "dynatemp_range": (0.0, 2.0),
+    "dynatemp_exponent": (0.01, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.01, 2.0),
+    "repeat_penalty": (0.01, 2.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 10.0),
+    "mirostat_target": (0.0, 1e6),
+    "mirostat_lr": (0.0, 10.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 1000.0),
+    "dry_base": (0.0, 1000.0),
 }
-BOUNDS: dict[str, tuple[float, float | None]] = {**INTEGERS, **NUMBERS}
+BOOLEANS = (
+    "add_special_tokens",
+    "cache_prompt",
+    "echo",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "parallel_tool_calls",
+    "perf_metrics_in_response",
+    "return_token_ids",
+    "return_tokens",
+    "skip_special_tokens",
+    "stream",
+    "timings_per_token",
+    "truncate_sequence",
+)
+STRINGS = ("user", "suffix", "prompt_cache_isolation_key", "cache_salt")
+BOUNDS: dict[str, tuple[float, float]] = {**INTEGERS, **NUMBERS}
+BY_HAND: dict[str, tuple[str, list[Any]]] = {
+    "allowed_token_ids": ("an array", ["5", 5, True, {}]),
+    "bad_words": ("an array", ["word", 5, True, {}]),
+    "dry_sequence_breakers": ("an array", ["\n", 5, {}]),
+    "grammar": ("a string or an object", [5, True, ["a"]]),
+    "json_schema": ("a JSON schema: an object or a boolean", ["{}", 5, []]),
+    "logit_bias": ("an object or an array of pairs", ["5", 5, True]),
+    "logprobs": ("an integer or a boolean", ["5", 1.5, [1], {}]),
+    "response_format": ("an object", ["json", 5, []]),
+    "stop": ("a string or an array of strings", [5, True, {}, ["a", 5]]),
+    "stop_token_ids": ("an array", ["5", 5, {}]),
+    "structured_outputs": ("an object", ["json", 5, []]),
+    "tools": ("an array", ["f", 5, {}]),
+}
 WRONG_TYPES: dict[str, tuple[str, list[Any]]] = {
-    **dict.fromkeys(INTEGERS, ("an integer", ["5", 1.5, True, [1], {}])),
+    **dict.fromkeys((*INTEGERS, "n_probs"), ("an integer", ["5", 1.5, True, [1], {}])),
     **dict.fromkeys(NUMBERS, ("a number", ["0.5", True, [0.5], {}])),
-    **dict.fromkeys(("stream", "echo", "ignore_eos"), ("a boolean", ["true", 1, 0.0, []])),
-    "user": ("a string", [1, ["u"]]),
+    **dict.fromkeys(BOOLEANS, ("a boolean", ["true", 1, 0.0, []])),
+    **dict.fromkeys(STRINGS, ("a string", [1, ["u"], True])),
     "model": ("a string", [1, ["m"], True]),
-    "logit_bias": ("an object", [[[1, 2]], "5", 5]),
     "stream_options": ("an object", [[], "x", True]),
+    "repetition_detection": ("an object", [[], "x", 5]),
+    **BY_HAND,
 }
 SHOWN = {True: "true", "5": '"5"', "0.5": '"0.5"', "true": '"true"', "x": '"x"'}
 
@@ -78,16 +122,28 @@ def test_wrong_type_is_refused_naming_parameter_type_and_value(
     assert error.param == name
     assert error.code == "invalid_value"
     assert error.message.startswith(f"'{name}' must be {expected}. Given: ")
-    if isinstance(value, str) or value is True:
+    if value is True or value in ("5", "0.5", "true", "x"):
         assert error.message.endswith(f"Given: {SHOWN[value]}.")
+
+
+def test_every_parameter_has_its_wrong_types_tried() -> None:
+    by_other_tests = {"prompt", "images", "samplers", "tool_choice", "grammar_syntax"}
+    by_other_tests.add("context_length_exceeded_behavior")
+    assert set(WRONG_TYPES) | by_other_tests == set(CompletionRequest.model_fields)
+
+
+def companions(name: str) -> dict[str, Any]:
+    """Return what else a request must have for the bounds of a parameter to be accepted."""
+    return {"echo": True, "max_tokens": -1} if name == "min_tokens" else {"echo": True}
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_values_on_the_bounds_are_accepted(name: str) -> None:
     lowest, highest = BOUNDS[name]
-    assert read(**{name: lowest})
-    if highest is not None:
-        assert read(**{name: highest})
+    if name == "mirostat_target":
+        lowest = 1.0
+    assert read(**companions(name) | {name: lowest})
+    assert read(**companions(name) | {name: highest})
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -99,10 +155,9 @@ def test_value_below_the_bound_is_refused_naming_parameter_bound_and_value(name:
     assert error.param == name
 
 
-@pytest.mark.parametrize("name", [name for name, (_, high) in BOUNDS.items() if high is not None])
+@pytest.mark.parametrize("name", BOUNDS)
 def test_value_above_the_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
     bound = BOUNDS[name][1]
-    assert bound is not None
     value = bound + 1
     error = refusal(**{name: value})
     assert error.message == f"'{name}' must be <= {bound}. Given: {value}."
@@ -111,9 +166,9 @@ def test_value_above_the_bound_is_refused_naming_parameter_bound_and_value(name:
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integral_number_counts_as_an_integer(name: str) -> None:
-    assert validate(CompletionRequest, {"model": "m", "prompt": "x", name: 5.0}).model_dump()[
-        name
-    ] == (5)
+    wire = validate(CompletionRequest, {"model": "m", "prompt": "x", name: 1.0})
+    value = wire.model_dump()[name]
+    assert (value, type(value)) == (1, int)
 
 
 @pytest.mark.parametrize("name", [*NUMBERS])
@@ -124,14 +179,16 @@ def test_integer_counts_as_a_number(name: str) -> None:
 @pytest.mark.parametrize(
     "name", sorted(set(CompletionRequest.model_fields) - {"model", "prompt", "seed"})
 )
-def test_null_is_the_same_as_absent(name: str) -> None:
-    assert read(**{name: None, "seed": 1}) == read(seed=1)
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_null_is_the_same_as_absent(profile: Profile, name: str) -> None:
+    assert read(profile, **{name: None, "seed": 1}) == read(profile, seed=1)
 
 
-@pytest.mark.parametrize("seed", [None, -1])
-def test_no_seed_gets_one_of_ours_each_time(seed: int | None) -> None:
-    specs = [read(seed=seed).sampling for _ in range(3)]
-    assert len({spec.seed for spec in specs}) == 3
+@pytest.mark.parametrize("seed", [None, -1], ids=["absent", "minus-one"])
+def test_conflict_22_seed_minus_one_is_random(seed: int | None) -> None:
+    specs = [read(seed=seed).sampling for _ in range(20)]
+    assert len({spec.seed for spec in specs}) == 20
+    assert all(0 <= spec.seed < 2**62 for spec in specs)
     assert not any(spec.is_seed_requested for spec in specs)
 
 
@@ -140,33 +197,52 @@ def test_seed_of_the_client_is_kept() -> None:
     assert (spec.seed, spec.is_seed_requested) == (7, True)
 
 
+@pytest.mark.parametrize("profile", [FIREWORKS, LLAMACPP, MISTRALRS, OMLX, VLLM])
 @pytest.mark.parametrize("body", [{"model": "m"}, {"model": "m", "prompt": None}])
-def test_missing_prompt_is_refused(body: dict[str, Any]) -> None:
+def test_missing_prompt_is_refused(profile: Profile, body: dict[str, Any]) -> None:
     with pytest.raises(MissingParameterError) as caught:
-        validate(CompletionRequest, body)
+        read_body(body, profile)
     assert caught.value.message == "Missing required parameter: 'prompt'."
     assert (caught.value.param, caught.value.code) == ("prompt", "missing_required_parameter")
 
 
+def test_missing_prompt_starts_from_nothing_in_openai() -> None:
+    assert read_body({"model": "m"}, OPENAI).prompts == [""]
+
+
 @pytest.mark.parametrize("body", [{}, {"model": None}])
-def test_missing_model_is_refused(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, OMLX])
+def test_conflict_24_missing_model_is_refused(profile: Profile, body: dict[str, Any]) -> None:
     with pytest.raises(MissingParameterError, match="'model'"):
-        require_model(body)
+        require_model(body, profile)
+    with pytest.raises(MissingParameterError, match="'model'"):
+        read_body({"prompt": "x", **body}, profile)
+
+
+@pytest.mark.parametrize("profile", [LLAMACPP, MISTRALRS, VLLM])
+def test_conflict_24_missing_model_stands_for_the_default_model(profile: Profile) -> None:
+    assert require_model({}, profile) is None
+    assert read_body({"prompt": "x"}, profile).model is None
+    assert require_model({"model": "m"}, profile) == "m"
 
 
 def test_model_that_is_no_string_is_refused() -> None:
-    with pytest.raises(InvalidParameterError, match=r"'model' must be a string\. Given: 5"):
-        require_model({"model": 5})
+    assert refusal(model=5).message == "'model' must be a string. Given: 5."
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
     request = read()
     assert request.max_tokens == 16
-    assert request.context_length_behavior is ContextLengthBehavior.TRUNCATE
     assert (request.n, request.best_of, request.stop) == (1, 1, [])
     assert (request.logprobs, request.echo, request.stream) == (None, False, False)
+    assert (request.suffix, request.images, request.structure) == ("", [[]], None)
+    assert (request.prompt_tokens_kept, request.max_predict_ms) == (None, 0)
+    assert (request.adds_special_tokens, request.reads_prefix_cache) == (True, True)
+    assert not request.shows_special_tokens
+    assert request.ignored_parameters == ()
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 0, 0)
+    assert (sampling.min_tokens, sampling.stop_token_ids, sampling.bad_words) == (0, [], [])
     assert not sampling.ignore_eos
 
 
@@ -178,9 +254,13 @@ def test_unknown_context_behavior_is_refused_naming_the_choices(value: Any) -> N
     )
 
 
-def test_context_behavior_error_is_read() -> None:
-    request = read(context_length_exceeded_behavior="error")
-    assert request.context_length_behavior is ContextLengthBehavior.ERROR
+@pytest.mark.parametrize("behavior", list(ContextLengthBehavior))
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_context_behavior_of_the_request_wins(
+    profile: Profile, behavior: ContextLengthBehavior
+) -> None:
+    request = read(profile, context_length_exceeded_behavior=behavior.value)
+    assert request.context_length_behavior is behavior
 
 
 def test_long_value_is_shortened_in_the_message() -> None:
@@ -192,17 +272,7 @@ def test_long_value_is_shortened_in_the_message() -> None:
 def test_long_key_is_shortened_in_the_message() -> None:
     error = refusal(logit_bias={"k" * 10_000: "x"})
     assert len(error.message) < 400
-
-
-@pytest.mark.parametrize("given", [None, -1], ids=["absent", "minus-one"])
-def test_seed_is_drawn_for_a_request_without_one(given: int | None) -> None:
-    seeds = {read(seed=given).sampling.seed for _ in range(20)}
-    assert len(seeds) == 20
-    assert all(0 <= seed < 2**62 for seed in seeds)
-
-
-def test_given_seed_is_kept() -> None:
-    assert read(seed=7).sampling.seed == 7
+    assert error.param == "logit_bias"
 
 
 def test_top_p_zero_keeps_only_the_likeliest_token() -> None:
@@ -211,63 +281,116 @@ def test_top_p_zero_keeps_only_the_likeliest_token() -> None:
 
 @pytest.mark.parametrize("value", [-1, 0])
 def test_top_k_without_effect_is_zero(value: int) -> None:
-    assert read(top_k=value).sampling.top_k == 0
+    assert read(LLAMACPP, top_k=value).sampling.top_k == 0
 
 
-def test_logit_bias_is_read_by_token_id() -> None:
-    bias = read(logit_bias={"5": 1, "007": -100, "2047": 0.5}).sampling.logit_bias
-    assert bias == {5: 1.0, 7: -100.0, 2047: 0.5}
-
-
-@pytest.mark.parametrize("token", ["", "x", "-1", "1.0", " 7", "1_0", "٣", "1" * 5000])
-def test_logit_bias_key_that_is_no_token_id_is_refused(token: str) -> None:
-    error = refusal(logit_bias={token: 1})
-    assert error.param == "logit_bias"
-    assert error.message.startswith("'logit_bias' must have token ids as keys. Given: ")
-    assert len(error.message) < 200
-
-
-@pytest.mark.parametrize("value", [-100.5, 100.5])
-def test_logit_bias_beyond_its_range_is_refused(value: float) -> None:
-    error = refusal(logit_bias={"5": value})
-    assert error.message == (
-        f"'logit_bias' must have values from -100 to 100. Given: {value} for token 5."
+def test_parameters_of_length_and_text_reach_the_request() -> None:
+    request = read(
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[5, 6.0],
+        bad_words=["no", " never"],
+        allowed_token_ids=[1, 2],
+        t_max_predict_ms=500,
+        add_special_tokens=False,
+        skip_special_tokens=False,
     )
+    assert request.sampling.min_tokens == 2
+    assert request.sampling.ignore_eos
+    assert request.sampling.stop_token_ids == [5, 6]
+    assert request.sampling.bad_words == ["no", " never"]
+    assert request.sampling.allowed_token_ids == [1, 2]
+    assert request.max_predict_ms == 500
+    assert not request.adds_special_tokens
+    assert request.shows_special_tokens
 
 
-@pytest.mark.parametrize("value", [True, "1", None])
-def test_logit_bias_of_a_wrong_type_is_refused(value: Any) -> None:
-    assert refusal(logit_bias={"5": value}).message.startswith("'logit_bias.5' must be a number.")
+def test_time_limit_of_minus_one_is_none() -> None:
+    assert read(t_max_predict_ms=-1).max_predict_ms == 0
 
 
-def test_too_many_logit_biases_are_refused_with_the_limit() -> None:
-    assert read(logit_bias={str(token): 1 for token in range(1024)})
-    error = refusal(logit_bias={str(token): 1 for token in range(1025)})
-    assert error.message == "'logit_bias' must have at most 1024 entries. Given: 1025."
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    assert read(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
+    assert read(min_tokens=5, max_tokens=-1).sampling.min_tokens == 5
+    error = refusal(min_tokens=6, max_tokens=5)
+    assert error.message == "'min_tokens' must be <= max_tokens (5). Given: 6."
+    assert error.param == "min_tokens"
 
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**400), 10**400),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=8),
+LISTS: list[tuple[str, Any, str]] = [
+    ("stop_token_ids", [1] * 129, "'stop_token_ids' must have at most 128 entries. Given: 129."),
+    ("allowed_token_ids", [1] * 1025, "'allowed_token_ids' must have at most 1024 entries."),
+    ("bad_words", ["a"] * 129, "'bad_words' must have at most 128 entries. Given: 129."),
+    ("dry_sequence_breakers", ["a"] * 17, "'dry_sequence_breakers' must have at most 16 entries."),
+    ("stop_token_ids", [-1], "'stop_token_ids' must have token ids, which are integers >= 0."),
+    ("stop_token_ids", [2**31], "'stop_token_ids' must have token ids, which are integers >= 0."),
+    ("stop_token_ids", [True], "'stop_token_ids' must have token ids, which are integers >= 0."),
+    ("allowed_token_ids", ["5"], "'allowed_token_ids' must have token ids"),
+    ("allowed_token_ids", [], "'allowed_token_ids' must have at least one token id. Given: []."),
+    ("bad_words", [5], "'bad_words' must be an array of strings. Given: 5 in it."),
+    ("bad_words", [""], "'bad_words' must have strings of 1 to 128 characters. Given: 0"),
+    ("bad_words", ["x" * 129], "'bad_words' must have strings of 1 to 128 characters. Given: 129"),
+    ("bad_words", [" \n"], "'bad_words' must have words that are not only white space. Given: "),
+    ("dry_sequence_breakers", ["x" * 41], "'dry_sequence_breakers' must have strings of 1 to 40"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), LISTS)
+def test_list_beyond_its_rules_is_refused(name: str, value: Any, message: str) -> None:
+    error = refusal(**{name: value})
+    assert error.message.startswith(message)
+    assert error.param == name
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"max_pattern_size": 0, "min_count": 5}, None),
+        ({"max_pattern_size": None}, None),
+        ({"max_pattern_size": 8, "min_count": 3}, (8, 1, 3)),
+        ({"max_pattern_size": 8, "min_pattern_size": 2, "min_count": 2}, (8, 2, 2)),
+    ],
 )
-VALUES = st.one_of(
-    SCALARS,
-    st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=3)), max_size=4),
-    st.dictionaries(st.text(max_size=5), SCALARS, max_size=3),
+def test_repetition_detection_is_read(
+    given: dict[str, Any], expected: tuple[int, int, int] | None
+) -> None:
+    found = read(repetition_detection=given).sampling.repetition_detection
+    sizes = found and (found.max_pattern_size, found.min_pattern_size, found.min_count)
+    assert sizes == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ({"max_pattern_size": 129}, "max_pattern_size", "must be <= 128. Given: 129."),
+        ({"max_pattern_size": "8"}, "max_pattern_size", 'must be an integer. Given: "8".'),
+        ({"max_pattern_size": 8}, "min_count", "must be >= 2. Given: 0."),
+        ({"max_pattern_size": 8, "min_count": 1025}, "min_count", "must be <= 1024. Given: 1025."),
+        (
+            {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2},
+            "min_pattern_size",
+            "must be <= max_pattern_size (2). Given: 3.",
+        ),
+    ],
 )
+def test_repetition_detection_beyond_its_rules_is_refused(
+    given: dict[str, Any], param: str, message: str
+) -> None:
+    error = refusal(repetition_detection=given)
+    assert error.message == f"'repetition_detection.{param}' {message}"
+    assert error.param == f"repetition_detection.{param}"
 
 
-@given(st.dictionaries(st.sampled_from(sorted(CompletionRequest.model_fields)), VALUES))
-def test_any_body_is_read_or_refused_with_400(body: dict[str, Any]) -> None:
-    refused = None
-    try:
-        require_model(body)
-        assert to_generation_request(validate(CompletionRequest, body), max_prompts=1024)
-    except BadRequestError as error:
-        refused = error
-    if refused is not None:
-        assert str(refused.param).partition(".")[0] in CompletionRequest.model_fields
-        assert refused.content()
+def test_every_parameter_is_described_with_its_type() -> None:
+    schema = CompletionRequest.model_json_schema()
+    for name, described in schema["properties"].items():
+        assert described.get("description"), name
+        kinds = described.get("anyOf", [described])
+        assert all({"type", "enum", "$ref"} & kind.keys() for kind in kinds), name
+
+
+@pytest.mark.parametrize("name", [*BOUNDS])
+def test_ranges_of_the_documentation_are_those_enforced(name: str) -> None:
+    number = CompletionRequest.model_json_schema()["properties"][name]["anyOf"][0]
+    assert (number["minimum"], number["maximum"]) == BOUNDS[name]

@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
 
-from gateway.dialects.wire import MAX_DEPTH, parse_object
-from gateway.errors import InvalidJsonError
+from gateway.dialects.wire import MAX_DEPTH, parse_object, validate
+from gateway.errors import InvalidJsonError, InvalidParameterError
+
+
+class Anything(BaseModel):
+    """A body without parameters of its own."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def nested(levels: int) -> bytes:
@@ -109,3 +116,13 @@ def test_any_object_is_read_as_the_standard_library_reads_it(value: dict[str, An
 def test_any_bytes_give_an_object_or_an_api_error(body: bytes) -> None:
     with contextlib.suppress(InvalidJsonError):
         assert parse_object(body) == json.loads(body)
+
+
+def test_body_of_too_many_parameters_is_refused() -> None:
+    def body(count: int) -> dict[str, Any]:
+        return {f"p{number}": 1 for number in range(count)}
+
+    assert validate(Anything, body(256)).model_extra == body(256)
+    with pytest.raises(InvalidParameterError) as caught:
+        validate(Anything, body(257))
+    assert caught.value.message == "The body must have at most 256 parameters. Given: 257."

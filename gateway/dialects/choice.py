@@ -1,0 +1,82 @@
+"""Which profile a request is read and answered in, and which model it means."""
+
+import logging
+from collections.abc import Iterable
+from functools import lru_cache
+
+from contract.dialect import Dialect
+from gateway.auth.principal import Principal
+from gateway.dialects.profile import PROFILES, Profile
+from gateway.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.settings import Settings
+
+DIALECT_HEADER = "X-Api-Dialect"
+DEFAULT_MODEL = "default"
+"""The name by which mistral.rs's clients ask for the only model."""
+
+_DIALECTS = {str(dialect): dialect for dialect in Dialect}
+
+logger = logging.getLogger(__name__)
+
+
+def choose_profile(
+    header: str | None, principal: Principal, *, model_dialect: str, settings: Settings
+) -> Profile:
+    """Return the profile that the first of these names: header, key or token, tenant, model, settings.
+
+    Args:
+        header: value of X-Api-Dialect, None without one.
+        principal: who asks.
+        model_dialect: the dialect that the model's worker announces; empty for none.
+        settings: the gateway's.
+
+    Raises InvalidParameterError if the header names no dialect.
+    """
+    if header is not None:
+        return PROFILES[_named(header)]
+    return PROFILES[principal.dialect or _announced(model_dialect) or settings.default_dialect]
+
+
+def choose_model(name: str | None, principal: Principal, served: Iterable[str]) -> str:
+    """Return the model that a request asks for: `name`, or the principal's own where that is None.
+
+    That is the tenant's default model, else the only one that the principal may use. `served` are the names
+    of all models there are. Whether the principal may use the model is not checked. Raises
+    MissingParameterError if the request names none and nothing tells which one it means.
+    """
+    models = set(served)
+    if name is not None and (name != DEFAULT_MODEL or name in models):
+        return name
+    own = _own_model(principal, models)
+    if own is not None:
+        return own
+    if name is not None:
+        return name
+    raise MissingParameterError("model")
+
+
+def _named(header: str) -> Dialect:
+    dialect = _DIALECTS.get(header.strip().lower())
+    if dialect is None:
+        raise InvalidParameterError(
+            f"The header '{DIALECT_HEADER}' must be one of {', '.join(_DIALECTS)}. "
+            f"Given: {shown(header)}.",
+            param=DIALECT_HEADER,
+        )
+    return dialect
+
+
+@lru_cache(maxsize=256)
+def _announced(name: str) -> Dialect | None:
+    # Cached, so that it is told once and not for every request of the model.
+    if name and name not in _DIALECTS:
+        logger.warning("a worker announces the dialect %s, which is unknown here", shown(name))
+    return _DIALECTS.get(name)
+
+
+def _own_model(principal: Principal, served: set[str]) -> str | None:
+    default, allowed = principal.default_model, principal.allowed_models
+    if default is not None and principal.allows_model(default):
+        return default
+    usable = served if allowed is None else (allowed & served) or allowed
+    return next(iter(usable)) if len(usable) == 1 else None

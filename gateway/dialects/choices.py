@@ -1,0 +1,119 @@
+"""How many choices a request asks for, and how they are told."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from contract.messages import Ranking
+from contract.sampling import LOGPROBS, N
+from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer
+from gateway.dialects.profile import Profile
+from gateway.dialects.wire import INTEGRAL
+from gateway.errors import InvalidParameterError, shown
+
+_LOGPROBS_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "integer", "minimum": LOGPROBS.minimum, "maximum": LOGPROBS.maximum},
+        {"type": "boolean"},
+        {"type": "null"},
+    ]
+}
+
+
+class ChoiceParameters(Parameters):
+    """How many choices, and what is told about their tokens."""
+
+    n: Annotated[int, bounded(N), INTEGRAL] | None = Field(
+        default=None, description="Choices for each prompt. Default: 1."
+    )
+    n_cmpl: Annotated[int, bounded(N), INTEGRAL] | None = Field(
+        default=None, description="Another name of `n`."
+    )
+    best_of: Annotated[int, bounded(N), INTEGRAL] | None = Field(
+        default=None,
+        description="Sample this many (at least `n`) and return the `n` with the highest mean "
+        "log-probability; all are billed. Cannot be streamed when larger than `n`. In dialect mistralrs: "
+        "sample `n` and return this many of them (at most `n`), the likeliest first. Default: n.",
+    )
+    logprobs: Any = Field(
+        default=None,
+        description="Report log-probabilities of the chosen and this many of the likeliest tokens; true "
+        "stands for 1. At most 5 in dialects openai and fireworks, 20 in others.",
+        json_schema_extra=_LOGPROBS_SCHEMA,
+    )
+    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
+        default=None, description="Another name of `logprobs`; 0 reports nothing."
+    )
+    return_token_ids: bool | None = Field(
+        default=None, description="Report the ids of prompt and completion tokens. Default: false."
+    )
+    return_tokens: bool | None = Field(
+        default=None, description="Another name of `return_token_ids`."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None,
+        description="Whether special tokens are left out of the text; end-of-text and stop tokens "
+        "always are. Default: true.",
+    )
+
+
+def read_fan_out(
+    body: ChoiceParameters, profile: Profile, *, is_streamed: bool
+) -> tuple[int, int, Ranking]:
+    """Return how many choices are returned, how many sequences are sampled, and how they are ranked.
+
+    Raises InvalidParameterError.
+    """
+    n = agreed(n=body.n, n_cmpl=body.n_cmpl) or 1
+    kept, sampled, ranking = n, n, Ranking.MEAN
+    if body.best_of is not None and profile.best_of_keeps:
+        kept = _best_of_kept(body.best_of, n)
+        ranking = Ranking.MEAN if is_streamed else Ranking.SUM
+    elif body.best_of is not None:
+        sampled = _best_of_sampled(body.best_of, n)
+    if is_streamed and sampled > kept:
+        raise InvalidParameterError(
+            f"'best_of' other than n ({n}) cannot be streamed. Given: {body.best_of}.",
+            param="best_of",
+        )
+    return kept, sampled, ranking
+
+
+def _best_of_sampled(best_of: int, n: int) -> int:
+    if best_of < n:
+        raise InvalidParameterError(
+            f"'best_of' must be >= n ({n}). Given: {best_of}.", param="best_of"
+        )
+    return best_of
+
+
+def _best_of_kept(best_of: int, n: int) -> int:
+    if best_of > n:
+        raise InvalidParameterError(
+            f"'best_of' must be <= n ({n}) in this dialect. Given: {best_of}.", param="best_of"
+        )
+    return best_of
+
+
+def read_logprobs(body: ChoiceParameters, profile: Profile) -> int | None:
+    """Return how many alternatives are reported for each token, None for no log-probabilities."""
+    most = profile.most_logprobs
+    count = agreed(logprobs=_logprobs(body.logprobs, profile), n_probs=body.n_probs or None)
+    if count is not None and not 0 <= count <= most:
+        name = "logprobs" if body.logprobs is not None else "n_probs"
+        sign, bound = (">=", 0) if count < 0 else ("<=", most)
+        raise InvalidParameterError(f"'{name}' must be {sign} {bound}. Given: {count}.", param=name)
+    return count
+
+
+def _logprobs(value: object, profile: Profile) -> int | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return profile.logprobs_true
+    count = integer(value)
+    if count is None:
+        raise InvalidParameterError(
+            f"'logprobs' must be an integer or a boolean. Given: {shown(value)}.", param="logprobs"
+        )
+    return count

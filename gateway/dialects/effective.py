@@ -1,0 +1,85 @@
+"""The parameters with which a request runs, by the names under which clients give them."""
+
+import math
+from typing import Any
+
+from contract.sampling import SamplerChain, SamplingSpec
+from gateway.dialects.request import GenerationRequest
+
+
+def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> dict[str, Any]:
+    """Return every parameter that has an effect, aliases resolved and defaults filled in."""
+    parameters: dict[str, Any] = {
+        "n": request.n,
+        "best_of": request.best_of,
+        "context_length_exceeded_behavior": str(request.context_length_behavior),
+        "stop": request.stop,
+        "include_stop_str_in_output": request.includes_stop,
+        "logprobs": request.logprobs,
+        "echo": request.echo,
+        "stream": request.stream,
+        "cache_prompt": request.reads_prefix_cache,
+        **_sampling(sampling),
+    }
+    if request.suffix:
+        parameters["suffix"] = request.suffix
+    if request.structure is not None:
+        parameters["structure"] = str(request.structure.kind)
+    if request.tool_use is not None:
+        parameters["tools"] = [tool.name for tool in request.tool_use.tools]
+    if sampling.chain is not None:
+        parameters |= _chain(sampling.chain)
+    return parameters
+
+
+def _sampling(sampling: SamplingSpec) -> dict[str, Any]:
+    bias = {str(token): value for token, value in sampling.logit_bias.items()}
+    return {
+        "seed": sampling.seed if sampling.is_seed_requested else None,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        # JSON has no minus infinity; `false` is how a client forbids a token.
+        "logit_bias": {
+            token: False if math.isinf(value) else value for token, value in bias.items()
+        },
+        "ignore_eos": sampling.ignore_eos,
+        "min_tokens": sampling.min_tokens,
+        "stop_token_ids": sampling.stop_token_ids,
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "bad_words": sampling.bad_words,
+    }
+
+
+def _chain(chain: SamplerChain) -> dict[str, Any]:
+    if chain.mirostat is not None:
+        return {
+            "mirostat": chain.mirostat.version,
+            "mirostat_tau": chain.mirostat.tau,
+            "mirostat_eta": chain.mirostat.eta,
+        }
+    parameters: dict[str, Any] = {
+        "samplers": [str(sampler) for sampler in chain.order],
+        "repeat_last_n": chain.penalty_last_n,
+        "typical_p": chain.typical_p,
+        "top_n_sigma": chain.top_n_sigma,
+        "min_keep": chain.min_keep,
+        "dynatemp_range": chain.dynatemp_range,
+        "dynatemp_exponent": chain.dynatemp_exponent,
+    }
+    if chain.xtc is not None:
+        parameters["xtc_probability"] = chain.xtc.probability
+        parameters["xtc_threshold"] = chain.xtc.threshold
+    if chain.dry is not None:
+        parameters |= {
+            "dry_multiplier": chain.dry.multiplier,
+            "dry_base": chain.dry.base,
+            "dry_allowed_length": chain.dry.allowed_length,
+            "dry_penalty_last_n": chain.dry.last_n,
+            "dry_sequence_breakers": chain.dry.breakers,
+        }
+    return parameters

@@ -1,0 +1,124 @@
+"""What the parameters of every topic are made of: bounds, aliases, and lists that are read by hand.
+
+A parameter that may have several shapes is declared as `Any` and read by hand, so that a wrong value gets
+one sentence that names it; and a list stops at its first wrong entry, however long it is.
+"""
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from contract.sampling import Range
+from gateway.errors import InvalidParameterError, shown
+
+TOKEN_ID = Range(0, 2**31 - 1)
+COUNT = Range(0, 2**31 - 1)
+
+T = TypeVar("T")
+
+
+class Parameters(BaseModel):
+    """Base of the parameters of one topic."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+def bounded(bounds: Range) -> Any:
+    """Return the pydantic constraint for a number within `bounds`."""
+    return Field(ge=bounds.minimum, le=bounds.maximum)
+
+
+def array_schema(items: dict[str, Any], *, most: int) -> dict[str, Any]:
+    """Return the JSON schema of a list that is read by hand, or null."""
+    return {"anyOf": [{"type": "array", "items": items, "maxItems": most}, {"type": "null"}]}
+
+
+def agreed(**given: T | None) -> T | None:
+    """Return the value that was given under one or several names; None if under none.
+
+    Raises InvalidParameterError if two names were given different values.
+    """
+    present = [(name, value) for name, value in given.items() if value is not None]
+    if not present:
+        return None
+    first, value = present[0]
+    for name, other in present[1:]:
+        if other != value:
+            raise InvalidParameterError(
+                f"'{first}' and '{name}' are the same parameter and must be equal. "
+                f"Given: {shown(value)} and {shown(other)}.",
+                param=name,
+            )
+    return value
+
+
+def integer(value: object) -> int | None:
+    """Return the integer that a JSON number stands for, or None; true and false are no numbers."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) else None
+
+
+def number(value: object) -> float | None:
+    """Return a JSON number, or None if it is something else or too large to compute with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def read_list(value: object, name: str, *, most: int) -> list[Any]:
+    """Return a list of at most `most` entries; None is the empty list. Raise InvalidParameterError."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidParameterError(
+            f"'{name}' must be an array. Given: {shown(value)}.", param=name
+        )
+    if len(value) > most:
+        raise InvalidParameterError(
+            f"'{name}' must have at most {most} entries. Given: {len(value)}.", param=name
+        )
+    return value
+
+
+def read_strings(value: object, name: str, *, most: int, longest: int) -> list[str]:
+    """Return a list of strings of 1 to `longest` characters. Raise InvalidParameterError."""
+    strings = read_list(value, name, most=most)
+    for item in strings:
+        if not isinstance(item, str):
+            raise InvalidParameterError(
+                f"'{name}' must be an array of strings. Given: {shown(item)} in it.", param=name
+            )
+        check_length(item, name, longest=longest)
+    return strings
+
+
+def check_length(text: str, name: str, *, longest: int) -> None:
+    """Raise InvalidParameterError if a string of a list is empty or too long."""
+    if not 0 < len(text) <= longest:
+        raise InvalidParameterError(
+            f"'{name}' must have strings of 1 to {longest} characters. "
+            f"Given: {len(text)} characters.",
+            param=name,
+        )
+
+
+def read_token_ids(value: object, name: str, *, most: int) -> list[int]:
+    """Return a list of token ids. Raise InvalidParameterError."""
+    return [read_token_id(item, name) for item in read_list(value, name, most=most)]
+
+
+def read_token_id(value: object, name: str) -> int:
+    """Return a token id. Raise InvalidParameterError; whether the model has it is checked later."""
+    token = integer(value)
+    if token is None or not TOKEN_ID.minimum <= token <= TOKEN_ID.maximum:
+        raise InvalidParameterError(
+            f"'{name}' must have token ids, which are integers >= 0. Given: {shown(value)}.",
+            param=name,
+        )
+    return token

@@ -1,0 +1,129 @@
+"""Images of a request: base64 in data URIs, as many as a prompt has marks for them."""
+
+import binascii
+from typing import Any
+
+from pydantic import Field
+
+from gateway.dialects.fields import Parameters, read_list
+from gateway.dialects.request import Prompt
+from gateway.errors import InvalidParameterError, shown
+
+IMAGE_MARK = "<image>"
+"""What stands in a prompt's text where an image belongs."""
+
+MAX_IMAGES = 16
+"""Images of one request, all prompts together."""
+MAX_IMAGE_BYTES = 4 * 2**20
+"""Size of one decoded image file."""
+
+_SIGNATURES = {
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/webp": (b"RIFF",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+}
+"""How the files of each served type begin."""
+
+_URI_SCHEMA = {"type": "string", "pattern": "^data:image/(jpeg|png|webp|gif);base64,"}
+
+IMAGES_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "array", "items": _URI_SCHEMA, "maxItems": MAX_IMAGES},
+        {
+            "type": "array",
+            "items": {"type": "array", "items": _URI_SCHEMA, "maxItems": MAX_IMAGES},
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class ImageParameters(Parameters):
+    """What the model is shown."""
+
+    images: Any = Field(
+        default=None,
+        description="Images as data URIs (`data:image/png;base64,...`; JPEG, PNG, WebP or GIF), one for "
+        f"each `{IMAGE_MARK}` in the prompt's text, in their order; for several prompts a list of such "
+        f"lists. At most {MAX_IMAGES} images of at most {MAX_IMAGE_BYTES // 2**20} MiB. The model must "
+        "see images.",
+        json_schema_extra=IMAGES_SCHEMA,
+    )
+
+
+def read_images(body: ImageParameters, prompts: list[Prompt]) -> list[list[bytes]]:
+    """Return the image files of each prompt. Raises InvalidParameterError."""
+    if body.images is None or body.images == []:
+        return [[] for _ in prompts]
+    per_prompt = _per_prompt(body.images, prompts)
+    total = sum(len(uris) for uris in per_prompt)
+    if total > MAX_IMAGES:
+        raise InvalidParameterError(
+            f"'images' must have at most {MAX_IMAGES} images. Given: {total}.", param="images"
+        )
+    for index, (uris, prompt) in enumerate(zip(per_prompt, prompts, strict=True)):
+        _check_marks(len(uris), prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]")
+    return [[_decoded(uri) for uri in uris] for uris in per_prompt]
+
+
+def _per_prompt(value: object, prompts: list[Prompt]) -> list[list[Any]]:
+    # One prompt may hold no more marks than images are allowed, so the outer list has the same bound
+    # unless it has an entry for each prompt.
+    entries = read_list(value, "images", most=max(MAX_IMAGES, len(prompts)))
+    is_nested = any(isinstance(entry, list) for entry in entries)
+    if not is_nested and len(prompts) == 1:
+        return [entries]
+    if not is_nested or len(entries) != len(prompts):
+        raise InvalidParameterError(
+            f"'images' must have one array for each of the {len(prompts)} prompts. "
+            f"Given: {len(entries)} {'arrays' if is_nested else 'images'}.",
+            param="images",
+        )
+    return [read_list(entry, "images", most=MAX_IMAGES) for entry in entries]
+
+
+def _check_marks(images: int, prompt: Prompt, path: str) -> None:
+    pieces = [prompt] if isinstance(prompt, str) else prompt
+    marks = sum(piece.count(IMAGE_MARK) for piece in pieces if isinstance(piece, str))
+    if marks != images:
+        raise InvalidParameterError(
+            f"'images' must have as many images as '{path}' has {IMAGE_MARK} marks. "
+            f"Given: {images} images, {marks} marks.",
+            param="images",
+        )
+
+
+def _decoded(uri: object) -> bytes:
+    if not isinstance(uri, str):
+        raise InvalidParameterError(
+            f"'images' must be an array of data URIs. Given: {shown(uri)} in it.", param="images"
+        )
+    head, comma, data = uri.partition(";base64,")
+    media_type = head.removeprefix("data:")
+    if not comma or media_type == head or media_type not in _SIGNATURES:
+        types = ", ".join(_SIGNATURES)
+        raise InvalidParameterError(
+            f"'images' must have data URIs 'data:TYPE;base64,DATA' of a type of {types}. "
+            f"Given: {shown(uri[:80])}.",
+            param="images",
+        )
+    if len(data) > MAX_IMAGE_BYTES // 3 * 4 + 4:
+        raise InvalidParameterError(
+            f"'images' must have images of at most {MAX_IMAGE_BYTES} bytes. "
+            f"Given: {len(data) // 4 * 3} bytes.",
+            param="images",
+        )
+    try:
+        content = binascii.a2b_base64(data, strict_mode=True)
+    except ValueError:
+        raise InvalidParameterError(
+            f"'images' must be encoded in base64. Given: {shown(data[:80])}.", param="images"
+        ) from None
+    if not content.startswith(_SIGNATURES[media_type]):
+        raise InvalidParameterError(
+            f"'images' must have files of the type that they declare. Given: {media_type} that begins "
+            f"with {shown(content[:8].hex())} in hexadecimal.",
+            param="images",
+        )
+    return content

@@ -1,0 +1,204 @@
+"""Where a completion ends."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from contract.sampling import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MIN_TOKENS,
+    Range,
+    RepetitionDetection,
+)
+from gateway.dialects.fields import (
+    COUNT,
+    Parameters,
+    agreed,
+    array_schema,
+    bounded,
+    check_length,
+    read_token_ids,
+)
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import ContextLengthBehavior
+from gateway.dialects.wire import INTEGRAL
+from gateway.errors import InvalidParameterError, shown
+
+MAX_TOKENS = Range(-1, 2**31 - 1)
+PATTERN_SIZE = Range(0, 128)
+PATTERN_COUNT = Range(0, 1024)
+
+STOP_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+            "maxItems": MAX_STOP_STRINGS,
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class RepetitionDetectionParameters(Parameters):
+    """When a choice counts as repeating itself."""
+
+    max_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
+        default=None,
+        description="Longest repeated pattern that is looked for, in tokens; 0: none is.",
+    )
+    min_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
+        default=None, description="Shortest repeated pattern; 0 is the same as 1."
+    )
+    min_count: Annotated[int, bounded(PATTERN_COUNT), INTEGRAL] | None = Field(
+        default=None,
+        description="How often, one after the other, the pattern must come; at least 2.",
+    )
+
+
+class LengthParameters(Parameters):
+    """How long a completion may get, and what ends it."""
+
+    max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
+        default=None,
+        description="Tokens to generate for each choice, at most. -1: all that fit into the context "
+        "window. 0: none, with `echo` only (dialect llamacpp: always allowed). Default: 16; dialects "
+        "llamacpp and mistralrs: -1; omlx: 32768.",
+    )
+    max_completion_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
+        default=None, description="Another name of `max_tokens`."
+    )
+    n_predict: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
+        default=None,
+        description="Another name of `max_tokens`; in dialect llamacpp it wins if both are given.",
+    )
+    min_tokens: Annotated[int, bounded(MIN_TOKENS), INTEGRAL] | None = Field(
+        default=None,
+        description="Tokens before the end-of-text token or a stop token may come. Default: 0.",
+    )
+    context_length_exceeded_behavior: (
+        Annotated[ContextLengthBehavior, Field(strict=False)] | None
+    ) = Field(
+        default=None,
+        description="When prompt and max_tokens exceed the context window: `truncate` lowers max_tokens, "
+        "`error` refuses the request. Default: error; dialects fireworks, llamacpp, omlx and vllm: "
+        "truncate.",
+    )
+    stop: Any = Field(
+        default=None,
+        description="Strings at which generation ends; the text returned ends before them. At most 4 in "
+        f"dialects openai and fireworks, {MAX_STOP_STRINGS} in others.",
+        json_schema_extra=STOP_SCHEMA,
+    )
+    include_stop_str_in_output: bool | None = Field(
+        default=None,
+        description="Whether the text ends with the stop string that ended it. Default: false; dialect "
+        "fireworks: true.",
+    )
+    stop_token_ids: Any = Field(
+        default=None,
+        description="Token ids at which generation ends.",
+        json_schema_extra=array_schema({"type": "integer", "minimum": 0}, most=MAX_STOP_TOKEN_IDS),
+    )
+    ignore_eos: bool | None = Field(
+        default=None, description="Go on after the model's end-of-text token. Default: false."
+    )
+    t_max_predict_ms: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
+        default=None,
+        description="Milliseconds after which generation ends, once a line has ended; 0 and -1: never. "
+        "Default: 0.",
+    )
+    repetition_detection: RepetitionDetectionParameters | None = Field(
+        default=None, description="End a choice that repeats itself. Default: none."
+    )
+
+
+def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool) -> int:
+    """Return the completion tokens asked for; -1 stands for all that fit."""
+    if profile.prefers_n_predict and body.n_predict is not None:
+        given: int | None = body.n_predict
+    else:
+        given = agreed(
+            max_tokens=body.max_tokens,
+            max_completion_tokens=body.max_completion_tokens,
+            n_predict=body.n_predict,
+        )
+    max_tokens = profile.max_tokens if given is None else given
+    if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
+        raise InvalidParameterError(
+            "'max_tokens' must be >= 1, unless 'echo' is true. Given: 0.", param="max_tokens"
+        )
+    return max_tokens
+
+
+def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
+    """Return the least number of completion tokens. Raise InvalidParameterError above `max_tokens`."""
+    min_tokens = body.min_tokens or 0
+    if 0 <= max_tokens < min_tokens:
+        raise InvalidParameterError(
+            f"'min_tokens' must be <= max_tokens ({max_tokens}). Given: {min_tokens}.",
+            param="min_tokens",
+        )
+    return min_tokens
+
+
+def read_context_length_behavior(body: LengthParameters, profile: Profile) -> ContextLengthBehavior:
+    """Return what is done where prompt and completion do not fit."""
+    return body.context_length_exceeded_behavior or profile.context_length_behavior
+
+
+def read_stop(body: LengthParameters, profile: Profile) -> list[str]:
+    """Return the stop strings. Raises InvalidParameterError."""
+    value = body.stop
+    if value is None:
+        return []
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+        raise InvalidParameterError(
+            f"'stop' must be a string or an array of strings. Given: {shown(value)}.", param="stop"
+        )
+    most = profile.most_stop_strings
+    if len(strings) > most:
+        raise InvalidParameterError(
+            f"'stop' must have at most {most} strings. Given: {len(strings)}.", param="stop"
+        )
+    for item in strings:
+        check_length(item, "stop", longest=MAX_STOP_CHARACTERS)
+    return strings
+
+
+def read_includes_stop(body: LengthParameters, profile: Profile) -> bool:
+    """Return whether the text ends with the stop string that ended it."""
+    if body.include_stop_str_in_output is None:
+        return profile.includes_stop
+    return body.include_stop_str_in_output
+
+
+def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | None:
+    """Return when a choice counts as repeating itself, None if never. Raises InvalidParameterError."""
+    given = body.repetition_detection
+    if given is None or not given.max_pattern_size:
+        return None
+    least, count = given.min_pattern_size or 1, given.min_count or 0
+    if least > given.max_pattern_size:
+        raise InvalidParameterError(
+            "'repetition_detection.min_pattern_size' must be <= max_pattern_size "
+            f"({given.max_pattern_size}). Given: {least}.",
+            param="repetition_detection.min_pattern_size",
+        )
+    if count < 2:
+        raise InvalidParameterError(
+            f"'repetition_detection.min_count' must be >= 2. Given: {count}.",
+            param="repetition_detection.min_count",
+        )
+    return RepetitionDetection(
+        max_pattern_size=given.max_pattern_size, min_pattern_size=least, min_count=count
+    )
+
+
+def read_stop_token_ids(body: LengthParameters) -> list[int]:
+    """Return the token ids at which generation ends. Raises InvalidParameterError."""
+    return read_token_ids(body.stop_token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS)

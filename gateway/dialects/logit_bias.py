@@ -1,0 +1,181 @@
+"""`logit_bias` in all its forms, and the lists of tokens and words that are allowed or forbidden."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from contract.sampling import (
+    LOGIT_BIAS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS_ENTRIES,
+)
+from gateway.dialects.fields import (
+    Parameters,
+    array_schema,
+    check_length,
+    number,
+    read_strings,
+    read_token_id,
+    read_token_ids,
+)
+from gateway.errors import InvalidParameterError, shown
+
+MAX_BIAS_TEXT_CHARACTERS = 128
+FORBIDDEN = -math.inf
+
+_MAX_TOKEN_ID_DIGITS = 10
+_BIAS = {"anyOf": [{"type": "number"}, {"const": False}]}
+_TOKEN = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}]}
+
+LOGIT_BIAS_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "additionalProperties": _BIAS,
+            "maxProperties": MAX_LOGIT_BIAS_ENTRIES,
+        },
+        {
+            "type": "array",
+            "items": {
+                "type": "array",
+                "prefixItems": [_TOKEN, _BIAS],
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "maxItems": MAX_LOGIT_BIAS_ENTRIES,
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class TokenChoiceParameters(Parameters):
+    """Which tokens may come, and which are to be preferred."""
+
+    logit_bias: Any = Field(
+        default=None,
+        description="Token id -> bias, added to its logit; false forbids the token. Biases beyond "
+        f"{LOGIT_BIAS.minimum:g} and {LOGIT_BIAS.maximum:g} count as these. A key that is no id is a text "
+        "whose tokens are all biased. Or a list of pairs [id or text, bias].",
+        json_schema_extra=LOGIT_BIAS_SCHEMA,
+    )
+    allowed_token_ids: Any = Field(
+        default=None,
+        description="The only tokens that may come. Default: all may.",
+        json_schema_extra=array_schema(
+            {"type": "integer", "minimum": 0}, most=MAX_ALLOWED_TOKEN_IDS
+        ),
+    )
+    bad_words: Any = Field(
+        default=None,
+        description="Words that may not come, neither at the start of a word nor inside one.",
+        json_schema_extra=array_schema(
+            {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS},
+            most=MAX_BAD_WORDS,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """Biases by token id, and by texts whose tokens only the tokenizer knows."""
+
+    ids: dict[int, float]
+    texts: dict[str, float]
+
+
+def read_logit_bias(value: object) -> LogitBias:
+    """Return the biases; of several for one token the last counts. Raises InvalidParameterError."""
+    if value is None:
+        return LogitBias({}, {})
+    if not isinstance(value, dict | list):
+        raise InvalidParameterError(
+            f"'logit_bias' must be an object or an array of pairs. Given: {shown(value)}.",
+            param="logit_bias",
+        )
+    if len(value) > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidParameterError(
+            f"'logit_bias' must have at most {MAX_LOGIT_BIAS_ENTRIES} entries. "
+            f"Given: {len(value)}.",
+            param="logit_bias",
+        )
+    bias = LogitBias({}, {})
+    if isinstance(value, dict):
+        for key, given in value.items():
+            _add(bias, _token_of_key(key), given)
+    else:
+        for entry in value:
+            if not isinstance(entry, list) or len(entry) != 2:
+                raise InvalidParameterError(
+                    "'logit_bias' must have pairs of a token id or text and a bias. "
+                    f"Given: {shown(entry)}.",
+                    param="logit_bias",
+                )
+            _add(bias, entry[0], entry[1])
+    return bias
+
+
+def _token_of_key(key: str) -> int | str:
+    # Keys of a JSON object are strings. Only plain decimals are token ids; int() alone would also read
+    # "1_0" and " 7", and it refuses thousands of digits.
+    if key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_ID_DIGITS:
+        return int(key)
+    return key
+
+
+def _add(bias: LogitBias, token: object, given: object) -> None:
+    value = _bias(given, token)
+    if isinstance(token, str):
+        check_length(token, "logit_bias", longest=MAX_BIAS_TEXT_CHARACTERS)
+        bias.texts[token] = value
+    else:
+        bias.ids[read_token_id(token, "logit_bias")] = value
+
+
+def _bias(given: object, token: object) -> float:
+    if given is False:
+        return FORBIDDEN
+    value = number(given)
+    if value is None:
+        raise InvalidParameterError(
+            f"'logit_bias' must have numbers or false as biases. Given: {shown(given)} "
+            f"for {shown(token)}.",
+            param="logit_bias",
+        )
+    return min(max(value, LOGIT_BIAS.minimum), LOGIT_BIAS.maximum)
+
+
+def read_allowed_token_ids(value: object, bias: LogitBias) -> list[int]:
+    """Return the only tokens that may come, empty for all. Raise InvalidParameterError if none is left."""
+    if value is None:
+        return []
+    allowed = read_token_ids(value, "allowed_token_ids", most=MAX_ALLOWED_TOKEN_IDS)
+    if not allowed:
+        raise InvalidParameterError(
+            "'allowed_token_ids' must have at least one token id. Given: [].",
+            param="allowed_token_ids",
+        )
+    if all(bias.ids.get(token) == FORBIDDEN for token in allowed):
+        raise InvalidParameterError(
+            "'allowed_token_ids' must have a token that 'logit_bias' does not forbid. "
+            f"Given: {shown(allowed)}.",
+            param="allowed_token_ids",
+        )
+    return allowed
+
+
+def read_bad_words(value: object) -> list[str]:
+    """Return the words that may not come. Raises InvalidParameterError."""
+    words = read_strings(value, "bad_words", most=MAX_BAD_WORDS, longest=MAX_BAD_WORD_CHARACTERS)
+    for word in words:
+        # The engine strips words before it looks for their tokens.
+        if word.isspace():
+            raise InvalidParameterError(
+                f"'bad_words' must have words that are not only white space. Given: {shown(word)}.",
+                param="bad_words",
+            )
+    return words

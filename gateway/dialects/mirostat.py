@@ -1,0 +1,89 @@
+"""Mirostat by llama.cpp's names and by Fireworks' names: never by both."""
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from contract.sampling import MIROSTAT, MIROSTAT_ETA, MIROSTAT_TAU, Mirostat
+from gateway.dialects.fields import Parameters, bounded
+from gateway.dialects.profile import MirostatUnit, Profile
+from gateway.dialects.wire import INTEGRAL
+from gateway.errors import InvalidParameterError
+
+DEFAULT_TAU = 5.0
+DEFAULT_ETA = 0.1
+MAX_PERPLEXITY = 1e6
+
+_VERSION_OF_TARGET = 2
+
+
+class MirostatParameters(Parameters):
+    """Sampling that keeps the surprise of the text near a target; it replaces all truncation."""
+
+    mirostat: Annotated[int, bounded(MIROSTAT), INTEGRAL] | None = Field(
+        default=None,
+        description="Version of Mirostat, 0 for none. With it truncation and penalties have no effect. "
+        "Default: 0.",
+    )
+    mirostat_tau: Annotated[float, bounded(MIROSTAT_TAU)] | None = Field(
+        default=None, description=f"Target surprise in bits per token. Default: {DEFAULT_TAU:g}."
+    )
+    mirostat_eta: Annotated[float, bounded(MIROSTAT_ETA)] | None = Field(
+        default=None, description=f"Mirostat's learning rate. Default: {DEFAULT_ETA:g}."
+    )
+    mirostat_target: Annotated[float, Field(ge=0, le=MAX_PERPLEXITY)] | None = Field(
+        default=None,
+        description="Turns Mirostat 2 on with this target perplexity (at least 1); dialect fireworks-2026 "
+        f"takes it in bits per token (at most {MIROSTAT_TAU.maximum:g}). Not together with `mirostat`.",
+    )
+    mirostat_lr: Annotated[float, bounded(MIROSTAT_ETA)] | None = Field(
+        default=None,
+        description=f"Learning rate of `mirostat_target`, without which it has no effect. "
+        f"Default: {DEFAULT_ETA:g}.",
+    )
+
+
+def read_mirostat(body: MirostatParameters, profile: Profile) -> Mirostat | None:
+    """Return what Mirostat aims at, None if it is off. Raises InvalidParameterError."""
+    _check_families(body)
+    if body.mirostat_target is not None:
+        return Mirostat(
+            version=_VERSION_OF_TARGET,
+            tau=_tau_of(body.mirostat_target, profile.mirostat_unit),
+            eta=DEFAULT_ETA if body.mirostat_lr is None else body.mirostat_lr,
+        )
+    if not body.mirostat:
+        return None
+    return Mirostat(
+        version=body.mirostat,
+        tau=DEFAULT_TAU if body.mirostat_tau is None else body.mirostat_tau,
+        eta=DEFAULT_ETA if body.mirostat_eta is None else body.mirostat_eta,
+    )
+
+
+def _check_families(body: MirostatParameters) -> None:
+    llamacpp = ("mirostat", "mirostat_tau", "mirostat_eta")
+    fireworks = ("mirostat_target", "mirostat_lr")
+    one = next((name for name in fireworks if getattr(body, name) is not None), None)
+    other = next((name for name in llamacpp if getattr(body, name) is not None), None)
+    if one is not None and other is not None:
+        raise InvalidParameterError(
+            f"'{one}' and '{other}' say the same in two ways and cannot be combined.", param=one
+        )
+
+
+def _tau_of(target: float, unit: MirostatUnit) -> float:
+    if unit is MirostatUnit.PERPLEXITY:
+        if target < 1.0:
+            raise InvalidParameterError(
+                f"'mirostat_target' must be a perplexity >= 1. Given: {target:g}.",
+                param="mirostat_target",
+            )
+        return math.log2(target)
+    if target > MIROSTAT_TAU.maximum:
+        raise InvalidParameterError(
+            f"'mirostat_target' must be <= {MIROSTAT_TAU.maximum:g} bits. Given: {target:g}.",
+            param="mirostat_target",
+        )
+    return target

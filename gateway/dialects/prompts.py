@@ -1,0 +1,149 @@
+"""Prompts by their shape, and what is put around them or cut from them."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gateway.dialects.fields import COUNT, Parameters, bounded
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import FIT, Prompt
+from gateway.dialects.wire import INTEGRAL
+from gateway.errors import InvalidParameterError, MissingParameterError, shown
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        _TOKEN_IDS,
+        {"type": "array", "items": _TOKEN_IDS},
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
+    ]
+}
+
+
+class PromptParameters(Parameters):
+    """What the completion starts from."""
+
+    prompt: Any = Field(
+        default=None,
+        description="Text, a list of token ids, a list that mixes both, or a list of such prompts. "
+        "Required, but for dialect openai: there the model starts from its begin-of-text token.",
+        json_schema_extra=PROMPT_SCHEMA,
+    )
+    add_special_tokens: bool | None = Field(
+        default=None,
+        description="Whether the tokenizer's own tokens, such as begin-of-text, are put around text "
+        "prompts. Default: true.",
+    )
+    truncate_sequence: bool | None = Field(
+        default=None,
+        description="Whether a prompt that is too long loses its first tokens, so that max_tokens fit, "
+        "instead of being refused. Default: false.",
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
+        default=None,
+        description="Keep this many of the prompt's last tokens; -1 keeps all that fit, as "
+        "`truncate_sequence` does. Default: keep all, and refuse a prompt that is too long.",
+    )
+    suffix: str | None = Field(
+        default=None,
+        description="Text that the completion leads to (infill; the model must have tokens for it). "
+        "In dialect mistralrs: text that is put behind every choice.",
+    )
+    echo: bool | None = Field(
+        default=None, description="Put the prompt before the completion. Default: false."
+    )
+    echo_last: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
+        default=None,
+        description="Put only this many of the prompt's last tokens before the completion; 0: none.",
+    )
+
+
+def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) -> list[Prompt]:
+    """Dispatch on the shape of `prompt` (docs/api.md): one prompt, or several, at most `max_prompts`.
+
+    Raises a BadRequestError.
+    """
+    value = body.prompt
+    if value is None:
+        if not profile.allows_missing_prompt:
+            raise MissingParameterError("prompt")
+        return [""]
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise InvalidParameterError(
+            f"'prompt' must be a string or an array. Given: {shown(value)}.", param="prompt"
+        )
+    if not value:
+        raise InvalidParameterError("'prompt' must not be empty.", param="prompt")
+    # A list may have millions of entries, so their types are gathered without a loop of our own.
+    kinds = set(map(type, value))
+    if list not in kinds and kinds != {str}:
+        return [_one_prompt(value, "prompt")]
+    if len(value) > max_prompts:
+        raise InvalidParameterError(
+            f"'prompt' must have at most {max_prompts} prompts. Given: {len(value)} prompts.",
+            param="prompt",
+        )
+    return [_one_prompt(item, f"prompt[{index}]") for index, item in enumerate(value)]
+
+
+def _one_prompt(value: object, path: str) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidParameterError(
+            f"'{path}' must be a string or an array of token ids. Given: {shown(value)}.",
+            param="prompt",
+        )
+    if not value:
+        raise InvalidParameterError(f"'{path}' must not be empty.", param="prompt")
+    if not set(map(type, value)) <= {int, str}:
+        position = next(i for i, piece in enumerate(value) if type(piece) not in {int, str})
+        raise InvalidParameterError(
+            f"'{path}[{position}]' must be a token id or a string. Given: {shown(value[position])}.",
+            param="prompt",
+        )
+    return value
+
+
+def read_prompt_tokens_kept(body: PromptParameters) -> int | None:
+    """Return how many of the prompt's last tokens are kept, FIT, or None to cut nothing."""
+    if body.truncate_prompt_tokens is None:
+        return FIT if body.truncate_sequence else None
+    if body.truncate_prompt_tokens == 0:
+        raise InvalidParameterError(
+            "'truncate_prompt_tokens' must be >= 1, or -1. Given: 0.",
+            param="truncate_prompt_tokens",
+        )
+    return body.truncate_prompt_tokens
+
+
+def read_echo(body: PromptParameters) -> tuple[bool, int | None]:
+    """Return whether the prompt is echoed, and how many of its last tokens (None: all)."""
+    if body.echo_last is None:
+        return bool(body.echo), None
+    if body.echo_last == 0:
+        return False, None
+    return True, body.echo_last
+
+
+def read_suffix(
+    body: PromptParameters, profile: Profile, prompts: list[Prompt], *, has_images: bool
+) -> str:
+    """Return the suffix, none if it is empty. Raise InvalidParameterError where it cannot be led to."""
+    suffix = body.suffix or ""
+    if not suffix or profile.is_suffix_literal:
+        return suffix
+    if read_echo(body)[0]:
+        raise InvalidParameterError("'suffix' cannot be combined with 'echo'.", param="suffix")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidParameterError(
+            "'suffix' must be used with prompts of text, not of token ids.", param="suffix"
+        )
+    if has_images:
+        raise InvalidParameterError("'suffix' cannot be combined with 'images'.", param="suffix")
+    return suffix

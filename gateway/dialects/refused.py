@@ -1,0 +1,74 @@
+"""Parameters that are not served: those that would change the answer are refused, the rest is named."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from gateway.errors import UnsupportedParameterError
+
+MAX_NAMED_ENTRIES = 32
+"""Entries of one object that are named as having no effect."""
+
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+"""What asks for nothing, whatever the parameter."""
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "adapter": (),
+    "adaptive_target": (-1, -1.0),
+    "documents": (),
+    "ebnf": (),
+    "function_call": ("none", "auto"),
+    "functions": (),
+    "grammar_lazy": (),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_json_object": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logprob_token_ids": (),
+    "lora": (),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "post_sampling_probs": (),
+    "priority": (0, 0.0),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "regex": (),
+    "return_tokens_as_token_ids": (),
+    "structural_tag": (),
+    "truncation_side": ("left",),
+    "use_beam_search": (),
+    "vllm_xargs": (),
+    "watermarking": (),
+}
+"""Parameters that would change the answer, and the values with which they would not."""
+
+_HONOURED: Mapping[str, tuple[Any, ...]] = {"service_tier": ("auto", "default")}
+"""Parameters without effect that need not be named with these values: they say what is done anyway."""
+
+
+def read_extra(extra: Mapping[str, Any]) -> list[str]:
+    """Return which parameters have no effect here. Raise UnsupportedParameterError for REFUSED ones."""
+    ignored: list[str] = []
+    for name, value in extra.items():
+        if name in REFUSED:
+            if not _is_one_of(value, (*_NOTHING, *REFUSED[name])):
+                raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
+        elif not _is_one_of(value, _HONOURED.get(name, ())):
+            ignored.append(name)
+    return ignored
+
+
+def nested_extra(name: str, extra: Mapping[str, Any] | None) -> Iterable[str]:
+    """Return the first entries of an object that have no effect here, by their paths."""
+    paths = (f"{name}.{key}" for key, value in (extra or {}).items() if value is not None)
+    return islice(paths, MAX_NAMED_ENTRIES)
+
+
+def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:
+    # False == 0 in Python, but 0 may ask for something where false does not.
+    return any(type(value) is type(other) and value == other for other in values)

@@ -1,0 +1,115 @@
+"""How tokens are drawn: temperature, truncation, penalties and seed."""
+
+import secrets
+from typing import Annotated
+
+import msgspec
+from pydantic import Field
+
+from contract import sampling
+from contract.sampling import SamplingSpec
+from gateway.dialects.fields import Parameters, agreed, bounded
+from gateway.dialects.profile import Profile
+from gateway.dialects.wire import INTEGRAL
+
+RANDOM_SEED = -1
+"""The seed that asks for none."""
+
+MINIMAL_TOP_P = 1e-6
+"""What top_p 0 becomes: so little that only the likeliest token is left."""
+
+
+class SamplingParameters(Parameters):
+    """What every engine can do."""
+
+    temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = Field(
+        default=None,
+        description="0 always takes the likeliest token. Default: 1; dialect llamacpp: 0.8.",
+    )
+    top_p: Annotated[float, bounded(sampling.TOP_P)] | None = Field(
+        default=None,
+        description="Keep the likeliest tokens up to this probability mass; 0 keeps one. Default: 1; "
+        "dialect llamacpp: 0.95.",
+    )
+    top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = Field(
+        default=None,
+        description="Keep this many of the likeliest tokens; 0 and -1 keep all. Default: 0; dialect "
+        "llamacpp: 40.",
+    )
+    min_p: Annotated[float, bounded(sampling.MIN_P)] | None = Field(
+        default=None,
+        description="Keep tokens with at least this share of the likeliest one's probability. "
+        "Default: 0; dialect llamacpp: 0.05.",
+    )
+    seed: Annotated[int, bounded(sampling.SEED), INTEGRAL] | None = Field(
+        default=None,
+        description="Makes sampling repeatable; choice `i` uses `seed + i`. -1 is the same as none.",
+    )
+    presence_penalty: Annotated[float, bounded(sampling.PRESENCE_PENALTY)] | None = Field(
+        default=None,
+        description="Subtracted from the logit of every token generated before; dialect llamacpp counts "
+        "tokens of the prompt as well. Default: 0.",
+    )
+    frequency_penalty: Annotated[float, bounded(sampling.FREQUENCY_PENALTY)] | None = Field(
+        default=None,
+        description="Subtracted for each time the token was generated before; dialect llamacpp counts "
+        "tokens of the prompt as well. Default: 0.",
+    )
+    repetition_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = Field(
+        default=None,
+        description="Divides the logits of tokens in prompt and completion; 1 is off. Default: 1; "
+        "dialect llamacpp: 1.1.",
+    )
+    repeat_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = Field(
+        default=None, description="Another name of `repetition_penalty`."
+    )
+
+
+def read_plain_sampling(body: SamplingParameters, profile: Profile) -> SamplingSpec:
+    """Return what a sampler without a chain needs. Raises InvalidParameterError."""
+    is_seed_requested = body.seed is not None and body.seed != RANDOM_SEED
+    repetition = agreed(
+        repetition_penalty=body.repetition_penalty, repeat_penalty=body.repeat_penalty
+    )
+    return SamplingSpec(
+        seed=body.seed if body.seed is not None and is_seed_requested else secrets.randbits(62),
+        is_seed_requested=is_seed_requested,
+        temperature=_or(body.temperature, profile.temperature),
+        top_p=max(_or(body.top_p, profile.top_p), MINIMAL_TOP_P),
+        top_k=max(profile.top_k if body.top_k is None else body.top_k, 0),
+        min_p=_or(body.min_p, profile.min_p),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_or(repetition, profile.repetition_penalty),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def truncates(spec: SamplingSpec) -> bool:
+    """Return whether unlikely tokens are cut off."""
+    return spec.top_k > 0 or spec.top_p < 1.0 or spec.min_p > 0.0
+
+
+def penalizes(spec: SamplingSpec) -> bool:
+    """Return whether tokens are penalised for having come before."""
+    return spec.repetition_penalty != 1.0 or counts_tokens(spec)
+
+
+def counts_tokens(spec: SamplingSpec) -> bool:
+    """Return whether a penalty is on that engines count over the completion only."""
+    return spec.presence_penalty != 0.0 or spec.frequency_penalty != 0.0
+
+
+def without_penalties(spec: SamplingSpec) -> SamplingSpec:
+    """Return `spec` with its penalties off."""
+    return msgspec.structs.replace(
+        spec, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0
+    )
+
+
+def without_truncation(spec: SamplingSpec) -> SamplingSpec:
+    """Return `spec` with all tokens left in."""
+    return msgspec.structs.replace(spec, top_k=0, top_p=1.0, min_p=0.0)

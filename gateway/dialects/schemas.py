@@ -1,0 +1,33 @@
+"""JSON schemas as parameters: their shape only; what is inside them is compiled elsewhere."""
+
+from typing import Any
+
+from gateway.dialects.wire import parse_object
+from gateway.errors import InvalidJsonError, InvalidParameterError, shown
+
+SCHEMA_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "null"}]
+}
+
+
+def checked_schema(value: object, name: str) -> Any:
+    """Return a decoded JSON schema: an object or a boolean. Raise InvalidParameterError."""
+    if not isinstance(value, dict | bool):
+        raise InvalidParameterError(
+            f"'{name}' must be a JSON schema: an object or a boolean. Given: {shown(value)}.",
+            param=name,
+        )
+    return value
+
+
+def decoded_schema(value: object, name: str) -> Any:
+    """Return a JSON schema that may come as JSON in a string. Raise InvalidParameterError."""
+    if not isinstance(value, str):
+        return checked_schema(value, name)
+    try:
+        return parse_object(value.encode())
+    except InvalidJsonError:
+        raise InvalidParameterError(
+            f"'{name}' must be a JSON schema of at most 64 levels. Given: {shown(value[:80])}.",
+            param=name,
+        ) from None

@@ -1,0 +1,97 @@
+"""Whether and how the answer is streamed, what is told about times, and what is cached."""
+
+from pydantic import Field
+
+from gateway.dialects.fields import Parameters, agreed
+from gateway.dialects.profile import Profile
+from gateway.errors import InvalidParameterError, UnsupportedParameterError
+
+MAX_ISOLATION_KEY_CHARACTERS = 256
+
+
+class StreamOptions(Parameters):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(
+        default=None,
+        description="End the stream with an extra chunk that carries only `usage`. Default: false.",
+    )
+    include_obfuscation: bool | None = Field(
+        default=None,
+        description="Pad chunks so that their size does not tell how long their text is. Default: false.",
+    )
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Usage in every chunk is not supported. Default: false."
+    )
+
+
+class AnswerParameters(Parameters):
+    """How the answer is given."""
+
+    stream: bool | None = Field(
+        default=None,
+        description="Answer with server-sent events, a chunk for each step. Default: false.",
+    )
+    stream_options: StreamOptions | None = Field(
+        default=None,
+        description="Options of a stream. Without `stream`, refused in dialects openai, mistralrs and "
+        "vllm, and without effect in others.",
+    )
+    timings_per_token: bool | None = Field(
+        default=None,
+        description="Report times with every chunk, where the dialect reports times. Default: false.",
+    )
+    perf_metrics_in_response: bool | None = Field(
+        default=None,
+        description="Report times in the body (dialects fireworks and vllm). Default: false.",
+    )
+    cache_prompt: bool | None = Field(
+        default=None,
+        description="Whether cached work of earlier requests with the same prompt is reused. "
+        "Default: true.",
+    )
+    prompt_cache_isolation_key: str | None = Field(
+        default=None,
+        description="Cached work is shared only between requests of your account with the same key. "
+        f"At most {MAX_ISOLATION_KEY_CHARACTERS} characters.",
+    )
+    cache_salt: str | None = Field(
+        default=None, description="Another name of `prompt_cache_isolation_key`."
+    )
+    user: str | None = Field(
+        default=None, description="Your end user's id, for abuse tracking; never an identity."
+    )
+
+
+def read_stream_options(body: AnswerParameters, profile: Profile) -> StreamOptions:
+    """Return the options of the stream, or the defaults. Raises a BadRequestError."""
+    options = body.stream_options
+    if options is None:
+        return StreamOptions()
+    if options.continuous_usage_stats:
+        raise UnsupportedParameterError(
+            "'stream_options.continuous_usage_stats' is not supported.",
+            param="stream_options.continuous_usage_stats",
+        )
+    if body.stream:
+        return options
+    if not profile.allows_stream_options_without_stream:
+        raise InvalidParameterError(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    return StreamOptions()
+
+
+def read_cache_isolation_key(body: AnswerParameters) -> str:
+    """Return the key that separates caches within the tenant; empty if none was given."""
+    key = agreed(
+        prompt_cache_isolation_key=body.prompt_cache_isolation_key, cache_salt=body.cache_salt
+    )
+    if key is not None and len(key) > MAX_ISOLATION_KEY_CHARACTERS:
+        name = "prompt_cache_isolation_key" if body.prompt_cache_isolation_key else "cache_salt"
+        raise InvalidParameterError(
+            f"'{name}' must have at most {MAX_ISOLATION_KEY_CHARACTERS} characters. "
+            f"Given: {len(key)} characters.",
+            param=name,
+        )
+    return key or ""

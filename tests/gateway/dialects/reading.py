@@ -1,0 +1,43 @@
+"""Bodies taken through the dialects, as the API does it."""
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.profile import PROFILES, Dialect, Profile
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.wire import validate
+from gateway.errors import BadRequestError
+
+OPENAI = PROFILES[Dialect.OPENAI]
+FIREWORKS = PROFILES[Dialect.FIREWORKS]
+FIREWORKS_2026 = PROFILES[Dialect.FIREWORKS_2026]
+LLAMACPP = PROFILES[Dialect.LLAMACPP]
+LLAMACPP_2026 = PROFILES[Dialect.LLAMACPP_2026]
+MISTRALRS = PROFILES[Dialect.MISTRALRS]
+OMLX = PROFILES[Dialect.OMLX]
+VLLM = PROFILES[Dialect.VLLM]
+
+EVERY_PROFILE = [pytest.param(profile, id=profile.name) for profile in PROFILES.values()]
+
+
+def read_body(
+    body: dict[str, Any], profile: Profile = OPENAI, *, max_prompts: int = 1024
+) -> GenerationRequest:
+    """Take a body through a dialect."""
+    wire = validate(CompletionRequest, body)
+    return to_generation_request(wire, profile, max_prompts=max_prompts)
+
+
+def read(profile: Profile = OPENAI, /, **parameters: Any) -> GenerationRequest:
+    """Take a plain request with these parameters through a dialect."""
+    return read_body({"model": "m", "prompt": "x"} | parameters, profile)
+
+
+def refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
+    """Return why a request with these parameters is refused."""
+    with pytest.raises(BadRequestError) as caught:
+        read(profile, **parameters)
+    assert caught.value.content()
+    return caught.value

@@ -1,0 +1,157 @@
+"""Whatever a client sends, in whatever dialect: a request comes of it, or an error of the API."""
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.messages import Feature
+from contract.sampling import SamplingSpec
+from gateway.dialects.completions import CompletionRequest, require_model, to_generation_request
+from gateway.dialects.profile import PROFILES, Dialect, Profile
+from gateway.dialects.refused import REFUSED
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.support import check_supported, refuse_ignored
+from gateway.dialects.wire import validate
+from gateway.errors import BadRequestError
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**400), 10**400),
+    st.integers(-3, 70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(0, 2),
+    st.text(max_size=8),
+    st.sampled_from(
+        [
+            "<image>",
+            "data:image/gif;base64,R0lGODlh",
+            "json_object",
+            "function",
+            "required",
+            "regex",
+        ]
+    ),
+)
+KEYS = st.one_of(
+    st.text(max_size=5),
+    st.sampled_from(
+        [
+            "type",
+            "value",
+            "schema",
+            "json_schema",
+            "json",
+            "regex",
+            "choice",
+            "grammar",
+            "function",
+            "name",
+            "parameters",
+            "strict",
+            "max_pattern_size",
+            "min_count",
+            "include_usage",
+        ]
+    ),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(KEYS, children, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from([*sorted(CompletionRequest.model_fields), *sorted(REFUSED), "zeta"])
+PLAUSIBLE = st.fixed_dictionaries(
+    {"model": st.just("m"), "prompt": st.sampled_from(["x", "<image>", ["a", "b"], [1, 2]])}
+)
+
+
+def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadRequestError:
+    """Take a body through a dialect."""
+    try:
+        require_model(body, profile)
+        request = to_generation_request(
+            validate(CompletionRequest, body), profile, max_prompts=1024
+        )
+        check_supported(request, [Feature.SAMPLER_CHAIN], has_infill=False, has_tools=False)
+        refuse_ignored(request)
+    except BadRequestError as error:
+        return error
+    return request
+
+
+def check(request: GenerationRequest | BadRequestError) -> None:
+    """Hold a request to what the rooms behind rely on, and an error to what a client does."""
+    if isinstance(request, BadRequestError):
+        assert request.param
+        assert request.content()
+        assert len(request.message) < 1000
+        return
+    assert 1 <= request.n <= request.best_of <= 128
+    assert len(request.images) == len(request.prompts) >= 1
+    assert request.max_tokens >= -1
+    assert request.echo or request.echo_last is None
+    spec = request.sampling
+    assert 0 < spec.top_p <= 1
+    assert spec.top_k >= 0
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=SamplingSpec) == spec
+
+
+@given(st.sampled_from(list(PROFILES.values())), PLAUSIBLE, NAMES, VALUES)
+@settings(max_examples=1500, deadline=None)
+def test_any_value_of_a_parameter_is_read_or_refused(
+    profile: Profile, body: dict[str, Any], name: str, value: Any
+) -> None:
+    check(read(body | {name: value}, profile))
+
+
+@given(st.sampled_from(list(PROFILES.values())), st.dictionaries(NAMES, VALUES, max_size=6))
+@settings(max_examples=1500, deadline=None)
+def test_any_body_is_read_or_refused(profile: Profile, body: dict[str, Any]) -> None:
+    check(read(body, profile))
+
+
+HUGE: dict[str, Any] = {
+    "allowed_token_ids": [1] * 1_000_000,
+    "bad_words": ["a"] * 1_000_000,
+    "dry_sequence_breakers": [5] * 1_000_000,
+    "grammar": {"type": [{}] * 1_000_000},
+    "images": ["x"] * 1_000_000,
+    "json_schema": [1] * 1_000_000,
+    "logit_bias": {str(token): "x" for token in range(500_000)},
+    "prompt": [[1]] * 1_000_000,
+    "samplers": "k" * 4_000_000,
+    "stop": ["a"] * 1_000_000,
+    "stop_token_ids": ["a"] * 1_000_000,
+    "structured_outputs": {"choice": ["a"] * 1_000_000},
+    "tools": [{"type": "function"}] * 500_000,
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_value_is_refused_at_once(name: str) -> None:
+    started = time.process_time()
+    error = read({"model": "m", "prompt": "x"} | {name: HUGE[name]}, PROFILES[Dialect.VLLM])
+    assert isinstance(error, BadRequestError)
+    assert time.process_time() - started < 0.2
+    assert len(error.message) < 1000
+
+
+def test_huge_prompt_of_token_ids_is_read_at_once() -> None:
+    started = time.process_time()
+    request = read({"model": "m", "prompt": [1] * 1_000_000}, PROFILES[Dialect.VLLM])
+    assert isinstance(request, GenerationRequest)
+    assert time.process_time() - started < 0.2
+
+
+def test_entries_without_effect_are_named_up_to_a_bound() -> None:
+    options = {f"o{number}": 1 for number in range(100_000)}
+    body = {"model": "m", "prompt": "x", "stream": True, "stream_options": options}
+    request = to_generation_request(
+        validate(CompletionRequest, body), PROFILES[Dialect.VLLM], max_prompts=1
+    )
+    assert len(request.ignored_parameters) == 32

@@ -1,0 +1,114 @@
+"""Parameters that are not served: refused where they would change the answer, named where not."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.profile import Profile
+from gateway.dialects.refused import REFUSED
+from tests.gateway.dialects.reading import EVERY_PROFILE, OPENAI, read, refusal
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("value", ["something", 2, True, [1], {"a": 1}])
+def test_parameter_that_would_change_the_answer_is_refused(name: str, value: Any) -> None:
+    error = refusal(**{name: value})
+    assert error.message == f"'{name}' is not supported."
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
+NEUTRAL: list[tuple[str, Any]] = [
+    *itertools.product(sorted(REFUSED), ([], {}, "", False, None)),
+    ("adaptive_target", -1),
+    ("adaptive_target", -1.0),
+    ("function_call", "none"),
+    ("function_call", "auto"),
+    ("length_penalty", 1.0),
+    ("priority", 0),
+    ("truncation_side", "left"),
+    ("service_tier", "auto"),
+    ("service_tier", "default"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NEUTRAL)
+def test_parameter_that_asks_for_nothing_is_neither_refused_nor_named(
+    name: str, value: Any
+) -> None:
+    assert read(**{name: value}).ignored_parameters == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_logprobs", 0),
+        ("priority", 1),
+        ("priority", -1),
+        ("truncation_side", "right"),
+        ("adaptive_target", 0.5),
+        ("lora", [{"id": 0, "scale": 0.5}]),
+        ("function_call", {"name": "f"}),
+        ("use_beam_search", True),
+    ],
+)
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_value_close_to_nothing_is_refused_all_the_same(
+    profile: Profile, name: str, value: Any
+) -> None:
+    assert refusal(profile, **{name: value}).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("adaptive_decay", 0.9),
+        ("backend_sampling", True),
+        ("id_slot", 0),
+        ("metadata", {"a": "b"}),
+        ("n_cache_reuse", 5),
+        ("n_discard", 5),
+        ("n_indent", 2),
+        ("n_keep", 5),
+        ("prompt_cache_key", "a"),
+        ("response_fields", ["content"]),
+        ("return_progress", True),
+        ("safety_identifier", "a"),
+        ("service_tier", "flex"),
+        ("session_id", "a"),
+        ("store", True),
+        ("verbose", True),
+    ],
+)
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_parameter_without_effect_is_named(profile: Profile, name: str, value: Any) -> None:
+    request = read(profile, seed=1, **{name: value})
+    assert request.ignored_parameters == (name,)
+    assert request.sampling == read(profile, seed=1).sampling
+
+
+def test_entries_of_objects_are_named_by_their_paths() -> None:
+    request = read(
+        stream=True,
+        stream_options={"include_usage": True, "pace": 5, "absent": None},
+        repetition_detection={"max_pattern_size": 0, "colour": 1},
+        zeta=1,
+    )
+    assert request.ignored_parameters == (
+        "repetition_detection.colour",
+        "stream_options.pace",
+        "zeta",
+    )
+
+
+def test_usage_in_every_chunk_is_refused() -> None:
+    error = refusal(stream=True, stream_options={"continuous_usage_stats": True})
+    assert error.message == "'stream_options.continuous_usage_stats' is not supported."
+    assert error.code == "unsupported_parameter"
+    request = read(OPENAI, stream=True, stream_options={"continuous_usage_stats": False})
+    assert request.ignored_parameters == ()
+
+
+def test_nothing_is_both_served_and_refused() -> None:
+    assert not REFUSED.keys() & CompletionRequest.model_fields.keys()

@@ -1,0 +1,239 @@
+"""The examples of the APIs' own documents, word for word, each in its dialect."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.sampling import Mirostat
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import Structure, StructureKind
+from tests.gateway.dialects.reading import (
+    FIREWORKS,
+    LLAMACPP,
+    MISTRALRS,
+    OMLX,
+    read,
+    read_body,
+)
+
+LLAMACPP_CURL = """
+{
+    "model": "gpt-3.5-turbo",
+    "prompt": "Once upon a time",
+    "max_tokens": 50,
+    "temperature": 0.7
+  }
+"""
+LLAMACPP_LOGPROBS = """
+{
+  "model": "gpt-3.5-turbo",
+  "prompt": "The sky is",
+  "max_tokens": 5,
+  "logprobs": 3
+}
+"""
+LLAMACPP_BATCH = """
+{
+  "model": "gpt-3.5-turbo",
+  "prompt": [
+    "The capital of France is",
+    "The capital of Germany is",
+    "The capital of Italy is"
+  ],
+  "max_tokens": 5
+}
+"""
+LLAMACPP_INFILL = r"""
+{
+  "model": "codellama",
+  "prompt": "def fibonacci(n):\n    ",
+  "suffix": "\n    return result",
+  "max_tokens": 100
+}
+"""
+LLAMACPP_GRAMMAR = r"""
+{
+  "model": "gpt-3.5-turbo",
+  "prompt": "Generate a simple arithmetic expression:",
+  "max_tokens": 20,
+  "grammar": "root ::= expr\nexpr ::= term (('+' | '-') term)*\nterm ::= factor (('*' | '/') factor)*\nfactor ::= [0-9]+ | '(' expr ')'"
+}
+"""
+LLAMACPP_SCHEMA = """
+{
+  "model": "gpt-3.5-turbo",
+  "prompt": "Generate a product:",
+  "max_tokens": 100,
+  "json_schema": {
+    "type": "object",
+    "properties": {
+      "name": {"type": "string"},
+      "price": {"type": "number", "minimum": 0},
+      "in_stock": {"type": "boolean"},
+      "tags": {
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": 1,
+        "maxItems": 5
+      }
+    },
+    "required": ["name", "price"]
+  }
+}
+"""
+LLAMACPP_MIROSTAT = """
+{
+  "model": "gpt-3.5-turbo",
+  "prompt": "Write a creative story:",
+  "max_tokens": 200,
+  "mirostat": 2,
+  "mirostat_tau": 5.0,
+  "mirostat_eta": 0.1
+}
+"""
+MISTRALRS_CURL = """
+{ "best_of": 1, "dry_allowed_length": null, "dry_base": null, "dry_multiplier": null, "dry_sequence_breakers": null, "echo": false, "frequency_penalty": null, "grammar": { "type": "regex", "value": "example" }, "logit_bias": null, "logprobs": null, "max_tokens": 16, "min_p": null, "model": "mistral", "n": 1, "presence_penalty": null, "prompt": "Say this is a test.", "repetition_penalty": null, "stop": "example", "stream": true, "suffix": null, "temperature": 0.7, "tool_choice": "none", "tools": null, "top_k": null, "top_p": null, "truncate_sequence": null, "user": "example" }
+"""
+OMLX_CURL = """
+{
+    "model": "your-model",
+    "prompt": "The quick brown fox",
+    "max_tokens": 50,
+    "temperature": 0.7
+  }
+"""
+
+EXAMPLES = [
+    pytest.param(LLAMACPP, LLAMACPP_CURL, id="llamacpp-curl"),
+    pytest.param(LLAMACPP, LLAMACPP_LOGPROBS, id="llamacpp-logprobs"),
+    pytest.param(LLAMACPP, LLAMACPP_BATCH, id="llamacpp-batch"),
+    pytest.param(LLAMACPP, LLAMACPP_INFILL, id="llamacpp-infill"),
+    pytest.param(LLAMACPP, LLAMACPP_GRAMMAR, id="llamacpp-grammar"),
+    pytest.param(LLAMACPP, LLAMACPP_SCHEMA, id="llamacpp-schema"),
+    pytest.param(LLAMACPP, LLAMACPP_MIROSTAT, id="llamacpp-mirostat"),
+    pytest.param(MISTRALRS, MISTRALRS_CURL, id="mistralrs-curl"),
+    pytest.param(OMLX, OMLX_CURL, id="omlx-curl"),
+]
+
+
+@pytest.mark.parametrize(("profile", "text"), EXAMPLES)
+def test_example_is_served_and_nothing_of_it_is_ignored(profile: Profile, text: str) -> None:
+    body = json.loads(text)
+    request = read_body(body, profile)
+    assert request.ignored_parameters == ()
+    assert request.model == body["model"]
+    assert request.max_tokens == body["max_tokens"]
+    assert request.sampling.temperature == body.get("temperature", profile.temperature)
+    prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+    assert request.prompts == prompts
+    assert request.logprobs == body.get("logprobs")
+    assert request.suffix == (body.get("suffix") or "")
+
+
+def test_constraints_of_the_llamacpp_examples_are_read() -> None:
+    grammar = read_body(json.loads(LLAMACPP_GRAMMAR), LLAMACPP).structure
+    assert grammar is not None
+    assert grammar.kind is StructureKind.GBNF
+    assert grammar.source.startswith("root ::= expr\nexpr ::= term (('+'")
+    schema = read_body(json.loads(LLAMACPP_SCHEMA), LLAMACPP).structure
+    assert schema is not None
+    assert schema.source["required"] == ["name", "price"]
+    chain = read_body(json.loads(LLAMACPP_MIROSTAT), LLAMACPP).sampling.chain
+    assert chain is not None
+    assert chain.mirostat == Mirostat(2, 5.0, 0.1)
+
+
+def test_example_of_mistralrs_is_read() -> None:
+    request = read_body(json.loads(MISTRALRS_CURL), MISTRALRS)
+    assert request.structure == Structure(StructureKind.REGEX, "example", "grammar")
+    assert (request.stop, request.stream) == (["example"], True)
+    assert (request.n, request.best_of, request.tool_use) == (1, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Once upon a time", ["Once upon a time"]),
+        ([12, 34, 56], [[12, 34, 56]]),
+        (["prompt1", "prompt2"], ["prompt1", "prompt2"]),
+        ([12, 34, "string", 56], [[12, 34, "string", 56]]),
+    ],
+)
+def test_prompts_of_the_llamacpp_document_are_read(prompt: Any, expected: list[Any]) -> None:
+    assert read(LLAMACPP, prompt=prompt).prompts == expected
+
+
+def test_response_formats_of_the_fireworks_document_are_read() -> None:
+    plain = read(FIREWORKS, response_format={"type": "json_object"}).structure
+    assert plain == Structure(StructureKind.JSON_OBJECT, None, "response_format")
+    schema = {"type": "object", "properties": {}}
+    given = {"type": "json_object", "schema": schema}
+    structure = read(FIREWORKS, response_format=given).structure
+    assert structure == Structure(StructureKind.JSON_SCHEMA, schema, "response_format")
+
+
+FIREWORKS_DOCUMENTED: dict[str, list[Any]] = {
+    "context_length_exceeded_behavior": ["truncate", "error"],
+    "echo": [False, True],
+    "frequency_penalty": [0, -2, 2],
+    "ignore_eos": [False, True],
+    "logprobs": [0, 5],
+    "max_tokens": [16],
+    "mirostat_lr": [0.1],
+    "mirostat_target": [1.5],
+    "n": [1, 128],
+    "presence_penalty": [0, -2, 2],
+    "repetition_penalty": [1, 1.2, 2],
+    "response_format": [{"type": "json_object"}],
+    "stop": ["a", ["a", "b", "c", "d"]],
+    "stream": [False, True],
+    "temperature": [0, 1, 2],
+    "top_k": [1, 128],
+    "top_p": [0, 1],
+    "user": ["someone"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in FIREWORKS_DOCUMENTED.items() for value in (*values, None)],
+)
+def test_every_documented_parameter_of_fireworks_is_served(name: str, value: Any) -> None:
+    assert read(FIREWORKS, **{name: value}).ignored_parameters == ()
+
+
+OMLX_DOCUMENTED: dict[str, Any] = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 50,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "stop": ["a"],
+    "seed": 5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.1,
+}
+
+
+def test_every_documented_parameter_of_omlx_is_served() -> None:
+    request = read(OMLX, **OMLX_DOCUMENTED)
+    assert request.ignored_parameters == ()
+    assert request.sampling.chain is not None
+    assert request.sampling.chain.xtc is not None
+
+
+OMLX_STRUCTURED = [
+    {"json": {"type": "object"}},
+    {"regex": "[0-9]+"},
+    {"choice": ["yes", "no"]},
+    {"grammar": "root ::= [0-9]+"},
+]
+
+
+@pytest.mark.parametrize("given", OMLX_STRUCTURED)
+def test_structured_outputs_of_the_omlx_document_are_served(given: dict[str, Any]) -> None:
+    assert read(OMLX, structured_outputs=given).structure is not None

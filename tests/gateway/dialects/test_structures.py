@@ -1,0 +1,262 @@
+"""What the text must match, in every parameter that can say so."""
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.request import Structure, StructureKind
+from tests.gateway.dialects.reading import read, refusal
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NESTED_TEXT = '{"a":' * 70 + "1" + "}" * 70
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"grammar": ""},
+        {"response_format": {"type": "text"}},
+        {"response_format": {}},
+        {"response_format": {"type": "text"}, "grammar": ""},
+    ],
+)
+def test_no_structure_is_asked_for(given: dict[str, Any]) -> None:
+    assert read(**given).structure is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "source"),
+    [
+        ({"type": "json_object"}, StructureKind.JSON_OBJECT, None),
+        ({"type": "json_object", "schema": None}, StructureKind.JSON_OBJECT, None),
+        ({"type": "json_object", "schema": {}}, StructureKind.JSON_SCHEMA, {}),
+        ({"type": "json_object", "schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        ({"type": "json_schema", "schema": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+            StructureKind.JSON_SCHEMA,
+            SCHEMA,
+        ),
+        ({"type": "json_schema", "json_schema": {"schema": True}}, StructureKind.JSON_SCHEMA, True),
+        ({"type": "grammar", "grammar": 'root ::= "a"'}, StructureKind.GBNF, 'root ::= "a"'),
+    ],
+)
+def test_response_format_is_read(given: dict[str, Any], kind: StructureKind, source: Any) -> None:
+    assert read(response_format=given).structure == Structure(kind, source, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "source"),
+    [
+        ({"json": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
+        ({"json": '{"type": "object"}'}, StructureKind.JSON_SCHEMA, {"type": "object"}),
+        ({"json": True}, StructureKind.JSON_SCHEMA, True),
+        ({"json_object": True}, StructureKind.JSON_OBJECT, None),
+        ({"regex": "a+"}, StructureKind.REGEX, "a+"),
+        ({"regex": "a+", "json_object": False, "json": None}, StructureKind.REGEX, "a+"),
+        ({"choice": ["yes", "no"]}, StructureKind.CHOICE, ["yes", "no"]),
+        ({"grammar": "root ::= x"}, StructureKind.GBNF, "root ::= x"),
+        ({"grammar": "start: x"}, StructureKind.LARK, "start: x"),
+        ({"grammar": 'start: "a=b"'}, StructureKind.LARK, 'start: "a=b"'),
+    ],
+)
+def test_structured_outputs_are_read(
+    given: dict[str, Any], kind: StructureKind, source: Any
+) -> None:
+    structure = read(structured_outputs=given).structure
+    assert structure is not None
+    assert (structure.kind, structure.source) == (kind, source)
+    assert structure.param.partition(".")[0] == "structured_outputs"
+    assert given[structure.param.partition(".")[2]] not in (None, False)
+
+
+@pytest.mark.parametrize("schema", [{}, SCHEMA, True, False])
+def test_json_schema_is_an_object_or_a_boolean(schema: Any) -> None:
+    expected = Structure(StructureKind.JSON_SCHEMA, schema, "json_schema")
+    assert read(json_schema=schema).structure == expected
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"response_format": {"type": "xml"}},
+        "response_format.type",
+        (
+            "'response_format.type' must be one of text, json_object, json_schema, grammar. "
+            'Given: "xml".'
+        ),
+    ),
+    (
+        {"response_format": {"schema": {}}},
+        "response_format.type",
+        (
+            "'response_format.type' must be one of text, json_object, json_schema, grammar. "
+            "Given: null."
+        ),
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": "x"}},
+        "response_format.schema",
+        "'response_format.schema' must be a JSON schema: an object or a boolean. Given: \"x\".",
+    ),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.schema",
+        "'response_format.schema' must be a JSON schema: an object or a boolean. Given: null.",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        (
+            "'response_format.json_schema.schema' must be a JSON schema: an object or a boolean. "
+            "Given: null."
+        ),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": []}},
+        "response_format.json_schema",
+        "'response_format.json_schema' must be an object with 'schema'. Given: [].",
+    ),
+    (
+        {"response_format": {"type": "grammar"}},
+        "response_format.grammar",
+        "'response_format.grammar' must be a string that is not empty. Given: null.",
+    ),
+    (
+        {"structured_outputs": {}},
+        "structured_outputs",
+        (
+            "'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar. "
+            "Given: none."
+        ),
+    ),
+    (
+        {"structured_outputs": {"json_object": False}},
+        "structured_outputs",
+        (
+            "'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar. "
+            "Given: none."
+        ),
+    ),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        "structured_outputs",
+        (
+            "'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar. "
+            "Given: regex, choice."
+        ),
+    ),
+    (
+        {"structured_outputs": {"json_object": 1}},
+        "structured_outputs.json_object",
+        "'structured_outputs.json_object' must be a boolean. Given: 1.",
+    ),
+    (
+        {"structured_outputs": {"regex": ""}},
+        "structured_outputs.regex",
+        "'structured_outputs.regex' must be a string that is not empty. Given: \"\".",
+    ),
+    (
+        {"structured_outputs": {"json": "[1"}},
+        "structured_outputs.json",
+        "'structured_outputs.json' must be a JSON schema of at most 64 levels. Given: \"[1\".",
+    ),
+    (
+        {"structured_outputs": {"choice": []}},
+        "structured_outputs.choice",
+        "'structured_outputs.choice' must have at least one string. Given: [].",
+    ),
+    (
+        {"structured_outputs": {"choice": ["a", 5]}},
+        "structured_outputs.choice",
+        "'structured_outputs.choice' must be an array of strings. Given: 5 in it.",
+    ),
+    (
+        {"structured_outputs": {"choice": ["a"] * 1025}},
+        "structured_outputs.choice",
+        "'structured_outputs.choice' must have at most 1024 entries. Given: 1025.",
+    ),
+    (
+        {"grammar": {"type": "gbnf", "value": "x"}},
+        "grammar.type",
+        "'grammar.type' must be one of regex, lark, json_schema, llguidance. Given: \"gbnf\".",
+    ),
+    (
+        {"grammar": {"type": ["regex"], "value": "x"}},
+        "grammar.type",
+        "'grammar.type' must be one of regex, lark, json_schema, llguidance. Given: [\"regex\"].",
+    ),
+    (
+        {"grammar": {"type": "regex", "value": {}}},
+        "grammar.value",
+        "'grammar.value' must be a string that is not empty. Given: {}.",
+    ),
+    (
+        {"grammar": {"type": "llguidance", "value": {}}},
+        "grammar.value",
+        "'grammar.value' must be a string or object that is not empty. Given: {}.",
+    ),
+    (
+        {"grammar": {"type": "json_schema"}},
+        "grammar.value",
+        "'grammar.value' must be a JSON schema: an object or a boolean. Given: null.",
+    ),
+    (
+        {"grammar": {"type": "regex", "value": "x"}, "grammar_syntax": "lark"},
+        "grammar_syntax",
+        "'grammar_syntax' is only allowed with a 'grammar' that is a string.",
+    ),
+    (
+        {"grammar": "x", "grammar_syntax": "ebnf"},
+        "grammar_syntax",
+        "'grammar_syntax' must be one of 'gbnf' or 'lark'. Given: \"ebnf\".",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "param", "message"), WRONG)
+def test_structure_that_makes_no_sense_is_refused(
+    given: dict[str, Any], param: str, message: str
+) -> None:
+    error = refusal(**given)
+    assert (error.message, error.param) == (message, param)
+    assert error.code == "invalid_value"
+
+
+def test_schema_in_a_string_is_read_to_a_bounded_depth() -> None:
+    error = refusal(structured_outputs={"json": NESTED_TEXT})
+    assert error.message.startswith(
+        "'structured_outputs.json' must be a JSON schema of at most 64 levels. Given: "
+    )
+    assert error.param == "structured_outputs.json"
+
+
+@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
+def test_structural_tags_are_refused(name: str) -> None:
+    given = {"type": "structural_tag", "structural_tag": {"structures": []}}
+    error = refusal(**{name: given})
+    assert error.code == "unsupported_parameter"
+    assert "structural_tag" in error.message
+
+
+STRUCTURES: dict[str, Any] = {
+    "grammar": 'root ::= "a"',
+    "json_schema": {},
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a+"},
+}
+PAIRS = [(a, b) for a in STRUCTURES for b in STRUCTURES if a < b]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_second_structure_is_refused_naming_both(first: str, second: str) -> None:
+    assert read(**{first: STRUCTURES[first]}).structure
+    error = refusal(**{name: STRUCTURES[name] for name in (first, second)})
+    assert f"'{first}" in error.message
+    assert f"'{second}" in error.message
+    assert "cannot be combined: the text can be given one structure only." in error.message
+
+
+def test_options_of_structured_outputs_are_named_as_ignored() -> None:
+    request = read(structured_outputs={"regex": "a", "whitespace_pattern": " ", "json": None})
+    assert request.ignored_parameters == ("structured_outputs.whitespace_pattern",)
