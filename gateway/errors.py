@@ -5,6 +5,9 @@
     │   ├── InvalidJsonError
     │   ├── InvalidParameterError
     │   ├── MissingParameterError
+    │   ├── UnsupportedParameterError
+    │   ├── UnknownParameterError
+    │   ├── InvalidGrammarError
     │   └── ContextLengthExceededError
     ├── AuthenticationError 401
     │   └── ExpiredCredentialError
@@ -29,18 +32,51 @@
     └── GenerationTimeoutError 504
 
 A class knows its status, type and code; an instance knows its message, the parameter it is about and
-when a retry makes sense. One renderer makes OpenAI's envelope of it, for a JSON body and for a
-mid-stream event alike. Messages never carry a key, a token or a prompt.
+when a retry makes sense. One renderer tells it in the style of the request's dialect, for a JSON body
+and for a mid-stream event alike. Messages never carry a key, a token or a prompt.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from enum import StrEnum
+from typing import Any, ClassVar, assert_never
 
 import msgspec
 from typing_extensions import override
 
 MAX_SHOWN_CHARACTERS = 80
 """How much of a client's own value a message repeats."""
+
+
+_UNPROCESSABLE = 422
+"""The status of a request that mistral.rs cannot read or does not allow."""
+
+_LLAMACPP_TYPES = {404: "not_found_error", 503: "unavailable_error"}
+"""Types of llama.cpp that differ from OpenAI's, by status."""
+
+_VLLM_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
+    413: "RequestEntityTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+"""vLLM's types by status, and names in their manner for what vLLM has no name for."""
+
+
+class ErrorStyle(StrEnum):
+    """In whose shape an error is told."""
+
+    OPENAI = "openai"  # {message, type, param, code}, where code is a word.
+    LLAMACPP = "llamacpp"  # {message, type, code}, where code is the status.
+    MISTRALRS = "mistralrs"  # As OpenAI's, with 422 in place of 400.
+    VLLM = "vllm"  # {message, type, param, code}, where type is a class and code the status.
 
 
 class StartupError(Exception):
@@ -62,20 +98,31 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_seconds = retry_after_seconds
 
-    def body(self) -> dict[str, Any]:
-        """Return OpenAI's error envelope."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+    def status_for(self, style: ErrorStyle) -> int:
+        """Return the HTTP status under which clients of that style expect this error."""
+        if style is ErrorStyle.MISTRALRS and self.status == BadRequestError.status:
+            return _UNPROCESSABLE
+        return self.status
 
-    def content(self) -> bytes:
+    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
+        """Return the error's envelope, OpenAI's unless another style is asked for."""
+        described: dict[str, Any]
+        match style:
+            case ErrorStyle.OPENAI | ErrorStyle.MISTRALRS:
+                described = {"type": self.type, "param": self.param, "code": self.code}
+            case ErrorStyle.LLAMACPP:
+                kind = _LLAMACPP_TYPES.get(self.status, self.type)
+                described = {"type": kind, "code": self.status}
+            case ErrorStyle.VLLM:
+                kind = _VLLM_TYPES.get(self.status, "InternalServerError")
+                described = {"type": kind, "param": self.param, "code": self.status}
+            case _:
+                assert_never(style)
+        return {"error": {"message": self.message, **described}}
+
+    def content(self, style: ErrorStyle = ErrorStyle.OPENAI) -> bytes:
         """Return the envelope as JSON."""
-        return msgspec.json.encode(self.body())
+        return msgspec.json.encode(self.body(style))
 
     def headers(self) -> Mapping[str, str]:
         """Return the headers that tell OpenAI's clients whether and when to retry."""
@@ -117,10 +164,53 @@ class MissingParameterError(BadRequestError):
         super().__init__(f"Missing required parameter: '{param}'.", param=param)
 
 
+class UnsupportedParameterError(BadRequestError):
+    """A parameter that would change the answer is not served, or not by this model."""
+
+    code = "unsupported_parameter"
+
+
+class UnknownParameterError(BadRequestError):
+    """A parameter that nobody knows, where none may be ignored."""
+
+    code = "unknown_parameter"
+
+
+class InvalidGrammarError(BadRequestError):
+    """A grammar, schema or regular expression cannot be used."""
+
+    code = "invalid_grammar"
+
+
 class ContextLengthExceededError(BadRequestError):
     """Prompt, or prompt and completion together, do not fit the context window."""
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        n_prompt_tokens: int | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.n_prompt_tokens = n_prompt_tokens
+        """Tokens of the prompt, by the name under which llama.cpp's clients read them."""
+        self.n_ctx = n_ctx
+        """The context window in tokens, likewise."""
+
+    @override
+    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
+        """Add the numbers that llama.cpp's clients read."""
+        body = super().body(style)
+        if style is ErrorStyle.LLAMACPP:
+            error = body["error"]
+            error["type"] = "exceed_context_size_error"
+            if self.n_prompt_tokens is not None and self.n_ctx is not None:
+                error |= {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
+        return body
 
 
 class AuthenticationError(ApiError):

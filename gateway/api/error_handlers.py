@@ -1,14 +1,20 @@
-"""Every failure in OpenAI's envelope, those of the router and the unforeseen ones included."""
+"""Every failure in the style of the request's dialect, those of the router and bugs included."""
 
 import logging
 
 from fastapi import FastAPI, Request, Response
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
+from contract.dialect import Dialect
+from gateway.api.context import ProcessContext
+from gateway.dialects.choice import DIALECT_HEADER
+from gateway.dialects.profile import PROFILES
 from gateway.errors import (
     ApiError,
     BadRequestError,
+    ErrorStyle,
     InternalError,
     MethodNotAllowedError,
     NotFoundError,
@@ -17,48 +23,80 @@ from gateway.errors import (
 
 logger = logging.getLogger(__name__)
 
+CLIENT_CLOSED_REQUEST = 499
+"""Never seen by anybody; tells logs and metrics that the client had gone."""
+
+_STYLES = {str(dialect): profile.error_style for dialect, profile in PROFILES.items()}
+
 
 def install_error_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception with an ApiError."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RedisError, _on_redis_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
 
 
-def to_response(error: ApiError) -> Response:
+def error_style_of(request: Request) -> ErrorStyle:
+    """Return the style in which errors of a request are told.
+
+    The route knows it once it has chosen the request's profile and says so in `request.state.error_style`.
+    Before that, or without a route, it is that of the dialect named in the header, else the gateway's.
+    """
+    style = getattr(request.state, "error_style", None)
+    if isinstance(style, ErrorStyle):
+        return style
+    default = _STYLES[_default_dialect(request)]
+    return _STYLES.get(request.headers.get(DIALECT_HEADER, ""), default)
+
+
+def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Response:
     """Render an error."""
     return Response(
-        error.content(),
-        status_code=error.status,
+        error.content(style),
+        status_code=error.status_for(style),
         headers=dict(error.headers()),
         media_type="application/json",
     )
 
 
-async def _on_api_error(_request: Request, error: Exception) -> Response:
+def _default_dialect(request: Request) -> Dialect:
+    # Before the lifespan has begun there is no context.
+    context: ProcessContext | None = getattr(request.app.state, "context", None)
+    return Dialect.OPENAI if context is None else context.settings.default_dialect
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - FastAPI's registration guarantees it
-    return to_response(error)
+    return to_response(error, error_style_of(request))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - FastAPI's registration guarantees it
+    style = error_style_of(request)
     path, method = request.url.path, request.method
     if error.status_code == NotFoundError.status:
-        return to_response(NotFoundError(f"There is no route {method} {path[:200]}."))
+        return to_response(NotFoundError(f"There is no route {method} {path[:200]}."), style)
     if error.status_code == MethodNotAllowedError.status:
-        response = to_response(MethodNotAllowedError(f"{method} is not allowed on {path[:200]}."))
+        refusal = MethodNotAllowedError(f"{method} is not allowed on {path[:200]}.")
+        response = to_response(refusal, style)
         response.headers.update(error.headers or {})
         return response
-    return to_response(BadRequestError("The request cannot be read."))
+    return to_response(BadRequestError("The request cannot be read."), style)
 
 
-async def _on_redis_error(_request: Request, error: Exception) -> Response:
+async def _on_redis_error(request: Request, error: Exception) -> Response:
     logger.warning("Redis failed a request: %s", type(error).__name__)
     return to_response(
-        StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0)
+        StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0),
+        error_style_of(request),
     )
 
 
-async def _on_bug(_request: Request, _error: Exception) -> Response:
-    return to_response(InternalError())
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_bug(request: Request, _error: Exception) -> Response:
+    return to_response(InternalError(), error_style_of(request))

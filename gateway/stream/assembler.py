@@ -1,46 +1,127 @@
 """Collects the replies of a request into one body."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import msgspec
+
 from contract.messages import Delta, JobFinished, PromptScored
 from gateway.dispatch.generation import Generation, Reply
 from gateway.errors import ServiceUnavailableError
-from gateway.stream.completion import Choice, Completion, Usage, whole_body
+from gateway.stream.choice import Choice, Piece
+from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
+from gateway.stream.logprobs import LogprobLists
+from gateway.stream.prompt_logprobs import PromptLogprobs
+from gateway.stream.timings import Stopwatch, timing_headers, timing_members, usage_body
+
+LARGE_BYTES = 64 * 1024
+"""Size of a choice that takes noticeable time to encode."""
 
 
-async def collect(completion: Completion, generation: Generation) -> tuple[bytes, Usage]:
-    """Return the whole answer as JSON, and its token counts. Raises an ApiError if a job fails."""
+class WholeAnswer(NamedTuple):
+    """An answer that is not streamed."""
+
+    content: bytes
+    usage: Usage
+    headers: dict[str, str]
+    """Times of the answer, in dialects that tell them in headers."""
+
+
+async def collect(completion: Completion, generation: Generation) -> WholeAnswer:
+    """Wait for the whole answer. Raises an ApiError if a job fails."""
     assembler = _Assembler(completion)
     while assembler.unfinished_jobs and not generation.overflowed:
         for reply in await generation.replies():
             assembler.add(reply)
     if generation.overflowed:
         raise ServiceUnavailableError("The answer is larger than the gateway holds.")
-    return whole_body(completion, assembler.choices, assembler.usage), assembler.usage
+    return await assembler.answer()
+
+
+class _WholeChoice:
+    """The pieces of a choice, put together."""
+
+    def __init__(self, completion: Completion, index: int) -> None:
+        self.choice = Choice(completion, index)
+        self._pieces: list[Piece] = []
+        self._with_logprobs = completion.request.logprobs is not None
+        self._with_token_ids = completion.request.return_token_ids
+
+    def add(self, delta: Delta) -> None:
+        self._pieces.append(self.choice.piece(delta))
+
+    def body(self) -> dict[str, Any]:
+        first, last = self._pieces[0], self._pieces[-1]
+        whole = Piece(
+            "".join(piece.text for piece in self._pieces), last.finish_reason, last.stop_reason
+        )
+        if self._with_logprobs:
+            whole.logprobs = self._logprobs()
+        if self._with_token_ids:
+            whole.token_ids = [token for piece in self._pieces for token in piece.token_ids or []]
+            whole.prompt_token_ids = first.prompt_token_ids
+        whole.tool_calls = last.tool_calls
+        # A whole answer says null where a chunk says nothing.
+        return whole.body(self.choice.index) | {"stop_reason": whole.stop_reason}
+
+    def _logprobs(self) -> LogprobLists:
+        lists = LogprobLists(token_ids=[] if self._with_token_ids else None)
+        for piece in self._pieces:
+            if piece.logprobs is not None:
+                lists.append(piece.logprobs)
+        return lists
 
 
 class _Assembler:
     def __init__(self, completion: Completion) -> None:
         self._completion = completion
-        self.usage = Usage()
+        self._usage = Usage()
+        self._stopwatch = Stopwatch(completion.started_at)
+        self._prompt_logprobs = PromptLogprobs(completion)
+        self._returned_tokens = 0
+        self._choices = [_WholeChoice(completion, index) for index in range(completion.choices)]
         self.unfinished_jobs = len(completion.request.prompts)
-        self.choices = [Choice() for _ in range(completion.choices)]
-        if completion.request.echo:
-            for index, choice in enumerate(self.choices):
-                choice.texts.append(completion.prompt_texts[index // completion.request.n])
 
     def add(self, reply: Reply) -> None:
         message = reply.message
         if isinstance(message, Delta):
             index = self._completion.choice_index(reply.prompt_index, message.choice)
-            characters = len(self._completion.prompt_texts[reply.prompt_index])
-            self.choices[index].add(message, prompt_characters=characters)
+            self._choices[index].add(message)
+            self._returned_tokens += len(message.token_ids)
         elif isinstance(message, JobFinished):
-            self.usage.add(message)
+            self._usage.add(message)
+            self._stopwatch.add(message)
             self.unfinished_jobs -= 1
         elif isinstance(message, PromptScored):
-            for choice in range(self._completion.request.n):
-                index = self._completion.choice_index(reply.prompt_index, choice)
-                text = self._completion.prompt_texts[reply.prompt_index]
-                self.choices[index].logprobs.extend_with_prompt(message.logprobs, text)
+            encoded = self._prompt_logprobs.encode(reply.prompt_index, message)
+            first = self._completion.choice_index(reply.prompt_index, 0)
+            for whole in self._choices[first : first + self._completion.request.n]:
+                whole.choice.take_prompt_logprobs(encoded)
         else:
             raise to_api_error(message)
+
+    async def answer(self) -> WholeAnswer:
+        completion, usage = self._completion, self._usage
+        request, shape = completion.request, completion.request.profile.timing
+        if request.best_of > request.n:
+            usage.discarded_tokens = usage.completion_tokens - self._returned_tokens
+        timings = self._stopwatch.timings(usage)
+        content = msgspec.json.encode(
+            {
+                **completion.head(),
+                "choices": [msgspec.Raw(choice) async for choice in self._encoded_choices()],
+                "usage": usage_body(usage, timings, shape),
+                **timing_members(timings, request),
+            }
+        )
+        return WholeAnswer(content, usage, timing_headers(timings, shape))
+
+    async def _encoded_choices(self) -> AsyncIterator[bytes]:
+        for whole in self._choices:
+            choice = msgspec.json.encode(whole.body())
+            yield choice
+            if len(choice) > LARGE_BYTES:
+                # Many large choices in one go would hold up every other request.
+                await asyncio.sleep(0)

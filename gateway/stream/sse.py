@@ -1,73 +1,73 @@
 """Server-sent events of a streamed completion.
 
-Everything that does not change is encoded once for each request; a delta costs one escape and one join.
-Usage rides in the final chunk; with `stream_options.include_usage` OpenAI's extra chunk follows.
+Everything that does not change is encoded once for each request; a plain delta costs one escape and one
+join. Usage rides in the final chunk, or in OpenAI's extra chunk where that was asked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from contract.messages import Delta, JobFinished, PromptScored
+from contract.messages import Delta, JobFailed, JobFinished, PromptScored
+from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Reply
-from gateway.errors import ApiError
-from gateway.stream.completion import Completion, LogprobLists, Usage
+from gateway.errors import ApiError, ErrorStyle
+from gateway.stream.choice import Choice, Piece
+from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
+from gateway.stream.obfuscation import padding
+from gateway.stream.prompt_logprobs import PromptLogprobs
+from gateway.stream.timings import RunningTimings, Stopwatch, timing_members, usage_body
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
+_END = b"}\n\n"
+
 _json = msgspec.json.Encoder().encode
 
 
-def error_event(error: ApiError) -> bytes:
-    """Return the event that tells a client of a failure after its 200, and the end of the stream."""
-    return b"data: " + error.content() + b"\n\n" + DONE
+def error_event(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI, **members: Any) -> bytes:
+    """Return the event that tells a client of a failure after its 200, and the end of the stream.
 
-
-@dataclass(slots=True)
-class _ChoiceState:
-    prefix: str = ""
-    """Text still to be put before the next delta: the echoed prompt."""
-    prefix_logprobs: LogprobLists | None = None
+    `members` stand beside `error`.
+    """
+    return b"data: " + _json({**error.body(style), **members}) + b"\n\n" + DONE
 
 
 class ChunkRenderer:
     """Turns the replies of one request into bytes to be sent."""
 
     def __init__(self, completion: Completion) -> None:
+        request = completion.request
         self._completion = completion
-        self._with_logprobs = completion.request.logprobs is not None
+        self._n = request.n
         self.usage = Usage()
         self.failure: ApiError | None = None
         """Why the stream cannot go on."""
-        self._unfinished_jobs = len(completion.request.prompts)
-        self._unfinished_choices = completion.choices
-        self._final_delta: tuple[int, int, Delta] | None = None
-        self._echoes: dict[int, _ChoiceState] = {}
-        if completion.request.echo:
-            self._echoes = {
-                index: _ChoiceState(prefix=completion.prompt_texts[index // completion.request.n])
-                for index in range(completion.choices)
-            }
-        head = _json(
-            {
-                "id": completion.id,
-                "object": "text_completion",
-                "created": completion.created,
-                "model": completion.model,
-                "system_fingerprint": completion.fingerprint,
-            }
-        )
-        self._head = b"data: " + head[:-1]
-        self._choice_heads = [
-            self._head + b',"choices":[{"index":%d,"text":' % index
+        self._stopwatch = Stopwatch(completion.started_at)
+        self._running = RunningTimings(completion) if request.timings_per_token else None
+        self._prompt_logprobs = PromptLogprobs(completion)
+        self._unfinished_jobs = len(request.prompts)
+        self._received = [0] * len(request.prompts)
+        """Completion tokens of each prompt whose job has not finished."""
+        self._final_delta: tuple[int, Delta] | None = None
+        self._finished_choices: set[int] = set()
+        self._choices: dict[int, Choice] = {}
+        """Made when first needed: most choices need it for their last delta only."""
+        # OpenAI puts `usage: null` into every other chunk when the extra one was asked for.
+        self._common: dict[str, Any] = {"usage": None} if request.include_usage else {}
+        self._head = b"data: " + _json(completion.head())[:-1] + b","
+        self._may_be_plain = _may_be_plain(request)
+        self._is_plain = [self._may_be_plain and not request.echo] * completion.choices
+        """Whether the next delta of a choice is told with nothing but its text."""
+        self._plain_heads = [
+            self._head + b'"choices":[{"index":%d,"text":' % index
             for index in range(completion.choices)
         ]
-        # OpenAI puts `usage: null` into every other chunk when the extra one was asked for.
-        self._tail = b',"usage":null}\n\n' if completion.request.include_usage else b"}\n\n"
-        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        usage = b',"usage":null' if request.include_usage else b""
+        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + usage + _END
 
     @property
     def finished(self) -> bool:
@@ -75,77 +75,129 @@ class ChunkRenderer:
         return self._unfinished_jobs == 0
 
     def render(self, replies: Sequence[Reply]) -> bytes:
-        """Return the events for some replies, possibly none. Stops at a failed job: see `failure`."""
+        """Return the events for some replies, possibly none. Stops at a failure: see `failure`."""
         parts: list[bytes] = []
-        for prompt_index, message in replies:
-            if isinstance(message, Delta):
-                self._add_delta(prompt_index, message, parts)
-            elif isinstance(message, JobFinished):
-                self._finish_job(message, parts)
-            elif isinstance(message, PromptScored):
-                self._add_prompt_logprobs(prompt_index, message)
-            else:
-                self.failure = to_api_error(message)
-                break
+        try:
+            for prompt_index, message in replies:
+                if isinstance(message, Delta):
+                    self._received[prompt_index] += len(message.token_ids)
+                    index = prompt_index * self._n + message.choice
+                    if message.finish_reason is not None or not self._is_plain[index]:
+                        self._add_delta(index, message, parts)
+                    elif message.text:
+                        parts += (self._plain_heads[index], _json(message.text), self._plain_end)
+                else:
+                    self._add_message(prompt_index, message, parts)
+        except ApiError as error:
+            self.failure = error
         return b"".join(parts)
 
-    def _add_delta(self, prompt_index: int, delta: Delta, parts: list[bytes]) -> None:
-        index = prompt_index * self._completion.request.n + delta.choice
-        if delta.finish_reason is None and not self._with_logprobs and not self._echoes:
-            if delta.text:
-                parts += (self._choice_heads[index], _json(delta.text), self._plain_end)
-            return
-        if delta.finish_reason is not None:
-            self._unfinished_choices -= 1
-            if self._unfinished_choices == 0:
-                self._final_delta = (index, prompt_index, delta)  # Waits for the usage.
-                return
-        parts.append(self._chunk(index, prompt_index, delta, self._tail))
+    def render_failure(self, error: ApiError) -> bytes:
+        """Return the events that end a stream which cannot go on, `[DONE]` included.
 
-    def _finish_job(self, finished: JobFinished, parts: list[bytes]) -> None:
+        The tokens that came before are told in `usage`: in OpenAI's extra chunk where that was asked
+        for, else beside the error. Fireworks' clients get a finish reason for every open choice as well.
+        """
+        request = self._completion.request
+        extra_chunk = b""
+        members: dict[str, Any] = {}
+        so_far = self.usage_so_far()
+        if so_far.completion_tokens and request.include_usage:
+            extra_chunk = self._chunk([], {"usage": so_far.body()})
+        elif so_far.completion_tokens:
+            members["usage"] = so_far.body()
+        if request.profile.ends_choices_with_error:
+            members["choices"] = [
+                Piece("", "error").body(index)
+                for index in range(self._completion.choices)
+                if index not in self._finished_choices
+            ]
+        return extra_chunk + error_event(error, request.profile.error_style, **members)
+
+    def usage_so_far(self) -> Usage:
+        """Return what is known of the usage before the end.
+
+        Of a job that has not finished these are the tokens that arrived; its cached tokens and what its
+        images took are not known.
+        """
+        running = [index for index, tokens in enumerate(self._received) if tokens]
+        prompt_tokens = sum(len(self._completion.prompt_token_ids[index]) for index in running)
+        return Usage(
+            prompt_tokens=self.usage.prompt_tokens + prompt_tokens,
+            completion_tokens=self.usage.completion_tokens + sum(self._received),
+            cached_tokens=self.usage.cached_tokens,
+        )
+
+    def _add_message(
+        self,
+        prompt_index: int,
+        message: JobFinished | PromptScored | JobFailed,
+        parts: list[bytes],
+    ) -> None:
+        if isinstance(message, JobFinished):
+            self._finish_job(prompt_index, message, parts)
+        elif isinstance(message, PromptScored):
+            encoded = self._prompt_logprobs.encode(prompt_index, message)
+            for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
+                self._choice(index).take_prompt_logprobs(encoded)
+        else:
+            raise to_api_error(message)
+
+    def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
+        if delta.finish_reason is not None:
+            if len(self._finished_choices) == self._completion.choices - 1:
+                self._final_delta = (index, delta)  # Waits for the usage.
+                return
+            self._finished_choices.add(index)
+        members = self._common
+        if self._running is not None:
+            members = members | {"timings": self._running.add(len(delta.token_ids))}
+        piece = self._choice(index).piece(delta)
+        self._is_plain[index] = self._may_be_plain
+        if not piece.is_empty:
+            parts.append(self._chunk([piece.body(index)], members))
+
+    def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
+        self._received[prompt_index] = 0
         self.usage.add(finished)
+        self._stopwatch.add(finished)
         self._unfinished_jobs -= 1
-        if self._unfinished_jobs:
-            return
-        usage = b',"usage":' + _json(self.usage.body()) + b"}\n\n"
+        if self._unfinished_jobs == 0:
+            self._finish(parts)
+
+    def _finish(self, parts: list[bytes]) -> None:
+        request = self._completion.request
+        timings = self._stopwatch.timings(self.usage)
+        usage = {"usage": usage_body(self.usage, timings, request.profile.timing)}
+        members = timing_members(timings, request)
         if self._final_delta is not None:
-            parts.append(self._chunk(*self._final_delta, usage))
-        if self._completion.request.include_usage:
-            parts += (self._head, b',"choices":[]', usage)
+            index, delta = self._final_delta
+            piece = self._choice(index).piece(delta)
+            has_usage = not request.include_usage or request.profile.keeps_usage_in_final_chunk
+            own = usage if has_usage else self._common
+            parts.append(self._chunk([piece.body(index)], own | members))
+        if request.include_usage:
+            parts.append(self._chunk([], usage | members))
         parts.append(DONE)
 
-    def _chunk(self, index: int, prompt_index: int, delta: Delta, tail: bytes) -> bytes:
-        text, logprobs = delta.text, self._logprobs(index, prompt_index, delta)
-        echo = self._echoes.pop(index, None)
-        if echo is not None:
-            text = echo.prefix + text
-        if not text and not delta.finish_reason and not logprobs:
-            return b""
-        parts = [
-            self._choice_heads[index],
-            _json(text),
-            b',"logprobs":',
-            _json(None if logprobs is None else logprobs.body()),
-            b',"finish_reason":',
-            _json(delta.finish_reason),
-        ]
-        if delta.stop_reason is not None:
-            parts += (b',"stop_reason":', _json(delta.stop_reason))
-        return b"".join((*parts, b"}]", tail))
+    def _choice(self, index: int) -> Choice:
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = Choice(self._completion, index)
+        return choice
 
-    def _logprobs(self, index: int, prompt_index: int, delta: Delta) -> LogprobLists | None:
-        if not self._with_logprobs:
-            return None
-        echo = self._echoes.get(index)
-        lists = (
-            echo.prefix_logprobs if echo is not None and echo.prefix_logprobs else LogprobLists()
-        )
-        lists.extend(delta.logprobs or [], base=len(self._completion.prompt_texts[prompt_index]))
-        return lists if lists.tokens else None
+    def _chunk(self, choices: list[dict[str, Any]], members: dict[str, Any]) -> bytes:
+        chunk = self._head + _json({"choices": choices, **members})[1:-1]
+        if self._completion.request.include_obfuscation:
+            chunk += padding(len(chunk) + len(_END))
+        return chunk + _END
 
-    def _add_prompt_logprobs(self, prompt_index: int, scored: PromptScored) -> None:
-        for choice in range(self._completion.request.n):
-            lists = LogprobLists()
-            lists.extend_with_prompt(scored.logprobs, self._completion.prompt_texts[prompt_index])
-            index = self._completion.choice_index(prompt_index, choice)
-            self._echoes[index].prefix_logprobs = lists
+
+def _may_be_plain(request: GenerationRequest) -> bool:
+    return not (
+        request.logprobs is not None
+        or request.return_token_ids
+        or request.include_obfuscation
+        or request.timings_per_token
+        or (request.tool_use is not None and request.tool_use.tools)
+    )

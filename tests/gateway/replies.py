@@ -1,10 +1,13 @@
 """Requests and replies made by hand, for the tests of rendering."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from contract.dialect import Dialect
 from contract.messages import Delta, JobFailed, JobFinished, PromptScored, TokenLogprob
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
+from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ContextLengthBehavior, GenerationRequest
 from gateway.dispatch.generation import Generation, Reply
 from gateway.stream.completion import Completion
@@ -13,17 +16,26 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 def completion(
-    *, prompts: int = 1, prompt_texts: list[str] | None = None, **fields: Any
+    *,
+    prompts: int = 1,
+    dialect: Dialect = Dialect.OPENAI,
+    prompt_texts: list[str] | None = None,
+    prompt_token_ids: list[list[int]] | None = None,
+    started_at: float = 0.0,
+    **fields: Any,
 ) -> Completion:
     """Make the fixed part of an answer; `prompt_texts` are what is echoed."""
     request: dict[str, Any] = {
+        "profile": PROFILES[dialect],
         "model": "m",
         "prompts": ["p"] * prompts,
+        "images": [[]] * prompts,
         "max_tokens": 16,
         "context_length_behavior": ContextLengthBehavior.TRUNCATE,
         "n": 1,
         "best_of": fields.get("n", 1),
         "stop": [],
+        "includes_stop": False,
         "logprobs": None,
         "echo": prompt_texts is not None,
         "stream": True,
@@ -37,7 +49,9 @@ def completion(
         created=1_700_000_000,
         fingerprint="fp_1",
         request=GenerationRequest(**(request | fields)),
+        prompt_token_ids=prompt_token_ids or [[5, 6, 7]] * prompts,
         prompt_texts=prompt_texts if prompt_texts is not None else [""] * prompts,
+        started_at=started_at,
     )
 
 
@@ -49,9 +63,11 @@ def said(
     finish: FinishReason | None = None,
     stop_reason: int | str | None = None,
     logprobs: list[TokenLogprob] | None = None,
+    token_ids: Sequence[int] = (9,),
 ) -> Reply:
     """Make a delta as it comes from the dispatcher."""
-    return Reply(prompt, Delta(1, 1, choice, text, [], finish, stop_reason, logprobs))
+    delta = Delta(1, 1, choice, text, list(token_ids), finish, stop_reason, logprobs)
+    return Reply(prompt, delta)
 
 
 def scored(logprobs: list[TokenLogprob], *, prompt: int = 0) -> Reply:
@@ -59,9 +75,18 @@ def scored(logprobs: list[TokenLogprob], *, prompt: int = 0) -> Reply:
     return Reply(prompt, PromptScored(1, 1, logprobs))
 
 
-def ended(*, prompt: int = 0, prompt_tokens: int = 3, tokens: int = 2, cached: int = 0) -> Reply:
+def ended(
+    *,
+    prompt: int = 0,
+    prompt_tokens: int = 3,
+    tokens: int = 2,
+    cached: int = 0,
+    prefill_ms: float = 0.0,
+    generation_ms: float = 0.0,
+) -> Reply:
     """Make the end of a job."""
-    return Reply(prompt, JobFinished(1, 1, prompt_tokens, tokens, cached))
+    finished = JobFinished(1, 1, prompt_tokens, tokens, cached, prefill_ms, generation_ms)
+    return Reply(prompt, finished)
 
 
 def failed(code: FailureCode = FailureCode.ENGINE_ERROR, *, prompt: int = 0) -> Reply:

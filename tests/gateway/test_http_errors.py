@@ -1,4 +1,4 @@
-"""Whatever is wrong is said in OpenAI's envelope, with the right status, code and headers."""
+"""Whatever is wrong is said in the dialect's envelope, with the right status, code and headers."""
 
 import asyncio
 import json
@@ -9,8 +9,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from contract.dialect import Dialect
 from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
+from gateway.dialects.profile import PROFILES
+from gateway.errors import AuthenticationError, ErrorStyle, InvalidJsonError, InvalidParameterError
 from tests.gateway.conftest import (
     BODY_TIMEOUT_SECONDS,
     MAX_BODY_BYTES,
@@ -68,9 +71,9 @@ async def test_well_formed_key_that_nobody_has_gets_401_and_is_not_repeated(
 async def test_expired_key_gets_401_with_its_own_code(
     stack: Stack, client: httpx.AsyncClient
 ) -> None:
-    expires_at = datetime.now(UTC) + timedelta(seconds=0.3)
+    expires_at = datetime.now(UTC) + timedelta(seconds=1.5)
     key = await asyncio.to_thread(stack.key, "acme", expires_at=expires_at)
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.6)
     response = await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
     message_of(response, status=401, kind="authentication_error", code="expired_token")
 
@@ -141,7 +144,6 @@ async def test_body_that_is_no_json_object_gets_400(
     ("parameters", "code", "param"),
     [
         ({"model": None}, "missing_required_parameter", "model"),
-        ({"prompt": None}, "missing_required_parameter", "prompt"),
         ({"n": "2"}, "invalid_value", "n"),
         ({"temperature": 2.1}, "invalid_value", "temperature"),
         ({"logit_bias": {"1" * 5000: 1}}, "invalid_value", "logit_bias"),
@@ -167,6 +169,17 @@ async def test_wrong_parameter_gets_400_naming_it(
     message = message_of(response, status=400, kind=INVALID, code=code, param=param)
     assert param in message
     await eventually(lambda: nothing_left(store, MODEL), seconds=1, what="an empty queue")
+
+
+async def test_missing_prompt_gets_400_where_the_dialect_has_no_default(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post(
+        "/v1/completions", json=asking(prompt=None), headers={"x-api-dialect": "fireworks"}
+    )
+    message_of(
+        response, status=400, kind=INVALID, code="missing_required_parameter", param="prompt"
+    )
 
 
 async def test_one_bad_prompt_refuses_the_request_naming_its_place(
@@ -299,6 +312,88 @@ async def test_connection_serves_on_after_errors(stack: Stack, key: str) -> None
         for body, status in ((b"{", 400), (asking(model="gpt-9"), 404), (asking(), 200)):
             writer.write(post(key, body))
             assert (await read_response(reader)).status_code == status
+
+
+TYPES_OF_404 = {ErrorStyle.LLAMACPP: "not_found_error", ErrorStyle.VLLM: "NotFoundError"}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_conflict_18_wrong_parameter_is_told_in_the_style_of_the_dialect(
+    client: httpx.AsyncClient, dialect: Dialect, stream: bool
+) -> None:
+    response = await client.post(
+        "/v1/completions",
+        json=asking(temperature=3, stream=stream),
+        headers={"x-api-dialect": str(dialect)},
+    )
+    style = PROFILES[dialect].error_style
+    error = InvalidParameterError("'temperature' must be <= 2.0. Given: 3.", param="temperature")
+    assert response.json() == error.body(style)
+    assert response.status_code == (422 if style is ErrorStyle.MISTRALRS else 400)
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_conflict_18_invalid_json_is_told_in_the_style_of_the_dialect(
+    client: httpx.AsyncClient, dialect: Dialect
+) -> None:
+    response = await client.post(
+        "/v1/completions",
+        content=b"{",
+        headers={"content-type": "application/json", "x-api-dialect": str(dialect)},
+    )
+    style = PROFILES[dialect].error_style
+    assert response.json() == InvalidJsonError(response.json()["error"]["message"]).body(style)
+    assert response.status_code == (422 if style is ErrorStyle.MISTRALRS else 400)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_conflict_18_unknown_route_is_told_in_the_style_of_the_dialect(
+    client: httpx.AsyncClient, dialect: Dialect
+) -> None:
+    response = await client.post("/v1/nowhere", headers={"x-api-dialect": str(dialect)})
+    expected = TYPES_OF_404.get(PROFILES[dialect].error_style, INVALID)
+    assert (response.status_code, response.json()["error"]["type"]) == (404, expected)
+
+
+@pytest.mark.parametrize(
+    "dialect", [name for name, profile in PROFILES.items() if not profile.takes_any_model_name]
+)
+async def test_conflict_18_unknown_model_is_told_in_the_style_of_the_dialect(
+    client: httpx.AsyncClient, dialect: Dialect
+) -> None:
+    response = await client.post(
+        "/v1/completions", json=asking(model="gpt-9"), headers={"x-api-dialect": str(dialect)}
+    )
+    expected = TYPES_OF_404.get(PROFILES[dialect].error_style, INVALID)
+    assert (response.status_code, response.json()["error"]["type"]) == (404, expected)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_conflict_18_missing_credential_is_told_in_the_style_of_the_dialect(
+    stack: Stack, dialect: Dialect
+) -> None:
+    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+        response = await anonymous.post("/v1/completions", headers={"x-api-dialect": str(dialect)})
+    style = PROFILES[dialect].error_style
+    error = AuthenticationError(response.json()["error"]["message"])
+    assert (response.status_code, response.json()) == (401, error.body(style))
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_conflict_18_prompt_that_is_too_long_tells_llamacpps_clients_the_numbers(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post(
+        "/v1/completions",
+        json=asking(prompt=[5] * 3000),
+        headers={"x-api-dialect": "llamacpp"},
+    )
+    error = response.json()["error"]
+    assert response.status_code == error["code"] == 400
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (3000, 2048)
 
 
 async def test_garbage_bytes_never_give_a_500(client: httpx.AsyncClient) -> None:

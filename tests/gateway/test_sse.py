@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.dispatch.generation import Reply
@@ -56,7 +57,7 @@ def test_include_usage_adds_the_extra_chunk_and_nulls_elsewhere() -> None:
     first, final, extra = parse_chunks(body)
     assert first["usage"] is None
     assert final["choices"][0]["finish_reason"] == "length"
-    assert final["usage"] == extra["usage"]
+    assert final["usage"] is None
     assert extra["choices"] == []
     assert extra["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
@@ -264,11 +265,55 @@ HISTORY = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
 )
 
 
-@given(HISTORY, st.booleans(), st.sampled_from([None, 0]), st.integers(1, 4))
-async def test_stream_joins_to_the_text_of_the_whole_answer(
-    history: Any, echo: bool, logprobs: int | None, batch: int
+OPTIONS = st.fixed_dictionaries(
+    {
+        "dialect": st.sampled_from(Dialect),
+        "logprobs": st.sampled_from([None, 0]),
+        "suffix": st.sampled_from(["", "}\n"]),
+        "return_token_ids": st.booleans(),
+        "include_usage": st.booleans(),
+        "include_obfuscation": st.booleans(),
+        "timings_per_token": st.booleans(),
+        "wants_timings": st.booleans(),
+    }
+)
+
+
+@given(HISTORY, st.booleans(), OPTIONS, st.integers(1, 4))
+async def test_stream_joins_to_the_whole_answer(
+    history: Any, echo: bool, options: dict[str, Any], batch: int
 ) -> None:
     (prompts, n), pieces, prompt_texts, random = history
+    replies = arrivals(n, pieces, random, with_logprobs=options["logprobs"] is not None)
+    answer = completion(
+        prompts=prompts, n=n, prompt_texts=prompt_texts if echo else None, **options
+    )
+
+    renderer = ChunkRenderer(answer)
+    body = b"".join(
+        renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
+    )
+    content = (await collect(answer, inbox(*replies))).content
+
+    assert renderer.finished
+    chunks, whole = parse_chunks(body), json.loads(content)
+    assert texts_by_choice(chunks) == {c["index"]: c["text"] for c in whole["choices"]}
+    assert tokens_by_choice(chunks) == {
+        choice["index"]: (
+            choice.get("token_ids", []),
+            choice["logprobs"]["tokens"] if choice["logprobs"] else [],
+            choice["logprobs"]["text_offset"] if choice["logprobs"] else [],
+        )
+        for choice in whole["choices"]
+    }
+    (usage,) = [chunk["usage"] for chunk in chunks if chunk.get("usage")][-1:]
+    assert usage.keys() == whole["usage"].keys()
+    assert usage["total_tokens"] == whole["usage"]["total_tokens"]
+    assert ("timings" in chunks[-1]) == ("timings" in whole)
+
+
+def arrivals(n: int, pieces: list[list[str]], random: Any, *, with_logprobs: bool) -> list[Reply]:
+    """Return the replies of all choices, mixed as they may arrive; `pieces` are the texts of each."""
     queues = {
         (index // n, index % n): [
             said(
@@ -276,7 +321,8 @@ async def test_stream_joins_to_the_text_of_the_whole_answer(
                 prompt=index // n,
                 choice=index % n,
                 finish=STOP if position == len(texts) - 1 else None,
-                logprobs=None if logprobs is None else [TokenLogprob(text, -1.0, 0)],
+                logprobs=[TokenLogprob(text, -1.0, position)] if with_logprobs else None,
+                token_ids=[position],
             )
             for position, text in enumerate(texts)
         ]
@@ -290,21 +336,21 @@ async def test_stream_joins_to_the_text_of_the_whole_answer(
             del queues[place]
             if not any(prompt == place[0] for prompt, _ in queues):
                 replies.append(ended(prompt=place[0]))
-    answer = completion(
-        prompts=prompts, n=n, logprobs=logprobs, prompt_texts=prompt_texts if echo else None
-    )
+    return replies
 
-    renderer = ChunkRenderer(answer)
-    body = b"".join(
-        renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
-    )
-    content, _ = await collect(answer, inbox(*replies))
 
-    assert renderer.finished
-    whole = json.loads(content)
-    streamed = texts_by_choice(parse_chunks(body))
-    assert streamed == {choice["index"]: choice["text"] for choice in whole["choices"]}
-    assert parse_chunks(body)[-1]["usage"] == whole["usage"]
+def tokens_by_choice(
+    chunks: list[dict[str, Any]],
+) -> dict[int, tuple[list[int], list[str], list[int]]]:
+    """Return the joined token ids, tokens and offsets of each choice."""
+    joined: dict[int, tuple[list[int], list[str], list[int]]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        ids, tokens, offsets = joined.setdefault(choice["index"], ([], [], []))
+        ids += choice.get("token_ids", [])
+        if choice["logprobs"]:
+            tokens += choice["logprobs"]["tokens"]
+            offsets += choice["logprobs"]["text_offset"]
+    return joined
 
 
 @pytest.mark.parametrize("code", FailureCode)

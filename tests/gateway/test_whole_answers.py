@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.dispatch.generation import Generation, Reply
@@ -16,9 +17,9 @@ from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox
 
 async def whole(answer: Completion, *replies: Reply) -> dict[str, Any]:
     """Return the body for some replies."""
-    content, usage = await collect(answer, inbox(*replies))
-    body: dict[str, Any] = json.loads(content)
-    assert body["usage"] == usage.body()
+    collected = await collect(answer, inbox(*replies))
+    body: dict[str, Any] = json.loads(collected.content)
+    assert body["usage"].items() >= collected.usage.body().items()
     return body
 
 
@@ -46,6 +47,28 @@ async def test_answer_has_all_of_openais_fields() -> None:
             "prompt_tokens_details": {"cached_tokens": 1},
         },
     }
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_required_members_are_there_in_every_dialect(
+    dialect: Dialect, logprobs: int | None
+) -> None:
+    body = await whole(
+        completion(dialect=dialect, logprobs=logprobs), said("a", finish=STOP), ended()
+    )
+    assert {"id", "object", "created", "model", "choices", "usage"} <= set(body)
+    (choice,) = body["choices"]
+    assert set(choice) == {"index", "text", "logprobs", "finish_reason", "stop_reason"}
+    assert (choice["logprobs"] is None) == (logprobs is None)
+    assert (
+        body["usage"].items()
+        >= {
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "total_tokens": 5,
+        }.items()
+    )
 
 
 async def test_choices_stand_in_order_whatever_order_they_finish_in() -> None:

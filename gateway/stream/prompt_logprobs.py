@@ -1,0 +1,45 @@
+"""Log-probabilities of echoed prompts: encoded once for all choices, and bounded."""
+
+from contract.messages import PromptScored
+from gateway.errors import InvalidParameterError
+from gateway.stream.completion import Completion
+from gateway.stream.logprobs import LogprobLists, echo_base
+
+MAX_BYTES = 64 * 1024 * 1024
+"""What the log-probabilities of all echoed prompts of an answer may take: each choice repeats them."""
+
+
+class PromptLogprobs:
+    """Prepares the log-probabilities of a request's prompts to be told by its choices."""
+
+    def __init__(self, completion: Completion) -> None:
+        self._completion = completion
+        self._bytes = 0
+
+    def encode(self, prompt_index: int, scored: PromptScored) -> dict[str, bytes]:
+        """Return the lists of the echoed tokens for `LogprobLists.before`, empty if there are none.
+
+        Raises InvalidParameterError if they would make the answer too large.
+        """
+        request, logprobs = self._completion.request, scored.logprobs
+        echoed = request.echo_last
+        start = 0 if echoed is None else max(len(logprobs) - echoed, 0)
+        lists = LogprobLists()
+        lists.extend(
+            logprobs[start:],
+            base=echo_base(logprobs, self._completion.prompt_texts[prompt_index], start=start),
+            token_ids=(
+                self._completion.prompt_token_ids[prompt_index][start:]
+                if request.return_token_ids
+                else None
+            ),
+        )
+        encoded = lists.encoded() if lists.tokens else {}
+        self._bytes += request.n * sum(map(len, encoded.values()))
+        if self._bytes > MAX_BYTES:
+            raise InvalidParameterError(
+                f"'logprobs' of echoed prompts must take <= {MAX_BYTES} bytes in all choices together. "
+                f"Given: {self._bytes} so far.",
+                param="logprobs",
+            )
+        return encoded

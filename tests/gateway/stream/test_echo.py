@@ -1,0 +1,271 @@
+"""What is echoed of a prompt, and where tokens stand in the text that is returned."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from contract.messages import TokenLogprob
+from gateway.errors import InvalidParameterError
+from gateway.prompt.echo import echoed_text
+from gateway.stream import prompt_logprobs as prompt_logprobs_module
+from gateway.stream.assembler import collect
+from gateway.stream.logprobs import REPLACEMENT, LogprobLists, echo_base
+from gateway.stream.sse import ChunkRenderer
+from tests.gateway.replies import STOP, completion, ended, inbox, said, scored
+from tests.support.events import parse_chunks
+from worker.logprobs import TokenTexts, prompt_logprobs
+
+CHECKPOINT = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
+TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+TEXTS = TokenTexts(TOKENIZER)
+BOS = TOKENIZER.encode("").ids[:1]
+"""The begin-of-text token, if the tokenizer puts one before a text."""
+
+
+def decode(token_ids: list[int]) -> str:
+    """Return the text of token ids, special tokens shown."""
+    return str(TOKENIZER.decode(token_ids, skip_special_tokens=False))
+
+
+def encode(text: str) -> list[int]:
+    """Return the token ids of a text, without any that stand for the text's beginning."""
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def echo(token_ids: list[int], last: int | None, *, text: str | None = None) -> str:
+    """Return what is echoed of a prompt."""
+    request = completion(prompt_texts=[""], echo_last=last).request
+    return echoed_text(request, text=text, token_ids=token_ids, decode=decode)
+
+
+def score(token_ids: list[int]) -> list[TokenLogprob]:
+    """Return what the worker sends about a prompt."""
+    scores = [[(token, -1.0)] for token in token_ids[1:]]
+    return prompt_logprobs(TOKENIZER, TEXTS, token_ids, scores, alternatives=0)
+
+
+def test_whole_prompt_is_echoed_as_the_client_sent_it() -> None:
+    assert echo([5, 6], None, text="any text") == "any text"
+    assert echo(encode("Once upon"), None) == "Once upon"
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3, 30, 100])
+def test_last_tokens_are_echoed(last: int) -> None:
+    ids = encode("Once upon a time there was a little girl who liked the sea.")
+    expected = decode(ids)[len(decode(ids[: len(ids) - last])) :] if last else ""
+    assert (
+        echo(ids, last, text="Once upon a time there was a little girl who liked the sea.")
+        == expected
+    )
+
+
+def test_nothing_is_echoed_that_was_not_asked_for() -> None:
+    request = completion(echo_last=3).request
+    assert echoed_text(request, text="a", token_ids=[5], decode=decode) == ""
+
+
+def test_character_that_the_echo_cuts_is_echoed_as_a_whole() -> None:
+    ids = encode("a😀b")
+    shown = [echo(ids, last) for last in range(len(ids) + 1)]
+    assert set(shown) == {"", "b", "😀b", "a😀b"}
+
+
+@given(st.text(min_size=1, max_size=40), st.integers(1, 12))
+def test_echo_of_the_last_tokens_is_an_end_of_the_text(text: str, last: int) -> None:
+    ids = encode(text)
+    whole = decode(ids)
+    shown = echo(ids, last, text=whole)
+    assert whole.endswith(shown)
+    rest = whole[: len(whole) - len(shown)]
+    assert decode(ids[: max(len(ids) - last, 0)]).startswith(rest)
+
+
+def lists(token_ids: list[int], shown: str, *, last: int | None = None) -> LogprobLists:
+    """Return the lists of an echoed prompt."""
+    entries = score(token_ids)
+    start = 0 if last is None else max(len(entries) - last, 0)
+    result = LogprobLists()
+    result.extend(entries[start:], base=echo_base(entries, shown, start=start))
+    return result
+
+
+def assert_offsets_hold(told: LogprobLists, text: str) -> None:
+    """Every token stands in the text where its offset says."""
+    assert told.text_offset == sorted(told.text_offset)
+    for place, (token, offset) in enumerate(zip(told.tokens, told.text_offset, strict=True)):
+        # A prompt's first token shows even if it is only a part of a character.
+        is_part = place == 0 and token.endswith(REPLACEMENT)
+        assert is_part or text[offset : offset + len(token)] == token
+
+
+@given(st.text(alphabet=st.sampled_from("ab c\né漢😀"), min_size=1, max_size=30))
+def test_offsets_of_an_echoed_text_point_at_its_tokens(text: str) -> None:
+    ids = encode(text)
+    assert_offsets_hold(lists(ids, text), text)
+
+
+@given(st.text(alphabet=st.sampled_from("ab c\né漢😀"), min_size=1, max_size=30), st.integers(1, 9))
+def test_offsets_of_the_last_tokens_point_at_them(text: str, last: int) -> None:
+    ids = encode(text)
+    shown = echo(ids, last, text=text)
+    told = lists(ids, shown, last=last)
+    assert len(told.tokens) == min(last, len(ids))
+    # The token that completes a cut character has all of it.
+    assert_offsets_hold(told, shown)
+
+
+@given(
+    st.text(alphabet=st.sampled_from("ab é漢😀\ufffd"), min_size=1, max_size=20), st.integers(0, 3)
+)
+def test_offsets_are_right_when_the_prompt_ends_inside_a_character(text: str, cut: int) -> None:
+    ids = encode(text)
+    ids = ids[: max(len(ids) - cut, 1)]
+    shown = echo(ids, None)
+    assert_offsets_hold(lists(ids, shown), shown)
+
+
+def test_begin_of_text_token_that_is_not_echoed_takes_no_room() -> None:
+    told = LogprobLists()
+    entries = [
+        TokenLogprob("<s>", None, 0),
+        TokenLogprob("Once", -1.0, 3),
+        TokenLogprob(" up", -1.0, 7),
+    ]
+    told.extend(entries, base=echo_base(entries, "Once up", start=0))
+    assert told.tokens == ["<s>", "Once", " up"]
+    assert told.text_offset == [0, 0, 4]
+
+
+def test_begin_of_text_token_that_the_client_sent_is_echoed() -> None:
+    told = LogprobLists()
+    entries = [TokenLogprob("<s>", None, 0), TokenLogprob("Once", -1.0, 3)]
+    told.extend(entries, base=echo_base(entries, "<s>Once", start=0))
+    assert told.text_offset == [0, 3]
+
+
+def test_begin_of_text_token_before_a_cut_character_takes_no_room() -> None:
+    entries = [TokenLogprob("<s>", None, 0), TokenLogprob("a", -1.0, 3), TokenLogprob("", -1.0, 4)]
+    assert echo_base(entries, "a\ufffd", start=0) == -3
+
+
+def test_text_that_no_token_completes_does_not_move_the_others() -> None:
+    entries = [TokenLogprob("x", None, 0), TokenLogprob("", -1.0, 1)]
+    assert echo_base(entries, "xa\ufffd", start=0) == 0
+
+
+def test_completion_starts_behind_the_echo_with_a_cut_character() -> None:
+    answer = completion(prompt_texts=["a\ufffd"], logprobs=0)
+    renderer = ChunkRenderer(answer)
+    (chunk,) = parse_chunks(
+        renderer.render(
+            [
+                scored([TokenLogprob("a", None, 0), TokenLogprob("", -1.0, 1)]),
+                said(
+                    "é!",
+                    finish=STOP,
+                    logprobs=[TokenLogprob("é", -1.0, 0), TokenLogprob("!", -1.0, 1)],
+                ),
+                ended(),
+            ]
+        )
+    )
+    told = chunk["choices"][0]
+    assert told["text"] == "a\ufffdé!"
+    assert told["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
+def echoing(last: int, shown: str, **fields: Any) -> dict[str, Any]:
+    """Stream a prompt "abc" of three tokens of which the last ones are echoed; return the one chunk."""
+    answer = completion(prompt_texts=[shown], echo_last=last, logprobs=0, **fields)
+    entries = [TokenLogprob(letter, -1.0, place) for place, letter in enumerate("abc")]
+    renderer = ChunkRenderer(answer)
+    (chunk,) = parse_chunks(
+        renderer.render(
+            [
+                scored(entries),
+                said("d", finish=STOP, logprobs=[TokenLogprob("d", -1.0, 0)]),
+                ended(),
+            ]
+        )
+    )
+    told: dict[str, Any] = chunk["choices"][0]
+    return told
+
+
+def test_echo_last_tells_log_probabilities_of_the_last_tokens() -> None:
+    told = echoing(2, "bc")
+    assert told["text"] == "bcd"
+    assert told["logprobs"]["tokens"] == ["b", "c", "d"]
+    assert told["logprobs"]["token_logprobs"] == [-1.0, -1.0, -1.0]
+    assert told["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+def test_echo_last_of_more_tokens_than_there_are_is_the_whole_echo() -> None:
+    assert echoing(9, "abc")["logprobs"]["tokens"] == ["a", "b", "c", "d"]
+
+
+def test_echo_last_of_no_token_is_no_echo() -> None:
+    told = echoing(0, "")
+    assert told["text"] == "d"
+    assert told["logprobs"]["tokens"] == ["d"]
+    assert told["logprobs"]["text_offset"] == [0]
+
+
+def test_echo_last_cuts_the_token_ids_of_log_probabilities_as_well() -> None:
+    told = echoing(2, "bc", return_token_ids=True)
+    assert told["logprobs"]["token_ids"] == [6, 7, 9]
+    assert told["prompt_token_ids"] == [5, 6, 7]
+    assert told["token_ids"] == [9]
+
+
+@pytest.mark.parametrize("bytes_allowed", [100, 20_000])
+async def test_log_probabilities_of_echoed_prompts_are_bounded_over_all_choices(
+    monkeypatch: pytest.MonkeyPatch, bytes_allowed: int
+) -> None:
+    monkeypatch.setattr(prompt_logprobs_module, "MAX_BYTES", bytes_allowed)
+    answer = completion(n=3, prompt_texts=["abc"], logprobs=0)
+    replies = [
+        scored([TokenLogprob(letter, -1.0, place) for place, letter in enumerate("abc")]),
+        *(said("d", choice=choice, finish=STOP) for choice in range(3)),
+        ended(),
+    ]
+    renderer = ChunkRenderer(answer)
+    events = renderer.render(replies)
+    if bytes_allowed == 20_000:
+        assert len(parse_chunks(events)) == 3
+        assert json.loads((await collect(answer, inbox(*replies))).content)["choices"]
+        return
+    assert events == b""
+    assert isinstance(renderer.failure, InvalidParameterError)
+    assert renderer.failure.param == "logprobs"
+    with pytest.raises(InvalidParameterError, match=r"must take <= 100 bytes .* Given: \d+ so far"):
+        await collect(answer, inbox(*replies))
+
+
+async def test_large_choices_are_encoded_one_by_one() -> None:
+    entries = [TokenLogprob("token", -1.0, 5 * place) for place in range(3000)]
+    answer = completion(n=4, prompt_texts=["token" * 3000], logprobs=0)
+    replies = [
+        scored(entries),
+        *(said("d", choice=choice, finish=STOP) for choice in range(4)),
+        ended(),
+    ]
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(count())
+    body = json.loads((await collect(answer, inbox(*replies))).content)
+    beside.cancel()
+    assert others == 4
+    assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [3000] * 4

@@ -1,0 +1,126 @@
+"""Where `usage` rides in a stream, in every dialect, and what it says when a stream fails."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.dialect import Dialect
+from gateway.dialects.profile import PROFILES
+from gateway.errors import GenerationFailedError
+from gateway.stream.sse import DONE, ChunkRenderer
+from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
+from tests.support.events import parse_chunks, split_events
+
+COUNTS = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+FIREWORKS = [Dialect.FIREWORKS, Dialect.FIREWORKS_2026]
+
+
+def chunks_of(dialect: Dialect, **fields: Any) -> list[dict[str, Any]]:
+    """Render a stream of two choices whose second one ends first."""
+    renderer = ChunkRenderer(completion(dialect=dialect, n=2, **fields))
+    replies = [said("a"), said("b", choice=1, finish=STOP), said("c", finish=LENGTH), ended()]
+    return parse_chunks(renderer.render(replies))
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_conflict_17_usage_is_in_the_chunk_of_the_choice_that_finishes_last(
+    dialect: Dialect,
+) -> None:
+    *others, final = chunks_of(dialect)
+    assert all("usage" not in chunk for chunk in others)
+    assert final["choices"][0]["index"] == 0
+    assert final["choices"][0]["finish_reason"] == "length"
+    assert final["usage"].items() >= COUNTS.items()
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_conflict_17_include_usage_gives_openais_extra_chunk(dialect: Dialect) -> None:
+    *others, final, extra = chunks_of(dialect, include_usage=True)
+    assert extra["choices"] == []
+    assert extra["usage"].items() >= COUNTS.items()
+    assert [chunk["usage"] for chunk in others] == [None, None]
+    assert final["choices"][0]["finish_reason"] == "length"
+    if dialect in FIREWORKS:
+        assert final["usage"] == extra["usage"]
+    else:
+        assert final["usage"] is None
+
+
+def test_fireworks_keeps_usage_in_the_final_chunk_and_nobody_else() -> None:
+    keeping = [name for name, profile in PROFILES.items() if profile.keeps_usage_in_final_chunk]
+    assert keeping == FIREWORKS
+
+
+def test_failure_tells_the_tokens_that_came_before_it() -> None:
+    renderer = ChunkRenderer(completion(prompts=3))
+    renderer.render(
+        [
+            said("a", prompt=1, finish=STOP, token_ids=[1, 2]),
+            ended(prompt=1, prompt_tokens=7, tokens=2, cached=4),
+            said("b"),
+            said("", token_ids=[3, 4]),
+            failed(),
+        ]
+    )
+    assert renderer.failure is not None
+    (event,) = parse_chunks(renderer.render_failure(renderer.failure))
+    # Prompt 0 has three tokens and delivered three; prompt 2 never began.
+    assert event["usage"] == {
+        "prompt_tokens": 7 + 3,
+        "completion_tokens": 2 + 3,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    assert event["error"]["code"] == "engine_dead"
+    assert set(event) == {"error", "usage"}
+
+
+def test_failure_with_include_usage_sends_the_extra_chunk_before_the_error() -> None:
+    renderer = ChunkRenderer(completion(include_usage=True))
+    renderer.render([said("a"), failed()])
+    extra, event = parse_chunks(renderer.render_failure(GenerationFailedError("It failed.")))
+    assert extra["choices"] == []
+    assert extra["usage"]["completion_tokens"] == 1
+    assert set(event) == {"error"}
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_failure_before_any_token_tells_no_usage(include_usage: bool) -> None:
+    renderer = ChunkRenderer(completion(include_usage=include_usage))
+    (event,) = parse_chunks(renderer.render_failure(GenerationFailedError("It failed.")))
+    assert set(event) == {"error"}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_failure_finishes_open_choices_for_fireworks_only(dialect: Dialect) -> None:
+    renderer = ChunkRenderer(completion(dialect=dialect, n=3))
+    renderer.render([said("a"), said("b", choice=1, finish=STOP), failed()])
+    (event,) = parse_chunks(renderer.render_failure(GenerationFailedError("It failed.")))
+    choices = [
+        {"index": index, "text": "", "logprobs": None, "finish_reason": "error"} for index in (0, 2)
+    ]
+    assert event.get("choices") == (choices if dialect in FIREWORKS else None)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind", "code"),
+    [
+        (Dialect.OPENAI, "service_unavailable", "engine_dead"),
+        (Dialect.FIREWORKS, "service_unavailable", "engine_dead"),
+        (Dialect.LLAMACPP, "unavailable_error", 503),
+        (Dialect.MISTRALRS, "service_unavailable", "engine_dead"),
+        (Dialect.OMLX, "service_unavailable", "engine_dead"),
+        (Dialect.VLLM, "ServiceUnavailableError", 503),
+    ],
+)
+def test_conflict_18_error_event_has_the_style_of_its_dialect(
+    dialect: Dialect, kind: str, code: int | str
+) -> None:
+    renderer = ChunkRenderer(completion(dialect=dialect))
+    body = renderer.render_failure(GenerationFailedError("It failed."))
+    event, done = split_events(body)
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert (error["message"], error["type"], error["code"]) == ("It failed.", kind, code)
+    assert body.endswith(DONE)
+    assert done == DONE.rstrip()

@@ -1,0 +1,227 @@
+"""Conflict 18: one error, told in the style of each dialect."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from contract.dialect import Dialect
+from gateway import errors
+from gateway.api.error_handlers import install_error_handlers
+from gateway.dialects.profile import PROFILES
+from gateway.errors import (
+    ApiError,
+    AuthenticationError,
+    ContextLengthExceededError,
+    ErrorStyle,
+    InternalError,
+    InvalidGrammarError,
+    InvalidParameterError,
+    ModelNotFoundError,
+    NoWorkerError,
+    PermissionDeniedError,
+    TenantQueueFullError,
+    UnknownParameterError,
+    UnsupportedParameterError,
+)
+
+INVALID = InvalidParameterError("'n' must be >= 1. Given: 0.", param="n")
+
+
+def classes() -> Iterator[type[ApiError]]:
+    """Return every class of the tree."""
+    for thing in vars(errors).values():
+        if isinstance(thing, type) and issubclass(thing, ApiError):
+            yield thing
+
+
+def test_conflict_18_openai_has_words_as_codes() -> None:
+    assert INVALID.body(ErrorStyle.OPENAI) == INVALID.body()
+    assert INVALID.body() == {
+        "error": {
+            "message": "'n' must be >= 1. Given: 0.",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "invalid_value",
+        }
+    }
+    assert INVALID.status_for(ErrorStyle.OPENAI) == 400
+
+
+def test_conflict_18_llamacpp_has_the_status_as_code() -> None:
+    assert INVALID.body(ErrorStyle.LLAMACPP) == {
+        "error": {
+            "message": "'n' must be >= 1. Given: 0.",
+            "type": "invalid_request_error",
+            "code": 400,
+        }
+    }
+
+
+def test_conflict_18_mistralrs_answers_422_with_openais_envelope() -> None:
+    assert INVALID.body(ErrorStyle.MISTRALRS) == INVALID.body()
+    assert INVALID.status_for(ErrorStyle.MISTRALRS) == 422
+    assert NoWorkerError("No.").status_for(ErrorStyle.MISTRALRS) == 503
+
+
+def test_conflict_18_vllm_has_classes_as_types() -> None:
+    assert INVALID.body(ErrorStyle.VLLM) == {
+        "error": {
+            "message": "'n' must be >= 1. Given: 0.",
+            "type": "BadRequestError",
+            "param": "n",
+            "code": 400,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "llamacpp", "vllm"),
+    [
+        (AuthenticationError("No."), "authentication_error", "AuthenticationError"),
+        (PermissionDeniedError("No."), "permission_error", "PermissionDeniedError"),
+        (ModelNotFoundError("x"), "not_found_error", "NotFoundError"),
+        (TenantQueueFullError("No."), "rate_limit_error", "RateLimitError"),
+        (InternalError(), "server_error", "InternalServerError"),
+        (NoWorkerError("No."), "unavailable_error", "ServiceUnavailableError"),
+    ],
+)
+def test_conflict_18_types_have_the_names_that_clients_know(
+    error: ApiError, llamacpp: str, vllm: str
+) -> None:
+    assert error.body(ErrorStyle.LLAMACPP)["error"]["type"] == llamacpp
+    assert error.body(ErrorStyle.VLLM)["error"]["type"] == vllm
+
+
+@pytest.mark.parametrize("style", ErrorStyle)
+def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
+    for kind in classes():
+        error = kind.__new__(kind)
+        ApiError.__init__(error, "It failed.")
+        error.n_prompt_tokens = error.n_ctx = None  # type: ignore[attr-defined]
+        body = error.body(style)["error"]
+        assert body["type"], kind
+        # Only a bug is told as one.
+        if style is ErrorStyle.VLLM and error.status != 500:
+            assert body["type"] != "InternalServerError", kind
+
+
+def test_context_error_tells_llamacpps_clients_the_numbers() -> None:
+    error = ContextLengthExceededError("Too long.", param="prompt", n_prompt_tokens=70, n_ctx=64)
+    assert error.body(ErrorStyle.LLAMACPP)["error"] == {
+        "message": "Too long.",
+        "type": "exceed_context_size_error",
+        "code": 400,
+        "n_prompt_tokens": 70,
+        "n_ctx": 64,
+    }
+    assert set(error.body()["error"]) == {"message", "type", "param", "code"}
+    without = ContextLengthExceededError("Too long.")
+    assert "n_ctx" not in without.body(ErrorStyle.LLAMACPP)["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (UnsupportedParameterError, "unsupported_parameter"),
+        (UnknownParameterError, "unknown_parameter"),
+        (InvalidGrammarError, "invalid_grammar"),
+    ],
+)
+def test_refusals_of_parameters_are_the_clients_fault(kind: type[ApiError], code: str) -> None:
+    error = kind("No.", param="x")
+    assert (error.status, error.code, error.param) == (400, code, "x")
+    assert error.headers()["x-should-retry"] == "false"
+
+
+def make_app() -> FastAPI:
+    """Make an application whose routes fail in every way."""
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/invalid")
+    async def _invalid() -> None:
+        raise INVALID
+
+    @app.get("/known/{style}")
+    async def _known(style: ErrorStyle, request: Request) -> None:
+        request.state.error_style = style
+        raise INVALID
+
+    @app.get("/bug")
+    async def _bug() -> None:
+        raise RuntimeError("inside")
+
+    @app.get("/redis")
+    async def _redis() -> None:
+        raise RedisConnectionError("inside")
+
+    return app
+
+
+async def ask(
+    path: str, *, app: FastAPI | None = None, dialect: str | None = None
+) -> httpx.Response:
+    """Return the answer of an application whose bugs are answered, too."""
+    transport = httpx.ASGITransport(app or make_app(), raise_app_exceptions=False)
+    headers = {} if dialect is None else {b"x-api-dialect": dialect.encode("latin-1")}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        return await client.get(path, headers=headers)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_conflict_18_header_chooses_the_style(dialect: Dialect) -> None:
+    response = await ask("/invalid", dialect=str(dialect))
+    style = PROFILES[dialect].error_style
+    assert response.status_code == (422 if dialect is Dialect.MISTRALRS else 400)
+    assert response.json() == INVALID.body(style)
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("style", ErrorStyle)
+async def test_style_that_the_route_has_chosen_wins_over_the_header(style: ErrorStyle) -> None:
+    response = await ask(f"/known/{style}", dialect="vllm")
+    assert response.json() == INVALID.body(style)
+
+
+@pytest.mark.parametrize("dialect", [None, "", "nonsense", "\u00e9"])
+async def test_default_dialect_chooses_the_style_otherwise(dialect: str | None) -> None:
+    app = make_app()
+    assert (await ask("/invalid", app=app, dialect=dialect)).json() == INVALID.body()
+    settings = SimpleNamespace(default_dialect=Dialect.LLAMACPP)
+    app.state.context = SimpleNamespace(settings=settings)
+    response = await ask("/invalid", app=app, dialect=dialect)
+    assert response.json() == INVALID.body(ErrorStyle.LLAMACPP)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/bug", 500, "server_error"),
+        ("/redis", 503, "unavailable_error"),
+        ("/nowhere", 404, "not_found_error"),
+    ],
+)
+async def test_failures_outside_of_routes_have_the_style_too(
+    path: str, status: int, kind: str
+) -> None:
+    response = await ask(path, dialect="llamacpp")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (status, status, kind)
+    assert "inside" not in response.text
+
+
+async def test_bug_after_the_route_chose_its_style_has_that_style() -> None:
+    app = make_app()
+
+    @app.get("/late")
+    async def _late(request: Request) -> None:
+        request.state.error_style = ErrorStyle.VLLM
+        raise RuntimeError("inside")
+
+    response = await ask("/late", app=app)
+    assert response.json()["error"]["type"] == "InternalServerError"
+    assert response.json()["error"]["code"] == 500
