@@ -18,8 +18,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "up": "Start everything on this machine, for a first look.",
     "gateway": "Run a gateway.",
     "worker": "Run a worker.",
-    "tenants": "Create, list, suspend and activate tenants.",
-    "keys": "Create, list and revoke API keys.",
+    "tenants": "Create, change, list, suspend and activate tenants.",
+    "keys": "Create, change, list and revoke API keys.",
     "db": "Create or upgrade the database's schema.",
 }
 """Name of a command, which is also its module's, and what `sluice --help` says about it."""

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, RedisDsn, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from contract.dialect import Dialect
+
 KIBIBYTE = 1024
 MIN_JWT_SECRET_BYTES = 32
 """The length of HMAC-SHA-256's output: a shorter secret is the weakest part of the signature (RFC 7518)."""
@@ -49,6 +51,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
 
+    default_dialect: Dialect = Dialect.OPENAI
+    """How requests are read and answered where neither they, nor key, tenant or model name a dialect."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
     max_prompts: Annotated[int, Field(gt=0)] = 1024
     """Prompts in one request, and sequences (prompts times best_of) as well."""

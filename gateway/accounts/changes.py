@@ -19,11 +19,11 @@ class ChangeAnnouncer:
         self._redis = redis
 
     async def key_changed(self, key_id: str) -> None:
-        """Announce that this key may not be used as before."""
+        """Announce that this key is not what it was."""
         await self._announce({"key": key_id})
 
     async def tenant_changed(self, tenant_id: str) -> None:
-        """Announce that this tenant's weight or status changed."""
+        """Announce that this tenant's status or options changed."""
         await self._announce({"tenant": tenant_id})
 
     async def _announce(self, event: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.records import KeyRecord, Tenant
+from gateway.accounts.records import KeyOptions, KeyRecord, Tenant
 from gateway.accounts.tables import ApiKeyRow, TenantRow
 
 
@@ -38,6 +38,7 @@ class KeyStore:
                 expires_at=key.expires_at,
                 revoked_at=key.revoked_at,
                 created_at=key.created_at,
+                dialect=key.dialect,
             )
         )
         await self._transaction.flush()
@@ -59,6 +60,14 @@ class KeyStore:
             .where(or_(ApiKeyRow.id == id_or_prefix, ApiKeyRow.prefix == id_or_prefix))
         )
         return None if row is None else row.to_record()
+
+    async def set_options(self, tenant_id: str, key_id: str, options: KeyOptions) -> None:
+        """Change at least one of these options of the tenant's key."""
+        await self._transaction.execute(
+            update(ApiKeyRow)
+            .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
+            .values(**options)
+        )
 
     async def set_revoked(self, tenant_id: str, key_id: str, revoked_at: datetime) -> None:
         """Mark the tenant's key as revoked."""

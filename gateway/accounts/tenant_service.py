@@ -3,13 +3,15 @@
 import math
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy.exc import IntegrityError
+from typing_extensions import Unpack
 
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
-from gateway.accounts.records import Tenant, TenantStatus
+from gateway.accounts.records import Tenant, TenantOptions, TenantStatus
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
@@ -29,19 +31,26 @@ class TenantService:
         self._announcer = announcer
 
     async def create(
-        self, name: str, *, tenant_id: str | None = None, weight: float = 1.0
+        self,
+        name: str,
+        *,
+        tenant_id: str | None = None,
+        weight: float = 1.0,
+        **options: Unpack[TenantOptions],
     ) -> Tenant:
         """Add an active tenant; without an id it gets a random one that begins with `tnt_`."""
         check_name(name)
         _check_weight(weight)
         if tenant_id is not None:
             _check_id(tenant_id)
+        _check_options(options)
         tenant = Tenant(
             id=tenant_id or f"tnt_{secrets.token_hex(8)}",
             name=name,
             weight=weight,
             status=TenantStatus.ACTIVE,
             created_at=utc_now(),
+            **options,
         )
         try:
             async with self._database.writing() as transaction:
@@ -69,6 +78,17 @@ class TenantService:
         """Serve a suspended tenant again."""
         return await self._set_status(tenant_id, TenantStatus.ACTIVE)
 
+    async def update(self, tenant_id: str, **options: Unpack[TenantOptions]) -> Tenant:
+        """Change the options that are given, on every gateway."""
+        check_not_empty(options)
+        _check_options(options)
+        async with self._database.writing() as transaction:
+            store = TenantStore(transaction)
+            await store.set_options(tenant_id, options)
+            tenant = _found(await store.get(tenant_id), tenant_id)
+        await self._announcer.tenant_changed(tenant_id)
+        return tenant
+
     async def _set_status(self, tenant_id: str, status: TenantStatus) -> Tenant:
         async with self._database.writing() as transaction:
             store = TenantStore(transaction)
@@ -84,6 +104,22 @@ def check_name(name: str) -> None:
         raise InvalidParameterError(
             f"'name' must have 1 to {MAX_NAME_CHARACTERS} characters. Given: {shown(name)}.",
             param="name",
+        )
+
+
+def check_not_empty(options: Mapping[str, object]) -> None:
+    """Refuse a change that changes nothing."""
+    if not options:
+        raise InvalidParameterError("Nothing to change: give at least one option.")
+
+
+def _check_options(options: TenantOptions) -> None:
+    model = options.get("default_model")
+    if model is not None and not 0 < len(model.strip()) <= len(model) <= MAX_NAME_CHARACTERS:
+        raise InvalidParameterError(
+            f"'default_model' must have 1 to {MAX_NAME_CHARACTERS} characters. "
+            f"Given: {shown(model)}.",
+            param="default_model",
         )
 
 

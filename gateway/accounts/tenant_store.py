@@ -3,7 +3,7 @@
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.records import Tenant, TenantStatus
+from gateway.accounts.records import Tenant, TenantOptions, TenantStatus
 from gateway.accounts.tables import TenantRow
 
 
@@ -22,6 +22,9 @@ class TenantStore:
                 weight=tenant.weight,
                 status=tenant.status,
                 created_at=tenant.created_at,
+                dialect=tenant.dialect,
+                strict_parameters=tenant.strict_parameters,
+                default_model=tenant.default_model,
             )
         )
         await self._transaction.flush()
@@ -37,6 +40,12 @@ class TenantStore:
             select(TenantRow).order_by(TenantRow.created_at, TenantRow.id)
         )
         return [row.to_record() for row in rows]
+
+    async def set_options(self, tenant_id: str, options: TenantOptions) -> None:
+        """Change at least one of these options of an existing tenant."""
+        await self._transaction.execute(
+            update(TenantRow).where(TenantRow.id == tenant_id).values(**options)
+        )
 
     async def set_status(self, tenant_id: str, status: TenantStatus) -> None:
         """Change the status of an existing tenant."""

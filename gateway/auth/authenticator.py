@@ -126,6 +126,9 @@ class Authenticator:
             credential_id=f"jwt:{claims.subject}",
             scopes=claims.scopes,
             allowed_models=claims.allowed_models,
+            dialect=claims.dialect or tenant.dialect,
+            is_strict=tenant.strict_parameters,
+            default_model=tenant.default_model,
         )
 
     async def _load_tenant(self, tenant_id: str) -> Tenant | None:
@@ -171,6 +174,9 @@ def _known_key(owner: KeyOwner) -> _KnownKey:
             credential_id=key.id,
             scopes=key.scopes,
             allowed_models=key.allowed_models,
+            dialect=key.dialect or tenant.dialect,
+            is_strict=tenant.strict_parameters,
+            default_model=tenant.default_model,
         ),
         expires_at_ms=None if expires_at is None else int(expires_at.timestamp() * 1000),
         is_suspended=tenant.status is TenantStatus.SUSPENDED,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import jwt
 import msgspec
 
+from contract.dialect import Dialect
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.auth.jwks import JwksFile
 from gateway.errors import AuthenticationError, ExpiredCredentialError, shown
@@ -39,6 +40,7 @@ class TokenClaims:
     subject: str
     scopes: frozenset[Scope]
     allowed_models: frozenset[str] | None
+    dialect: Dialect | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class JwtVerifier:
             allowed_models=(
                 frozenset(_claim(claims, "models", list[str])) if "models" in claims else None
             ),
+            dialect=_dialect(claims),
         )
 
 
@@ -130,6 +133,17 @@ def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
     words = _claim(claims, "scope", str).split()
     # An identity provider puts scopes of other services in the same claim.
     return frozenset(scope for scope in Scope if scope in words)
+
+
+def _dialect(claims: Mapping[str, Any]) -> Dialect | None:
+    if "dialect" not in claims:
+        return None
+    name = _claim(claims, "dialect", str)
+    if name not in set(Dialect):
+        raise AuthenticationError(
+            f'The token\'s claim "dialect" must be one of {", ".join(Dialect)}. Given: {shown(name)}.'
+        )
+    return Dialect(name)
 
 
 def _claim(claims: Mapping[str, Any], name: str, kind: Any) -> Any:

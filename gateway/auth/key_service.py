@@ -2,16 +2,19 @@
 
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from typing_extensions import Unpack
+
+from contract.dialect import Dialect
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.key_store import KeyStore
-from gateway.accounts.records import KeyRecord
+from gateway.accounts.records import KeyOptions, KeyRecord
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
-from gateway.accounts.tenant_service import check_name
+from gateway.accounts.tenant_service import check_name, check_not_empty
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
 from gateway.auth.api_key import ApiKey
@@ -29,7 +32,7 @@ class CreatedKey:
 
 
 class KeyService:
-    """Creates and revokes tenants' keys."""
+    """Creates, changes and revokes tenants' keys."""
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
         self._database = database
@@ -43,6 +46,7 @@ class KeyService:
         scopes: Collection[Scope] = DEFAULT_SCOPES,
         allowed_models: Collection[str] | None = None,
         expires_at: datetime | None = None,
+        dialect: Dialect | None = None,
     ) -> CreatedKey:
         """Make a key for the tenant; `allowed_models` None stands for all models."""
         check_name(name)
@@ -59,6 +63,7 @@ class KeyService:
             expires_at=expires_at,
             revoked_at=None,
             created_at=utc_now(),
+            dialect=dialect,
         )
         async with self._database.writing() as transaction:
             if await TenantStore(transaction).get(tenant_id) is None:
@@ -73,18 +78,33 @@ class KeyService:
                 raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
             return await KeyStore(transaction).list_of_tenant(tenant_id)
 
+    async def update(
+        self, tenant_id: str, id_or_prefix: str, **options: Unpack[KeyOptions]
+    ) -> KeyRecord:
+        """Change the options that are given, on every gateway."""
+        check_not_empty(options)
+        async with self._database.writing() as transaction:
+            store = KeyStore(transaction)
+            key = await _find(store, tenant_id, id_or_prefix)
+            await store.set_options(tenant_id, key.id, options)
+        await self._announcer.key_changed(key.id)
+        return replace(key, **options)
+
     async def revoke(self, tenant_id: str, id_or_prefix: str) -> None:
         """End the key on every gateway; may be repeated, for instance to announce it again."""
         async with self._database.writing() as transaction:
             store = KeyStore(transaction)
-            key = await store.find(tenant_id, id_or_prefix)
-            if key is None:
-                raise NotFoundError(
-                    f"The tenant {shown(tenant_id)} has no key {shown(id_or_prefix)}."
-                )
+            key = await _find(store, tenant_id, id_or_prefix)
             if key.revoked_at is None:
                 await store.set_revoked(tenant_id, key.id, utc_now())
         await self._announcer.key_changed(key.id)
+
+
+async def _find(store: KeyStore, tenant_id: str, id_or_prefix: str) -> KeyRecord:
+    key = await store.find(tenant_id, id_or_prefix)
+    if key is None:
+        raise NotFoundError(f"The tenant {shown(tenant_id)} has no key {shown(id_or_prefix)}.")
+    return key
 
 
 def _check_limits(

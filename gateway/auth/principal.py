@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from contract.dialect import Dialect
 from gateway.accounts.scopes import Scope
 from gateway.errors import PermissionDeniedError
 
@@ -17,6 +18,12 @@ class Principal:
     scopes: frozenset[Scope]
     allowed_models: frozenset[str] | None
     """None stands for all models."""
+    dialect: Dialect | None = None
+    """The credential's dialect, else the tenant's."""
+    is_strict: bool = False
+    """Whether parameters that would have no effect are refused."""
+    default_model: str | None = None
+    """The tenant's model for requests that name none."""
 
     def allows_model(self, model: str) -> bool:
         """Whether the credential may use the model, or even know of it."""

@@ -7,16 +7,19 @@ from typing import Any, Final
 import click
 from typing_extensions import override
 
-from gateway.accounts.records import KeyRecord
+from gateway.accounts.records import KeyOptions, KeyRecord
 from gateway.accounts.scopes import Scope
 from gateway.accounts.times import utc_now
 from gateway.auth.key_service import CreatedKey
 from gateway.commands.options import (
+    changed_dialect_option,
     database_option,
+    dialect_option,
     json_option,
     open_accounts,
     redis_option,
     runs_async,
+    to_dialect,
 )
 from gateway.commands.output import print_json, print_table, show_time
 
@@ -25,6 +28,7 @@ EPILOG = """\
 Examples:
   sluice keys create --tenant acme --name "web site"
   sluice keys create --tenant acme --name trial --expires-in 30d --model llama-8b
+  sluice keys set --tenant acme --dialect vllm key_0123456789abcdef
   sluice keys list --tenant acme
   sluice keys revoke --tenant acme key_0123456789abcdef
 """
@@ -54,7 +58,7 @@ tenant_option = click.option("--tenant", "tenant_id", required=True, help="Id of
 
 @click.group("keys", epilog=EPILOG)
 def command() -> None:
-    """Create, list and revoke API keys."""
+    """Create, change, list and revoke API keys."""
 
 
 @command.command()
@@ -75,6 +79,7 @@ def command() -> None:
 @click.option(
     "--expires-in", type=Duration(), help="Life of the key: 90m, 12h, 30d; endless if not given."
 )
+@dialect_option
 @json_option
 @database_option
 @redis_option
@@ -86,6 +91,7 @@ async def create(
     *,
     models: tuple[str, ...],
     expires_in: timedelta | None,
+    dialect: str | None,
     as_json: bool,
     database_url: str | None,
     redis_url: str | None,
@@ -98,6 +104,7 @@ async def create(
             scopes=[Scope(scope) for scope in scopes],
             allowed_models=models or None,
             expires_at=None if expires_in is None else _from_now(expires_in),
+            dialect=to_dialect(dialect),
         )
     _print_created(created, as_json=as_json)
 
@@ -114,10 +121,34 @@ async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) 
     if as_json:
         print_json([_to_json(key) for key in keys])
         return
-    print_table(
-        ("ID", "PREFIX", "NAME", "SCOPES", "MODELS", "EXPIRES", "REVOKED"),
-        [_to_row(key) for key in keys],
-    )
+    _print_table(keys)
+
+
+@command.command("set")
+@tenant_option
+@click.argument("key")
+@changed_dialect_option
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def set_options(
+    tenant_id: str,
+    key: str,
+    *,
+    dialect: str | None,
+    as_json: bool,
+    database_url: str | None,
+    redis_url: str | None,
+) -> None:
+    """Change what is given of KEY (its id or public prefix), on every gateway within a second."""
+    options = KeyOptions() if dialect is None else KeyOptions(dialect=to_dialect(dialect))
+    async with open_accounts(database_url, redis_url) as accounts:
+        changed = await accounts.keys.update(tenant_id, _id_or_prefix(key), **options)
+    if as_json:
+        print_json(_to_json(changed))
+    else:
+        _print_table([changed])
 
 
 @command.command()
@@ -130,11 +161,16 @@ async def revoke(
     tenant_id: str, key: str, *, database_url: str | None, redis_url: str | None
 ) -> None:
     """End KEY (its id or public prefix) on every gateway, within a second."""
-    whole = _WHOLE_KEY.fullmatch(key)
-    id_or_prefix = key if whole is None else whole[1]
+    id_or_prefix = _id_or_prefix(key)
     async with open_accounts(database_url, redis_url) as accounts:
         await accounts.keys.revoke(tenant_id, id_or_prefix)
     click.echo(f"Revoked {id_or_prefix}.")
+
+
+def _id_or_prefix(key: str) -> str:
+    """Return what names a key, even where somebody gives the whole key."""
+    whole = _WHOLE_KEY.fullmatch(key)
+    return key if whole is None else whole[1]
 
 
 def _from_now(duration: timedelta) -> datetime:
@@ -156,6 +192,13 @@ def _print_created(created: CreatedKey, *, as_json: bool) -> None:
     )
 
 
+def _print_table(keys: list[KeyRecord]) -> None:
+    print_table(
+        ("ID", "PREFIX", "NAME", "SCOPES", "MODELS", "DIALECT", "EXPIRES", "REVOKED"),
+        [_to_row(key) for key in keys],
+    )
+
+
 def _to_row(key: KeyRecord) -> tuple[str, ...]:
     models = "all" if key.allowed_models is None else ",".join(sorted(key.allowed_models))
     return (
@@ -164,6 +207,7 @@ def _to_row(key: KeyRecord) -> tuple[str, ...]:
         key.name,
         ",".join(sorted(key.scopes)),
         models,
+        key.dialect or "-",
         show_time(key.expires_at),
         show_time(key.revoked_at, missing="no"),
     )
@@ -177,6 +221,7 @@ def _to_json(key: KeyRecord) -> dict[str, Any]:
         "name": key.name,
         "scopes": sorted(key.scopes),
         "allowed_models": None if key.allowed_models is None else sorted(key.allowed_models),
+        "dialect": key.dialect,
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,
         "created_at": key.created_at,

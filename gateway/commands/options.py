@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import click
 
+from contract.dialect import Dialect
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.schema import require_current_schema
@@ -33,6 +34,25 @@ redis_option: Decorator = click.option(
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of a table."
 )
+
+NONE: Final = "none"
+"""What takes an option of a tenant or a key away again."""
+
+dialect_option: Decorator = click.option(
+    "--dialect",
+    type=click.Choice([dialect.value for dialect in Dialect]),
+    help="How requests that name no dialect are read and answered.",
+)
+changed_dialect_option: Decorator = click.option(
+    "--dialect",
+    type=click.Choice([*(dialect.value for dialect in Dialect), NONE]),
+    help="How requests that name no dialect are read and answered; none takes it away.",
+)
+
+
+def to_dialect(name: str | None) -> Dialect | None:
+    """Return the dialect that an option names; None for NONE and for an option that was not given."""
+    return None if name in (None, NONE) else Dialect(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,17 @@ from typing import Any
 
 import click
 
-from gateway.accounts.records import Tenant
+from gateway.accounts.records import Tenant, TenantOptions
 from gateway.commands.options import (
+    NONE,
+    changed_dialect_option,
     database_option,
+    dialect_option,
     json_option,
     open_accounts,
     redis_option,
     runs_async,
+    to_dialect,
 )
 from gateway.commands.output import print_json, print_table, show_time
 
@@ -18,6 +22,7 @@ EPILOG = """\
 \b
 Examples:
   sluice tenants create "Acme" --id acme --weight 2
+  sluice tenants set acme --dialect llamacpp --strict --default-model llama-8b
   sluice tenants list
   sluice tenants suspend acme
 """
@@ -25,7 +30,7 @@ Examples:
 
 @click.group("tenants", epilog=EPILOG)
 def command() -> None:
-    """Create, list, suspend and activate tenants."""
+    """Create, change, list, suspend and activate tenants."""
 
 
 @command.command()
@@ -38,6 +43,13 @@ def command() -> None:
     show_default=True,
     help="Share of the workers relative to other tenants that have work waiting.",
 )
+@dialect_option
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse parameters that would have no effect, instead of listing them in a header.",
+)
+@click.option("--default-model", help="The model of requests that name none.")
 @json_option
 @database_option
 @redis_option
@@ -47,14 +59,60 @@ async def create(
     tenant_id: str | None,
     *,
     weight: float,
+    dialect: str | None,
+    strict: bool,
+    default_model: str | None,
     as_json: bool,
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
     """Add a tenant called NAME."""
     async with open_accounts(database_url, redis_url) as accounts:
-        tenant = await accounts.tenants.create(name, tenant_id=tenant_id, weight=weight)
+        tenant = await accounts.tenants.create(
+            name,
+            tenant_id=tenant_id,
+            weight=weight,
+            dialect=to_dialect(dialect),
+            strict_parameters=strict,
+            default_model=default_model,
+        )
     _print_one(tenant, as_json=as_json)
+
+
+@command.command("set")
+@click.argument("tenant")
+@changed_dialect_option
+@click.option(
+    "--strict/--no-strict",
+    default=None,
+    help="Refuse parameters that would have no effect, or list them in a header.",
+)
+@click.option("--default-model", help="The model of requests that name none; none takes it away.")
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def set_options(
+    tenant: str,
+    *,
+    dialect: str | None,
+    strict: bool | None,
+    default_model: str | None,
+    as_json: bool,
+    database_url: str | None,
+    redis_url: str | None,
+) -> None:
+    """Change what is given of TENANT (its id), on every gateway within a second."""
+    options = TenantOptions()
+    if dialect is not None:
+        options["dialect"] = to_dialect(dialect)
+    if strict is not None:
+        options["strict_parameters"] = strict
+    if default_model is not None:
+        options["default_model"] = None if default_model == NONE else default_model
+    async with open_accounts(database_url, redis_url) as accounts:
+        changed = await accounts.tenants.update(tenant, **options)
+    _print_one(changed, as_json=as_json)
 
 
 @command.command("list")
@@ -110,8 +168,21 @@ def _print_one(tenant: Tenant, *, as_json: bool) -> None:
 
 def _print_table(tenants: list[Tenant]) -> None:
     print_table(
-        ("ID", "NAME", "WEIGHT", "STATUS", "CREATED"),
-        [(t.id, t.name, f"{t.weight:g}", t.status, show_time(t.created_at)) for t in tenants],
+        ("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT MODEL", "CREATED"),
+        [_to_row(tenant) for tenant in tenants],
+    )
+
+
+def _to_row(tenant: Tenant) -> tuple[str, ...]:
+    return (
+        tenant.id,
+        tenant.name,
+        f"{tenant.weight:g}",
+        tenant.status,
+        tenant.dialect or "-",
+        "yes" if tenant.strict_parameters else "no",
+        tenant.default_model or "-",
+        show_time(tenant.created_at),
     )
 
 
@@ -121,5 +192,8 @@ def _to_json(tenant: Tenant) -> dict[str, Any]:
         "name": tenant.name,
         "weight": tenant.weight,
         "status": tenant.status,
+        "dialect": tenant.dialect,
+        "strict_parameters": tenant.strict_parameters,
+        "default_model": tenant.default_model,
         "created_at": tenant.created_at,
     }

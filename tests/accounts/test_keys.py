@@ -1,6 +1,7 @@
 """Creating, listing and revoking keys."""
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
 from gateway.accounts.database import Database
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
@@ -31,11 +33,13 @@ async def test_created_key_is_found_again_with_all_it_was_given(keys: KeyService
         scopes={Scope.ADMIN, Scope.COMPLETIONS},
         allowed_models=["a", "b"],
         expires_at=expires_at,
+        dialect=Dialect.FIREWORKS_2026,
     )
     assert await keys.list_of_tenant("acme") == [created.record]
     assert created.record.expires_at == expires_at
     assert created.record.allowed_models == frozenset({"a", "b"})
     assert created.record.scopes == {Scope.ADMIN, Scope.COMPLETIONS}
+    assert created.record.dialect is Dialect.FIREWORKS_2026
 
 
 async def test_defaults_are_completions_all_models_and_no_end(keys: KeyService) -> None:
@@ -44,6 +48,7 @@ async def test_defaults_are_completions_all_models_and_no_end(keys: KeyService) 
     assert record.allowed_models is None
     assert record.expires_at is None
     assert record.revoked_at is None
+    assert record.dialect is None
 
 
 async def test_database_holds_the_hash_and_not_the_key(
@@ -81,6 +86,33 @@ async def test_revocation_is_saved_once_and_announced_each_time(
     entries: Any = await redis.xrange(KEY_EVENTS)
     events = [fields for _, fields in entries]
     assert events == [{b"key": key.id.encode()}] * 2
+
+
+@pytest.mark.parametrize("by", ["id", "prefix"])
+async def test_dialect_is_changed_and_announced(keys: KeyService, redis: Redis, by: str) -> None:
+    key = (await keys.create("acme", name="web")).record
+    other = (await keys.create("acme", name="other")).record
+    changed = await keys.update("acme", getattr(key, by), dialect=Dialect.VLLM)
+    assert changed == replace(key, dialect=Dialect.VLLM)
+    assert {each.id: each.dialect for each in await keys.list_of_tenant("acme")} == {
+        key.id: Dialect.VLLM,
+        other.id: None,
+    }
+    assert (await keys.update("acme", key.id, dialect=None)).dialect is None
+    assert await keys.list_of_tenant("acme") == [key, other]
+    entries: Any = await redis.xrange(KEY_EVENTS)
+    assert [fields for _, fields in entries] == [{b"key": key.id.encode()}] * 2
+
+
+async def test_change_of_nothing_and_of_anothers_key_is_refused(
+    keys: KeyService, redis: Redis
+) -> None:
+    key = (await keys.create("acme", name="web")).record
+    with pytest.raises(InvalidParameterError, match="Nothing to change"):
+        await keys.update("acme", key.id)
+    with pytest.raises(NotFoundError, match="has no key"):
+        await keys.update("other", key.id, dialect=Dialect.VLLM)
+    assert await redis.exists(KEY_EVENTS) == 0
 
 
 async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:

@@ -11,6 +11,7 @@ from gateway.accounts import schema
 from gateway.accounts.database import Database
 from gateway.accounts.schema import SchemaNotCurrentError, SchemaState
 from gateway.accounts.tables import Table
+from gateway.accounts.tenant_store import TenantStore
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 
 
@@ -38,6 +39,29 @@ async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
     assert await schema.schema_state(database) is SchemaState.EMPTY
 
 
+async def test_upgrade_keeps_what_the_release_before_has_written(database_url: str) -> None:
+    await schema.upgrade(database_url)
+    database = Database(database_url)
+    tenant = "('acme', 'Acme', 1, 'active', '2026-01-01 00:00:00')"
+    async with database.writer.begin() as connection:
+        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "0001"))
+        await connection.execute(text(f"INSERT INTO tenants VALUES {tenant}"))
+    assert await schema.schema_state(database) is SchemaState.OUTDATED
+    await schema.upgrade(database_url)
+    columns = "id, name, weight, status, created_at"
+    async with database.writing() as transaction:
+        # That release may still be running, and does not name the new columns.
+        later = tenant.replace("acme", "other")
+        await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {later}"))
+    async with database.reading() as transaction:
+        tenants = await TenantStore(transaction).list_all()
+    assert [(t.id, t.dialect, t.strict_parameters, t.default_model) for t in tenants] == [
+        ("acme", None, False, None),
+        ("other", None, False, None),
+    ]
+    await database.aclose()
+
+
 async def test_empty_database_is_refused_until_it_is_upgraded(database_url: str) -> None:
     database = Database(database_url)
     with pytest.raises(SchemaNotCurrentError, match="sluice db upgrade"):
@@ -51,7 +75,7 @@ async def test_empty_database_is_refused_until_it_is_upgraded(database_url: str)
 
 @pytest.mark.parametrize(
     ("revision", "state"),
-    [("0000_of_a_later_release", SchemaState.NEWER), ("0001", SchemaState.CURRENT)],
+    [("0000_of_a_later_release", SchemaState.NEWER), ("0002", SchemaState.CURRENT)],
 )
 async def test_state_follows_the_recorded_revision(
     database: Database, revision: str, state: SchemaState
@@ -67,7 +91,7 @@ async def test_state_follows_the_recorded_revision(
 async def test_revision_that_is_not_the_newest_is_outdated(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "0002")
+    monkeypatch.setattr("alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "0003")
     assert await schema.schema_state(database) is SchemaState.OUTDATED
     with pytest.raises(SchemaNotCurrentError, match="outdated"):
         await schema.require_current_schema(database)

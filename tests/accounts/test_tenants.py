@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
@@ -80,6 +82,57 @@ async def test_suspension_is_saved_and_announced(tenants: TenantService, redis: 
     entries: Any = await redis.xrange(KEY_EVENTS)
     events = [fields for _, fields in entries]
     assert events == [{b"tenant": b"acme"}] * 2
+
+
+async def test_options_are_kept_changed_one_by_one_and_announced(
+    tenants: TenantService, redis: Redis
+) -> None:
+    await tenants.create(
+        "Acme",
+        tenant_id="acme",
+        dialect=Dialect.OMLX,
+        strict_parameters=True,
+        default_model="m1",
+    )
+    made = await tenants.get("acme")
+    assert (made.dialect, made.strict_parameters, made.default_model) == (Dialect.OMLX, True, "m1")
+    changed = await tenants.update("acme", dialect=Dialect.LLAMACPP_2026)
+    assert changed == await tenants.get("acme") == replace(made, dialect=Dialect.LLAMACPP_2026)
+    changed = await tenants.update("acme", strict_parameters=False, default_model=None)
+    assert (changed.dialect, changed.strict_parameters) == (Dialect.LLAMACPP_2026, False)
+    assert (await tenants.get("acme")).default_model is None
+    assert (await tenants.update("acme", dialect=None)).dialect is None
+    entries: Any = await redis.xrange(KEY_EVENTS)
+    assert [fields for _, fields in entries] == [{b"tenant": b"acme"}] * 3
+
+
+async def test_change_of_nothing_and_of_nobody_is_refused(
+    tenants: TenantService, redis: Redis
+) -> None:
+    with pytest.raises(InvalidParameterError, match="Nothing to change"):
+        await tenants.update("acme")
+    with pytest.raises(NotFoundError, match='no tenant "acme"'):
+        await tenants.update("acme", strict_parameters=True)
+    assert await redis.exists(KEY_EVENTS) == 0
+
+
+@pytest.mark.parametrize("model", ["", "  ", "x" * 201])
+async def test_default_model_out_of_bounds_is_refused(tenants: TenantService, model: str) -> None:
+    with pytest.raises(InvalidParameterError, match="1 to 200 characters") as caught:
+        await tenants.create("Acme", tenant_id="acme", default_model=model)
+    assert caught.value.param == "default_model"
+    await tenants.create("Acme", tenant_id="acme")
+    with pytest.raises(InvalidParameterError):
+        await tenants.update("acme", default_model=model)
+
+
+async def test_dialect_of_a_later_release_reads_as_none(
+    database: Database, tenants: TenantService
+) -> None:
+    await tenants.create("Acme", tenant_id="acme", dialect=Dialect.VLLM)
+    async with database.writing() as transaction:
+        await transaction.execute(text("UPDATE tenants SET dialect = 'esperanto'"))
+    assert (await tenants.get("acme")).dialect is None
 
 
 async def test_unknown_tenant_is_not_found(tenants: TenantService, redis: Redis) -> None:

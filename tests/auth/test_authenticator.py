@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import event
 
 from contract import clock
+from contract.dialect import Dialect
 from gateway.accounts.database import Database
 from gateway.accounts.scopes import Scope
 from gateway.accounts.tenant_service import TenantService
@@ -71,6 +72,34 @@ async def test_key_gives_its_principal(authenticator: Authenticator, keys: KeySe
     assert principal.scopes == {Scope.COMPLETIONS}
     assert principal.allows_model("m1")
     assert not principal.allows_model("m2")
+
+
+async def test_principal_speaks_the_keys_dialect_else_the_tenants(
+    authenticator: Authenticator, tenants: TenantService, keys: KeyService
+) -> None:
+    await tenants.update("acme", dialect=Dialect.OMLX, strict_parameters=True, default_model="m1")
+    plain = await keys.create("acme", name="plain")
+    own = await keys.create("acme", name="own", dialect=Dialect.VLLM)
+    others = await keys.create("other", name="others")
+    for created, expected in (
+        (plain, (Dialect.OMLX, True, "m1")),
+        (own, (Dialect.VLLM, True, "m1")),
+        (others, (None, False, None)),
+    ):
+        principal = await authenticator.authenticate(_bearer(created))
+        assert (principal.dialect, principal.is_strict, principal.default_model) == expected
+
+
+async def test_changed_options_are_seen_once_the_change_is_heard(
+    authenticator: Authenticator, tenants: TenantService, keys: KeyService, key: CreatedKey
+) -> None:
+    await authenticator.authenticate(_bearer(key))
+    await tenants.update("acme", strict_parameters=True)
+    authenticator.forget_tenant("acme")
+    assert (await authenticator.authenticate(_bearer(key))).is_strict
+    await keys.update("acme", key.record.id, dialect=Dialect.LLAMACPP)
+    authenticator.forget_key(key.record.id)
+    assert (await authenticator.authenticate(_bearer(key))).dialect is Dialect.LLAMACPP
 
 
 async def test_scope_is_required_where_it_is_asked_for(

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from pydantic import ValidationError
 
+from contract.dialect import Dialect
 from gateway.accounts.database import Database
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
@@ -219,6 +220,9 @@ def test_key_is_chosen_by_kid(verifier: JwtVerifier) -> None:
         ({"sub": 7}, "not a valid JWT"),
         ({"scope": ["completions"]}, 'claim "scope" must be a string'),
         ({"models": "m1"}, 'claim "models" must be a list of strings'),
+        ({"dialect": 7}, 'claim "dialect" must be a string'),
+        ({"dialect": "klingon"}, 'claim "dialect" must be one of openai, '),
+        ({"dialect": ""}, 'claim "dialect" must be one of'),
         ({"models": [1]}, 'claim "models" must be a list of strings'),
     ],
 )
@@ -252,6 +256,16 @@ def test_scope_and_models_are_read(verifier: JwtVerifier) -> None:
     assert claims.scopes == {Scope.ADMIN, Scope.COMPLETIONS}
     assert claims.allowed_models == frozenset({"m1", "m2"})
     assert verifier.verify(_hs256(scope="openid profile")).scopes == frozenset()
+
+
+async def test_dialect_of_the_token_goes_before_the_tenants(
+    authenticator: Authenticator, tenants: TenantService
+) -> None:
+    await tenants.update("acme", dialect=Dialect.OMLX, strict_parameters=True, default_model="m1")
+    own = await authenticator.authenticate(f"Bearer {_hs256(dialect='fireworks-2026')}")
+    assert (own.dialect, own.is_strict) == (Dialect.FIREWORKS_2026, True)
+    tenants_own = await authenticator.authenticate(f"Bearer {_hs256()}")
+    assert (tenants_own.dialect, tenants_own.default_model) == (Dialect.OMLX, "m1")
 
 
 def test_tenant_claim_may_have_another_name(verifier: JwtVerifier) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
@@ -90,6 +91,26 @@ async def test_suspended_tenant_is_refused_by_every_gateway_within_a_second(
     await tenants.activate("acme")
     async with asyncio.timeout(1):
         while not await _all_accept(gateways, key):
+            await asyncio.sleep(0.005)
+
+
+async def test_changed_options_are_heard_by_every_gateway_within_a_second(
+    gateways: list[Gateway], tenants: TenantService, keys: KeyService, key: CreatedKey
+) -> None:
+    assert await _all_accept(gateways, key)
+
+    async def dialects() -> set[Dialect | None]:
+        header = f"Bearer {key.key.reveal()}"
+        return {(await each.authenticator.authenticate(header)).dialect for each in gateways}
+
+    assert await dialects() == {None}
+    await tenants.update("acme", dialect=Dialect.OMLX)
+    async with asyncio.timeout(1):
+        while await dialects() != {Dialect.OMLX}:
+            await asyncio.sleep(0.005)
+    await keys.update("acme", key.record.id, dialect=Dialect.VLLM)
+    async with asyncio.timeout(1):
+        while await dialects() != {Dialect.VLLM}:
             await asyncio.sleep(0.005)
 
 

@@ -52,8 +52,8 @@ def test_help_has_examples(sluice: Sluice, command: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(("tenants", each) for each in ("create", "list", "suspend", "activate")),
-        *(("keys", each) for each in ("create", "list", "revoke")),
+        *(("tenants", each) for each in ("create", "set", "list", "suspend", "activate")),
+        *(("keys", each) for each in ("create", "set", "list", "revoke")),
         *(("db", each) for each in ("upgrade", "status")),
     ],
     ids=" ".join,
@@ -91,12 +91,17 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "name": "Acme Inc.",
         "weight": 2.5,
         "status": "active",
+        "dialect": None,
+        "strict_parameters": False,
+        "default_model": None,
         "created_at": None,
     }
     assert tenant["created_at"].endswith("Z")
     heading, row = sluice("tenants", "list").stdout.splitlines()
-    assert heading.split() == ["ID", "NAME", "WEIGHT", "STATUS", "CREATED"]
-    assert row.startswith("acme  Acme Inc.  2.5     active  ")
+    assert heading.split() == [
+        *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT", "MODEL", "CREATED")
+    ]
+    assert row.startswith("acme  Acme Inc.  2.5     active  -        no      -  ")
     assert row.endswith(" UTC")
     assert "suspended" in sluice("tenants", "suspend", "acme").stdout
     assert json.loads(sluice("tenants", "list", "--json").stdout)[0]["status"] == "suspended"
@@ -134,6 +139,51 @@ def test_key_gets_scopes_models_and_an_end(sluice: Sluice) -> None:
     assert listed["allowed_models"] == ["m1", "m2"]
 
 
+def test_tenant_options_are_given_changed_one_by_one_and_taken_away(sluice: Sluice) -> None:
+    sluice("db", "upgrade")
+
+    def options(*arguments: str) -> tuple[str | None, bool, str | None]:
+        result = sluice("tenants", *arguments, "--json")
+        assert result.exit_code == 0, result.output
+        tenant = json.loads(result.stdout)
+        assert json.loads(sluice("tenants", "list", "--json").stdout) == [tenant]
+        return tenant["dialect"], tenant["strict_parameters"], tenant["default_model"]
+
+    given = ("--dialect", "omlx", "--strict", "--default-model", "m1")
+    assert options("create", "Acme", "--id", "acme", *given) == ("omlx", True, "m1")
+    assert options("set", "acme", "--dialect", "llamacpp") == ("llamacpp", True, "m1")
+    row = sluice("tenants", "list").stdout.splitlines()[1]
+    assert row.split()[:7] == ["acme", "Acme", "1", "active", "llamacpp", "yes", "m1"]
+    assert options("set", "acme", "--no-strict") == ("llamacpp", False, "m1")
+    assert options("set", "acme", "--default-model", "m2") == ("llamacpp", False, "m2")
+    taken = ("--dialect", "none", "--default-model", "none")
+    assert options("set", "acme", *taken) == (None, False, None)
+
+
+@pytest.mark.usefixtures("upgraded")
+@pytest.mark.parametrize("by", ["id", "prefix", "key"])
+def test_key_gets_another_dialect_by_what_one_has_of_it(sluice: Sluice, by: str) -> None:
+    made = sluice(
+        *("keys", "create", "--tenant", "acme", "--name", "x", "--dialect", "vllm", "--json")
+    )
+    created = json.loads(made.stdout)
+    assert created["dialect"] == "vllm"
+    assert _principal_of(created["key"]).dialect == "vllm"
+    sluice("tenants", "set", "acme", "--dialect", "llamacpp", "--strict", "--default-model", "m1")
+    change = ("keys", "set", "--tenant", "acme", created[by], "--dialect")
+    changed = sluice(*change, "fireworks")
+    assert changed.stdout.splitlines()[1].split()[:6] == [
+        *(created["id"], created["prefix"], "x", "completions", "all", "fireworks")
+    ]
+    assert created["key"][16:] not in changed.output
+    assert _principal_of(created["key"]).dialect == "fireworks"
+    assert json.loads(sluice(*change, "none", "--json").stdout)["dialect"] is None
+    principal = _principal_of(created["key"])
+    assert (principal.dialect, principal.is_strict, principal.default_model) == (
+        *("llamacpp", True, "m1"),
+    )
+
+
 @pytest.mark.usefixtures("upgraded")
 @pytest.mark.parametrize("by", ["id", "prefix", "whole key"])
 def test_key_is_revoked_by_what_one_has_of_it(sluice: Sluice, by: str) -> None:
@@ -155,7 +205,15 @@ def test_key_is_revoked_by_what_one_has_of_it(sluice: Sluice, by: str) -> None:
         (("tenants", "suspend", "nobody"), 'There is no tenant "nobody".'),
         (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" exists already.'),
         (("tenants", "create", "X", "--weight", "0"), "Given: 0.0."),
+        (("tenants", "set", "nobody", "--strict"), 'There is no tenant "nobody".'),
+        (("tenants", "set", "acme"), "Nothing to change: give at least one option."),
+        (("tenants", "set", "acme", "--default-model", ""), "1 to 200 characters"),
         (("keys", "create", "--tenant", "nobody", "--name", "x"), 'There is no tenant "nobody".'),
+        (
+            ("keys", "set", "--tenant", "acme", "key_1", "--dialect", "vllm"),
+            'The tenant "acme" has no key "key_1".',
+        ),
+        (("keys", "set", "--tenant", "acme", "key_1"), "Nothing to change"),
         (("keys", "revoke", "--tenant", "acme", "key_1"), 'The tenant "acme" has no key "key_1".'),
         (("tenants", "list", "--database-url", "mysql://u:hidden@h/d"), "must have the form"),
         (
@@ -189,6 +247,9 @@ def test_expected_error_is_one_sentence_and_exit_code_1(
         ("keys", "create", "--tenant", "a", "--name", "x", "--scope", "root"),
         ("keys", "create", "--tenant", "a", "--name", "x", "--expires-in", "soon"),
         ("keys", "create", "--tenant", "a", "--name", "x", "--expires-in", "0d"),
+        ("tenants", "set", "acme", "--dialect", "klingon"),
+        ("tenants", "create", "Acme", "--dialect", "none"),
+        ("keys", "create", "--tenant", "a", "--name", "x", "--dialect", "klingon"),
         ("up", "--port", "0"),
         ("up", "--engine", "other"),
     ],

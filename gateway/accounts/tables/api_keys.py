@@ -5,9 +5,10 @@ from datetime import datetime
 from sqlalchemy import JSON, ForeignKey, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from contract.dialect import Dialect
 from gateway.accounts.records import KeyRecord
 from gateway.accounts.scopes import Scope
-from gateway.accounts.tables.base import Table, UtcDateTime
+from gateway.accounts.tables.base import DialectName, Table, UtcDateTime
 
 
 class ApiKeyRow(Table):
@@ -30,6 +31,7 @@ class ApiKeyRow(Table):
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    dialect: Mapped[Dialect | None] = mapped_column(DialectName)
 
     def to_record(self) -> KeyRecord:
         """Return the row as the other rooms see it."""
@@ -45,4 +47,5 @@ class ApiKeyRow(Table):
             expires_at=self.expires_at,
             revoked_at=self.revoked_at,
             created_at=self.created_at,
+            dialect=self.dialect,
         )

@@ -3,10 +3,13 @@
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from sqlalchemy import DateTime, Dialect, Enum, MetaData
+from sqlalchemy import DateTime, Enum, MetaData, String
+from sqlalchemy import Dialect as Database
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
 from typing_extensions import override
+
+from contract.dialect import Dialect
 
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_name)s",
@@ -34,7 +37,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     @override
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, dialect: Database) -> datetime | None:
         if value is None:
             return None
         if value.tzinfo is None:
@@ -43,10 +46,27 @@ class UtcDateTime(TypeDecorator[datetime]):
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
     @override
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: datetime | None, dialect: Database) -> datetime | None:
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class DialectName(TypeDecorator[Dialect]):
+    """A dialect of the API. One that only a later release knows reads as none, so that tenants of that
+    release are still served by this one; for the same reason the database does not check the names.
+    """
+
+    impl = String(32)
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: Dialect | None, dialect: Database) -> str | None:
+        return None if value is None else value.value
+
+    @override
+    def process_result_value(self, value: str | None, dialect: Database) -> Dialect | None:
+        return Dialect(value) if value in set(Dialect) else None
 
 
 def enum_column(enum: type[StrEnum], name: str) -> Enum:

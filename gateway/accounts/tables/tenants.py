@@ -2,11 +2,12 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, String
+from sqlalchemy import CheckConstraint, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
+from contract.dialect import Dialect
 from gateway.accounts.records import Tenant, TenantStatus
-from gateway.accounts.tables.base import Table, UtcDateTime, enum_column
+from gateway.accounts.tables.base import DialectName, Table, UtcDateTime, enum_column
 
 
 class TenantRow(Table):
@@ -20,6 +21,9 @@ class TenantRow(Table):
     weight: Mapped[float]
     status: Mapped[TenantStatus] = mapped_column(enum_column(TenantStatus, "status"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    dialect: Mapped[Dialect | None] = mapped_column(DialectName)
+    strict_parameters: Mapped[bool] = mapped_column(server_default=false())
+    default_model: Mapped[str | None] = mapped_column(String(200))
 
     def to_record(self) -> Tenant:
         """Return the row as the other rooms see it."""
@@ -29,4 +33,7 @@ class TenantRow(Table):
             weight=self.weight,
             status=self.status,
             created_at=self.created_at,
+            dialect=self.dialect,
+            strict_parameters=self.strict_parameters,
+            default_model=self.default_model,
         )
