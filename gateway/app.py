@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
-from gateway.api import completions, health, models
+from gateway.api import completions, health, models, tokenize
 from gateway.api.context import open_context
 from gateway.api.documentation import install_documentation
 from gateway.api.error_handlers import install_error_handlers
@@ -23,17 +24,21 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.context = context
             yield
 
-    app = FastAPI(
+    # The page /docs loads nothing from other servers.
+    app = FastAPIOffline(
         title="Sluice",
         version=version("sluice"),
         description="A completions gateway with batched GPU workers.",
         lifespan=lifespan,
         redoc_url=None,
+        # Bodies are shown as lists of parameters with their meaning, and not as examples.
+        swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )
     install_error_handlers(app)
     install_documentation(app)
     app.add_middleware(RequestIdMiddleware)
     app.include_router(completions.router)
+    app.include_router(tokenize.router)
     app.include_router(models.router)
     app.include_router(health.router)
     return app

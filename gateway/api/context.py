@@ -21,6 +21,8 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.redis_client import PipeliningExecutor, connect
 from gateway.settings import Settings
+from gateway.structure.checker import GrammarChecker
+from gateway.structure.pool import SandboxSettings
 from gateway.tasks import end_task
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class ProcessContext:
     authenticator: Authenticator
     catalogue: Catalogue
     tokenizers: TokenizerStore
+    grammars: GrammarChecker
     dispatcher: Dispatcher
 
 
@@ -68,6 +71,8 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
             queue_timeout_seconds=settings.queue_timeout.total_seconds(),
         )
+        grammars = GrammarChecker(SandboxSettings())
+        stack.push_async_callback(grammars.aclose)
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
         for loop in (catalogue.run(), dispatcher.run()):
@@ -80,6 +85,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             authenticator=authenticator,
             catalogue=catalogue,
             tokenizers=TokenizerStore(catalogue.tokenizer),
+            grammars=grammars,
             dispatcher=dispatcher,
         )
 

@@ -6,111 +6,192 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from contract.dialect import Dialect
+from gateway.api.schemas import COMPONENTS, Schema, reference
 from gateway.dialects.completions import CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 
-_USAGE = {
-    "type": "object",
-    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
-    "properties": {
-        "prompt_tokens": {"type": "integer"},
-        "completion_tokens": {
-            "type": "integer",
-            "description": "Tokens of all sequences, those that best_of discarded included.",
+_HEADER_TEXT = {
+    "x-request-id": "The request's own id if it sent a well-formed one.",
+    "x-max-tokens-applied": "`max_tokens` after the context window; the lowest of all prompts.",
+    "x-prompt-truncated": "Prompt tokens that were cut off, where any were.",
+    "x-ignored-params": "Parameters of the body that have no effect here, where there are any.",
+    "openai-processing-ms": "Milliseconds that the request took up to the first byte.",
+}
+
+_RETRY_TEXT = {
+    "x-request-id": _HEADER_TEXT["x-request-id"],
+    "x-should-retry": "`true` or `false`: whether the same request may succeed later.",
+    "retry-after": "Seconds after which to retry, where that makes sense.",
+    "retry-after-ms": "The same in milliseconds.",
+}
+
+_REQUEST_HEADERS: list[dict[str, Any]] = [
+    {
+        "name": "X-Api-Dialect",
+        "in": "header",
+        "required": False,
+        "description": "Whose API the client was written for: sets defaults and the shape of the "
+        "answer. Without it the key's dialect holds, then the tenant's, the model's, the server's.",
+        "schema": {"type": "string", "enum": [each.value for each in Dialect]},
+    },
+    {
+        "name": "X-Request-Id",
+        "in": "header",
+        "required": False,
+        "description": "Comes back in the answer if it is well-formed.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+    },
+]
+
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "openai": {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
+    "fireworks": {
+        "prompt": "A product:",
+        "max_tokens": 60,
+        "response_format": {
+            "type": "json_object",
+            "schema": {"type": "object", "properties": {"name": {"type": "string"}}},
         },
-        "total_tokens": {"type": "integer"},
-        "prompt_tokens_details": {
-            "type": "object",
-            "properties": {"cached_tokens": {"type": "integer"}},
-        },
     },
+    "llamacpp": {
+        "prompt": "Write a creative story:",
+        "max_tokens": 200,
+        "mirostat": 2,
+        "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1,
+    },
+    "mistralrs": {
+        "prompt": "The answer is",
+        "max_tokens": 16,
+        "grammar": {"type": "regex", "value": " (yes|no)"},
+        "truncate_sequence": True,
+    },
+    "omlx": {
+        "prompt": "The quick brown fox",
+        "max_tokens": 50,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.1,
+    },
+    "vllm": {"prompt": "Yes or no?", "structured_outputs": {"choice": [" yes", " no"]}},
 }
 
-_CHOICE = {
-    "type": "object",
-    "required": ["index", "text", "logprobs", "finish_reason"],
-    "properties": {
-        "index": {"type": "integer", "description": "prompt index * n + choice"},
-        "text": {"type": "string"},
-        "logprobs": {"type": ["object", "null"]},
-        "finish_reason": {"type": ["string", "null"], "enum": ["stop", "length", None]},
-        "stop_reason": {"type": ["string", "integer", "null"]},
-    },
+_ERRORS = {
+    "400": "A parameter is wrong, or the context window is exceeded.",
+    "401": "No valid API key or token.",
+    "403": "The key does not allow this.",
+    "404": "The model is unknown, or not for this key.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "422": "In the dialect `mistralrs`, what is 400 in the others.",
+    "429": "Too many requests of this account are waiting.",
+    "503": "Nobody can run the request now; `retry-after` says when to try again.",
+    "504": "The request took longer than it may.",
 }
 
-COMPLETION_RESPONSE: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "object", "created", "model", "choices", "usage"],
-    "properties": {
-        "id": {"type": "string"},
-        "object": {"type": "string", "const": "text_completion"},
-        "created": {"type": "integer"},
-        "model": {"type": "string"},
-        "system_fingerprint": {"type": "string"},
-        "choices": {"type": "array", "items": _CHOICE},
-        "usage": _USAGE,
-    },
-}
 
-ERROR_RESPONSE: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
+def _headers(texts: dict[str, str]) -> dict[str, Any]:
+    return {
+        name: {"description": text, "schema": {"type": "string"}} for name, text in texts.items()
+    }
+
+
+def _error(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "headers": _headers(_RETRY_TEXT),
+        "content": {"application/json": {"schema": reference("Error")}},
+    }
+
+
+def _operation(
+    summary: str,
+    operation_id: str,
+    *,
+    body: dict[str, Any],
+    answer: dict[str, Any],
+) -> dict[str, Any]:
+    errors = {status: _error(text) for status, text in _ERRORS.items()}
+    return {
+        "summary": summary,
+        "operationId": operation_id,
+        "parameters": _REQUEST_HEADERS,
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": answer, **errors},
+        "security": [{"bearer": []}],
+    }
+
+
+_COMPLETION_BODY: dict[str, Any] = {
+    "schema": reference(CompletionRequest.__name__),
+    "examples": {
+        dialect: {
+            "summary": f"With X-Api-Dialect: {dialect}",
+            "value": {"model": "sluice-tiny", **parameters},
         }
+        for dialect, parameters in _EXAMPLES.items()
     },
 }
 
-COMPLETION_OPENAPI: dict[str, Any] = {
-    "summary": "Continue one or more prompts",
-    "operationId": "create_completion",
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"$ref": _REFERENCE.format(model=CompletionRequest.__name__)}
-            }
-        },
+_COMPLETION_ANSWER: dict[str, Any] = {
+    "description": "The completion; with `stream: true` its chunks as server-sent events, each a "
+    "`CompletionChunk`, ended by `data: [DONE]`.",
+    "headers": _headers(_HEADER_TEXT),
+    "content": {
+        "application/json": {"schema": reference("Completion")},
+        "text/event-stream": {"schema": {"type": "string"}},
     },
-    "responses": {
-        "200": {
-            "description": "The completion; with `stream: true` its chunks as server-sent events, "
-            "ended by `data: [DONE]`.",
-            "content": {
-                "application/json": {"schema": COMPLETION_RESPONSE},
-                "text/event-stream": {"schema": {"type": "string"}},
-            },
-        },
-        **{
-            status: {
-                "description": description,
-                "content": {"application/json": {"schema": ERROR_RESPONSE}},
-            }
-            for status, description in {
-                "400": "A parameter is wrong, or the context window is exceeded.",
-                "401": "No valid API key or token.",
-                "403": "The key does not allow this.",
-                "404": "The model is unknown, or not for this key.",
-                "408": "The body did not arrive in time.",
-                "413": "The body is too large.",
-                "415": "The body is not JSON.",
-                "429": "Too many requests of this account are waiting.",
-                "503": "Nobody can run the request now; `Retry-After` says when to try again.",
-                "504": "The request took longer than it may.",
-            }.items()
-        },
-    },
-    "security": [{"bearer": []}],
 }
+
+
+def _json_answer(description: str, name: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "headers": _headers({"x-request-id": _HEADER_TEXT["x-request-id"]}),
+        "content": {"application/json": {"schema": reference(name)}},
+    }
+
+
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "/v1/completions": _operation(
+        "Continue one or more prompts",
+        "create_completion",
+        body=_COMPLETION_BODY,
+        answer=_COMPLETION_ANSWER,
+    ),
+    "/v1/completions:estimate": _operation(
+        "Tell what a completion would take, without running it",
+        "estimate_completion",
+        body=_COMPLETION_BODY,
+        answer=_json_answer("Token counts and the parameters that apply.", "CompletionEstimate"),
+    ),
+    "/tokenize": _operation(
+        "Turn text into tokens, as vLLM and llama.cpp do",
+        "tokenize",
+        body={"schema": reference("TokenizeRequest")},
+        answer=_json_answer("The tokens, in the shape of the request.", "Tokens"),
+    ),
+    "/detokenize": _operation(
+        "Turn tokens into text, as vLLM and llama.cpp do",
+        "detokenize",
+        body={"schema": reference("DetokenizeRequest")},
+        answer=_json_answer("The text, in the shape of the request.", "Detokenized"),
+    ),
+}
+"""What is said about each POST endpoint."""
+
+
+_MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
+
+
+def _model_page(name: str) -> dict[str, Any]:
+    errors = {status: _error(_ERRORS[status]) for status in ("401", "403", "404", "503")}
+    return {
+        "responses": {"200": _json_answer("What workers have announced.", name), **errors},
+        "security": [{"bearer": []}],
+    }
 
 
 def install_documentation(app: FastAPI) -> None:
@@ -118,17 +199,29 @@ def install_documentation(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, description=app.description, routes=app.routes
-            )
-            _, definitions = models_json_schema(
-                [(CompletionRequest, "validation")], ref_template=_REFERENCE
-            )
-            schema["paths"]["/v1/completions"] = {"post": COMPLETION_OPENAPI}
-            components = schema.setdefault("components", {})
-            components.setdefault("schemas", {}).update(definitions["$defs"])
-            components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-            app.openapi_schema = schema
+            app.openapi_schema = _document(app)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    schema = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    _, definitions = models_json_schema(
+        [(CompletionRequest, "validation")], ref_template=_REFERENCE
+    )
+    for path, operation in OPERATIONS.items():
+        schema["paths"][path] = {"post": operation}
+    for path, name in _MODEL_PAGES.items():
+        schema["paths"][path]["get"] |= _model_page(name)
+    components = schema.setdefault("components", {})
+    schemas: dict[str, Schema] = components.setdefault("schemas", {})
+    # Errors have one shape everywhere; FastAPI's own is never sent.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(definitions["$defs"])
+    schemas.update(COMPONENTS)
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return schema

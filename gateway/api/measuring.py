@@ -3,7 +3,7 @@
 import time
 
 from gateway import telemetry
-from gateway.errors import ApiError, InternalError
+from gateway.errors import ApiError, ErrorStyle, InternalError
 from gateway.stream.completion import Usage
 
 
@@ -40,10 +40,10 @@ class RequestMeasure:
         telemetry.CACHED_TOKENS.labels(self._model).inc(usage.cached_tokens)
         telemetry.COMPLETION_TOKENS.labels(self._model).inc(usage.completion_tokens)
 
-    def failed(self, error: BaseException) -> None:
-        """The request ends with an error."""
+    def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
+        """The request ends with an error, told in a style that decides its status."""
         known = error if isinstance(error, ApiError) else InternalError()
-        self._status, self._code = known.status, known.code
+        self._status, self._code = known.status_for(style), known.code
 
     def disconnected(self) -> None:
         """The client had gone before the end."""

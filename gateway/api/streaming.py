@@ -17,7 +17,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
 from gateway.errors import ApiError, ServiceUnavailableError
 from gateway.stream.completion import Completion
-from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer, error_event
+from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
 
 
 class SlowReaderError(ServiceUnavailableError):
@@ -119,7 +119,7 @@ class StreamedCompletion(Response):
                 failure = self._failure()
                 if failure is not None:
                     self._measure.failed(failure)
-                    await _send(send, events + error_event(failure), more=False)
+                    await _send(send, events + renderer.render_failure(failure), more=False)
                     return
                 if renderer.finished:
                     self._measure.finished(renderer.usage)

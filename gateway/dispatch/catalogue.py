@@ -38,12 +38,17 @@ class Catalogue:
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
         self._models: dict[str, ServedModel] = {}
+        self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
 
     @property
     def models(self) -> list[ServedModel]:
         """Every known model, by name."""
         return [self._models[name] for name in sorted(self._models)]
+
+    def known(self, name: str) -> ServedModel | None:
+        """Return a model by its name or an alias, as of the last refresh."""
+        return self._models.get(name) or self._models.get(self._aliases.get(name, ""))
 
     def queue(self, model: str) -> JobQueue:
         """Return the queue of a model."""
@@ -72,6 +77,9 @@ class Catalogue:
         for card, status in zip(cards, statuses, strict=True):
             models[card.model] = ServedModel(card, status)
         self._models = models
+        self._aliases = {
+            alias: model.card.model for model in models.values() for alias in model.card.aliases
+        }
         self._refreshed_at = time.monotonic()
 
     def is_served(self, name: str) -> bool:
@@ -79,17 +87,24 @@ class Catalogue:
         model = self._models.get(name)
         return model is None or model.status.ready_workers > 0
 
+    async def look_up(self, name: str) -> ServedModel | None:
+        """Return a model by its name or an alias, also one that announced itself a moment ago.
+
+        Raises RedisError.
+        """
+        model = self.known(name)
+        is_stale = time.monotonic() - self._refreshed_at > REFRESH_SECONDS / 10
+        if is_stale and (model is None or model.status.ready_workers == 0):
+            await self.refresh()
+            model = self.known(name)
+        return model
+
     async def find(self, name: str) -> ServedModel:
-        """Return a model that can be used now.
+        """Return a model that can be used now, by its name or an alias.
 
         Raises ModelNotFoundError, ModelLoadingError or NoWorkerError, and RedisError if nothing is known.
         """
-        model = self._models.get(name)
-        if model is None or model.status.ready_workers == 0:
-            # A worker may have announced itself a moment ago.
-            if time.monotonic() - self._refreshed_at > REFRESH_SECONDS / 10:
-                await self.refresh()
-            model = self._models.get(name)
+        model = await self.look_up(name)
         if model is None:
             raise ModelNotFoundError(name)
         if model.status.ready_workers == 0:

@@ -1,32 +1,99 @@
 """The context rule: prompt and completion share one window."""
 
-from gateway.dialects.request import ContextLengthBehavior
+from typing import NamedTuple
+
+from gateway.dialects.request import FIT, ContextLengthBehavior
 from gateway.errors import ContextLengthExceededError
 
 UNLIMITED = -1
 
 
+class Layout(NamedTuple):
+    """A prompt's token ids. Only the body may be cut, and from its left."""
+
+    head: list[int]
+    body: list[int]
+    tail: list[int]
+
+    @property
+    def length(self) -> int:
+        """Token ids in all."""
+        return len(self.head) + len(self.body) + len(self.tail)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids in their order."""
+        return [*self.head, *self.body, *self.tail]
+
+
+def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: int) -> int:
+    """Return how many of a prompt's tokens are kept, from its end.
+
+    `kept` None keeps all. FIT keeps all of a prompt that fits into the window, and else what leaves room
+    for `max_tokens`, where -1 asks for no more room than one token.
+    """
+    if kept is None:
+        return length
+    if kept != FIT:
+        return min(kept, length)
+    if length < window:
+        return length
+    room = max(1, min(max_tokens, window))
+    return max(1, window - room)
+
+
+def cut(layout: Layout, keep: int, *, window: int, name: str = "the prompt") -> Layout:
+    """Return the layout without the first tokens of its body, so that `keep` tokens are left.
+
+    Raises ContextLengthExceededError if what must not be cut is longer than that.
+    """
+    surplus = max(0, layout.length - keep)
+    if surplus > len(layout.body):
+        raise ContextLengthExceededError(
+            f"This model's context window is {window} tokens. What must be kept of {name}, such as its "
+            f"suffix, has {layout.length - len(layout.body)} tokens, but only {keep} are to be kept.",
+            param="prompt",
+            n_prompt_tokens=layout.length,
+            n_ctx=window,
+        )
+    return layout._replace(body=layout.body[surplus:])
+
+
 def fit_max_tokens(
-    prompt_tokens: int, max_tokens: int, *, window: int, behavior: ContextLengthBehavior
+    prompt_tokens: int,
+    max_tokens: int,
+    *,
+    window: int,
+    behavior: ContextLengthBehavior,
+    name: str = "the prompt",
 ) -> int:
     """Return the completion tokens that may be generated, at most `max_tokens`.
 
     `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is refused whatever
-    the behavior: the engine needs that room even to score the prompt. Raises ContextLengthExceededError.
+    the behavior: the engine needs that room even to score the prompt. `name` is what errors call the
+    prompt. Raises ContextLengthExceededError.
     """
     room = window - prompt_tokens
     if room < 1:
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens, but the prompt has {prompt_tokens} tokens.",
+            f"This model's context window is {window} tokens, but {name} has {prompt_tokens} tokens.",
             param="prompt",
+            n_prompt_tokens=prompt_tokens,
+            n_ctx=window,
         )
     if max_tokens == UNLIMITED:
         return room
     if max_tokens > room and behavior is ContextLengthBehavior.ERROR:
         raise ContextLengthExceededError(
-            f"This model's context window is {window} tokens. The prompt has {prompt_tokens} tokens and "
-            f"max_tokens is {max_tokens}: {prompt_tokens + max_tokens} together. Shorten the prompt, lower "
-            "max_tokens, or set context_length_exceeded_behavior to 'truncate'.",
+            f"This model's context window is {window} tokens. {_capitalized(name)} has {prompt_tokens} "
+            f"tokens and max_tokens is {max_tokens}: {prompt_tokens + max_tokens} together. Shorten the "
+            "prompt, lower max_tokens, or set context_length_exceeded_behavior to 'truncate'.",
             param="max_tokens",
+            n_prompt_tokens=prompt_tokens,
+            n_ctx=window,
         )
     return min(max_tokens, room)
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,5 +1,6 @@
 """Headers of answers, the list of models, and the pages for machines and people."""
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import sampling
-from contract.messages import WorkerState
+from contract.dialect import Dialect
+from contract.messages import Feature, WorkerState
 from gateway.dialects.completions import CompletionRequest
-from tests.gateway.conftest import asking, complete, eventually, serve
+from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
 from tests.support.stack import MODEL, Stack
 
 GIVEN_ID = "my-Request_1.2"
+TRUNCATE = {"context_length_exceeded_behavior": "truncate"}
 
 
 @pytest.mark.parametrize("given", [GIVEN_ID, "x", "x" * 128])
@@ -53,20 +56,31 @@ async def test_every_request_gets_its_own_id(client: httpx.AsyncClient) -> None:
 async def test_applied_max_tokens_are_told(
     client: httpx.AsyncClient, parameters: dict[str, Any], applied: int, stream: bool
 ) -> None:
-    response = await complete(client, stream=stream, **parameters)
+    response = await complete(client, stream=stream, **TRUNCATE, **parameters)
     assert response.status_code == 200
     assert response.headers["x-max-tokens-applied"] == str(applied)
+    assert "x-prompt-truncated" not in response.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cut_prompt_tokens_are_told(client: httpx.AsyncClient, stream: bool) -> None:
+    response = await complete(
+        client, prompt=[[5] * 3000, [5]], truncate_sequence=True, max_tokens=8, stream=stream
+    )
+    assert response.status_code == 200
+    assert response.headers["x-prompt-truncated"] == str(3000 - 2040)
+    assert response.headers["x-max-tokens-applied"] == "8"
 
 
 async def test_truncated_completion_uses_exactly_what_fits(client: httpx.AsyncClient) -> None:
-    body = (await complete(client, prompt=[5] * 2040, max_tokens=100)).json()
+    body = (await complete(client, prompt=[5] * 2040, max_tokens=100, **TRUNCATE)).json()
     assert body["usage"]["completion_tokens"] == 8
     assert body["choices"][0]["finish_reason"] == "length"
 
 
 async def test_ignored_parameters_are_named(client: httpx.AsyncClient) -> None:
-    response = await complete(client, zeta=1, mirostat=2, max_tokens=1)
-    assert response.headers["x-ignored-params"] == "mirostat,zeta"
+    response = await complete(client, zeta=1, n_keep=2, max_tokens=1)
+    assert response.headers["x-ignored-params"] == "n_keep,zeta"
     assert "x-ignored-params" not in (await complete(client, max_tokens=1)).headers
 
 
@@ -88,7 +102,7 @@ async def test_names_cannot_break_out_of_the_header(client: httpx.AsyncClient) -
 
 
 async def test_long_list_of_ignored_parameters_is_cut(client: httpx.AsyncClient) -> None:
-    names = [f"p{number:04}" for number in range(500)]
+    names = [f"p{number:04}" for number in range(200)]
     response = await complete(client, max_tokens=1, **dict.fromkeys(names, 1))
     assert response.headers["x-ignored-params"].split(",") == names[:32]
 
@@ -104,10 +118,62 @@ async def test_models_are_listed_as_workers_announce_them(
     tiny = models[MODEL]
     assert tiny["object"] == "model"
     assert (tiny["context_window"], tiny["max_model_len"], tiny["ready"]) == (2048, 2048, True)
-    assert set(tiny["supported_parameters"]) == set(CompletionRequest.model_fields)
+    assert (tiny["features"], tiny["dialect"]) == ([], "openai")
     assert not models["org/with-slash"]["ready"]
     for name, model in models.items():
         assert (await client.get(f"/v1/models/{name}")).json() == model
+
+
+async def hear_of_news(client: httpx.AsyncClient) -> None:
+    """Have the gateway look at what workers have announced meanwhile."""
+    unknown = await client.post("/tokenize", json={"model": "gpt-9", "prompt": "a"})
+    assert unknown.status_code == 404
+
+
+async def test_models_tell_which_parameters_they_serve_and_refuse_the_others(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    able: dict[str, Any] = {"features": list(Feature), "image_token": "<image>", "max_images": 2}
+    await serve(store, "able", **able)
+    # Its tokenizer is not published.
+    await serve(store, "bare", tokenizer_digest="")
+    await hear_of_news(client)
+    listed = {model["id"]: model for model in (await client.get("/v1/models")).json()["data"]}
+    assert listed["able"]["features"] == ["sampler_chain", "structure", "images"]
+    assert set(listed["able"]["supported_parameters"]) == set(CompletionRequest.model_fields)
+    tiny = set(listed[MODEL]["supported_parameters"])
+    assert {"temperature", "suffix", "tools", "logit_bias"} <= tiny
+    without = {"mirostat", "xtc_probability", "grammar", "json_schema", "images"}
+    assert tiny.isdisjoint(without)
+    assert tiny - set(listed["bare"]["supported_parameters"]) >= {"suffix", "tools"}
+    asked: list[dict[str, Any]] = [
+        {"mirostat": 2},
+        {"json_schema": {}},
+        {"grammar": 'root ::= "a"'},
+    ]
+    for parameters in asked:
+        refused = await complete(client, **parameters)
+        [name] = parameters
+        assert refused.status_code == 400
+        assert (refused.json()["error"]["code"], refused.json()["error"]["param"]) == (
+            *("unsupported_parameter", name),
+        )
+
+
+async def test_models_tell_their_dialect_and_answer_to_their_aliases(
+    client: httpx.AsyncClient, stack: Stack, store: "Redis"
+) -> None:
+    await serve(store, "spoken", dialect="llamacpp", aliases=["vendor/spoken"])
+    await hear_of_news(client)
+    page = (await client.get("/v1/models/vendor/spoken")).json()
+    assert (page["id"], page["dialect"]) == ("spoken", "llamacpp")
+    own = await asyncio.to_thread(stack.key, "acme", dialect=Dialect.OMLX)
+    async with gateway_client(stack.url, own) as client_of_dialect:
+        page = (await client_of_dialect.get("/v1/models/spoken")).json()
+        assert page["dialect"] == "omlx"
+    limited = await asyncio.to_thread(stack.key, "acme", allowed_models=["something"])
+    async with gateway_client(stack.url, limited) as limited_client:
+        assert (await limited_client.get("/v1/models/vendor/spoken")).status_code == 404
 
 
 async def test_unknown_model_has_no_page(client: httpx.AsyncClient) -> None:
@@ -170,11 +236,11 @@ async def test_openapi_describes_every_parameter_with_range_and_default(
     request = schema["components"]["schemas"]["CompletionRequest"]
     properties = request["properties"]
     assert set(properties) == set(CompletionRequest.model_fields)
-    assert set(request["required"]) == {"model", "prompt"}
+    # What is required depends on the dialect.
+    assert "required" not in request
     for name, value in properties.items():
-        described = name == "stream_options" or value.get("description")
-        assert described, f"{name} has no description"
-        assert "default" in value or name in ("model", "prompt"), f"{name} has no default"
+        assert value.get("description"), f"{name} has no description"
+        assert "default" in value, f"{name} has no default"
     ranges = {
         "temperature": sampling.TEMPERATURE,
         "top_p": sampling.TOP_P,
@@ -226,7 +292,7 @@ async def test_openapi_agrees_with_what_is_accepted(
         {"logit_bias": {"5": 1}},
         {"n": 129},
         {"temperature": 2.5},
-        {"stop": ["a"] * 5},
+        {"stop": ["a"] * 65},
         {"prompt": {}},
     ]
     for parameters in bodies:
@@ -243,4 +309,39 @@ async def test_answers_fit_their_description(
         answer = await complete(client, max_tokens=2, **parameters)
         assert answer.status_code == status
         described = responses[str(status)]["content"]["application/json"]["schema"]
-        jsonschema.validate(answer.json(), described)
+        components = {"components": schema["components"]}
+        jsonschema.validate(answer.json(), described | components)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "body"),
+    [
+        ("/tokenize", "Tokens", {"model": MODEL, "prompt": "é", "return_token_strs": True}),
+        ("/tokenize", "Tokens", {"content": "é", "with_pieces": True}),
+        ("/tokenize", "Error", {"content": 5}),
+        ("/detokenize", "Detokenized", {"model": MODEL, "tokens": [5]}),
+        ("/detokenize", "Detokenized", {"tokens": [5]}),
+        ("/detokenize", "Error", {"tokens": [5.5]}),
+    ],
+)
+async def test_token_endpoints_are_described_as_they_are(
+    stack: Stack, schema: dict[str, Any], path: str, name: str, body: dict[str, Any]
+) -> None:
+    key = await asyncio.to_thread(stack.key, "acme", allowed_models=[MODEL])
+    components = {"components": schema["components"]}
+    request = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator(request | components)
+    assert validator.is_valid(body) is (name != "Error")
+    async with gateway_client(stack.url, key) as client:
+        answer = (await client.post(path, json=body)).json()
+    reference = {"$ref": f"#/components/schemas/{name}"}
+    jsonschema.validate(answer, reference | components)
+
+
+async def test_models_are_described_as_they_are(
+    client: httpx.AsyncClient, schema: dict[str, Any]
+) -> None:
+    described = {"$ref": "#/components/schemas/ModelList", "components": schema["components"]}
+    listed = (await client.get("/v1/models")).json()
+    assert listed["data"]
+    jsonschema.validate(listed, described)

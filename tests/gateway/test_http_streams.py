@@ -94,7 +94,7 @@ async def test_include_usage_gives_the_extra_chunk(client: httpx.AsyncClient) ->
     *others, extra = await streamed(client, max_tokens=3, stream_options={"include_usage": True})
     assert extra["choices"] == []
     assert extra["usage"]["completion_tokens"] == 3
-    assert [chunk["usage"] is None for chunk in others] == [True, True, False]
+    assert [chunk["usage"] is None for chunk in others] == [True, True, True]
 
 
 async def test_failure_before_the_first_token_has_a_real_status(

@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-import time
 import zlib
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -14,7 +12,14 @@ from tokenizers.processors import TemplateProcessing
 
 from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, ServiceUnavailableError
-from gateway.prompt.tokenizers import THREAD_CHARACTERS, PromptEncoder, TokenizerStore
+from gateway.prompt.tokenizers import (
+    THREAD_CHARACTERS,
+    PromptEncoder,
+    TokenizerStore,
+    has_tool_calls,
+    run_beside_loop,
+)
+from tests.gateway.prompt.building import tiny_tokenizer
 
 BOS = 0
 VOCABULARY = {"<s>": BOS, "</s>": 1, "a": 2, "b": 3, "c": 4}
@@ -61,91 +66,75 @@ def encoder(*, adds_bos: bool = True, bos_token_id: int | None = BOS) -> PromptE
         "mixed-empty-text-first",
     ],
 )
-async def test_prompt_gets_one_begin_of_text_if_it_begins_with_text(
+def test_prompt_gets_one_begin_of_text_if_it_begins_with_text(
     prompt: Prompt, expected: list[int]
 ) -> None:
-    encoded = await encoder().encode(prompt, param="prompt")
-    assert encoded.token_ids == expected
+    assert encoder().encode(prompt, param="prompt") == expected
 
 
-async def test_text_is_kept_for_the_echo_and_ids_have_none() -> None:
-    assert (await encoder().encode(" a  b ", param="prompt")).text == " a  b "
-    assert (await encoder().encode([2], param="prompt")).text is None
+def test_nothing_is_added_where_that_is_asked_for() -> None:
+    plain = encoder()
+    assert plain.encode("a b", param="prompt", adds_special_tokens=False) == [2, 3]
+    assert plain.encode(["a", 3], param="prompt", adds_special_tokens=False) == [2, 3]
+    with pytest.raises(InvalidParameterError, match="'add_special_tokens' is false"):
+        plain.encode("", param="prompt", adds_special_tokens=False)
 
 
-async def test_empty_text_becomes_begin_of_text_though_the_tokenizer_adds_none() -> None:
-    assert (await encoder(adds_bos=False).encode("", param="prompt")).token_ids == [BOS]
+def test_empty_text_becomes_begin_of_text_though_the_tokenizer_adds_none() -> None:
+    assert encoder(adds_bos=False).encode("", param="prompt") == [BOS]
 
 
-async def test_empty_text_is_refused_by_a_model_without_begin_of_text() -> None:
+def test_empty_text_is_refused_by_a_model_without_begin_of_text() -> None:
     with pytest.raises(InvalidParameterError, match=r"'prompt\[3\]' must not be empty") as caught:
-        await encoder(adds_bos=False, bos_token_id=None).encode("", param="prompt[3]")
+        encoder(adds_bos=False, bos_token_id=None).encode("", param="prompt[3]")
     assert caught.value.param == "prompt"
 
 
-async def test_mixed_prompt_of_nothing_but_empty_text_is_refused() -> None:
+def test_mixed_prompt_of_nothing_but_empty_text_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="'prompt' must not be empty"):
-        await encoder(adds_bos=False).encode(["", ""], param="prompt")
+        encoder(adds_bos=False).encode(["", ""], param="prompt")
 
 
 @pytest.mark.parametrize("token_id", [-1, 5, 2**64, 10**400])
-async def test_id_outside_the_vocabulary_is_refused_naming_place_bounds_and_value(
+def test_id_outside_the_vocabulary_is_refused_naming_place_bounds_and_value(
     token_id: int,
 ) -> None:
     with pytest.raises(InvalidParameterError) as caught:
-        await encoder().encode([2, 3, token_id], param="prompt[1]")
+        encoder().encode([2, 3, token_id], param="prompt[1]")
     assert caught.value.message == (
         f"'prompt[1][2]' must be a token id from 0 to 4. Given: {token_id}."
     )
 
 
-async def test_id_outside_the_vocabulary_in_a_mixed_prompt_is_refused() -> None:
+def test_id_outside_the_vocabulary_in_a_mixed_prompt_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"from 0 to 4\. Given: 5"):
-        await encoder().encode(["a", 5], param="prompt")
+        encoder().encode(["a", 5], param="prompt")
 
 
-async def test_long_text_is_encoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-
-    class Watched:
-        """Notes where it is called."""
-
-        def encode(self, text: str, *, add_special_tokens: bool) -> Any:
-            threads.append(threading.current_thread())
-            return real.encode(text, add_special_tokens=add_special_tokens)
-
-    watched = encoder()
-    real = watched._tokenizer
-    monkeypatch.setattr(watched, "_tokenizer", Watched())
-
-    long = await watched.encode("a " * THREAD_CHARACTERS, param="prompt")
-    short = await watched.encode("a", param="prompt")
-
-    assert long.token_ids == [BOS] + [2] * THREAD_CHARACTERS
-    assert short.token_ids == [BOS, 2]
-    assert threads[0] is not threading.main_thread()
-    assert threads[1] is threading.main_thread()
+async def test_long_work_is_done_beside_the_event_loop() -> None:
+    threads = [
+        await run_beside_loop(threading.current_thread, size=size)
+        for size in (THREAD_CHARACTERS, THREAD_CHARACTERS + 1)
+    ]
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
 
 
-async def test_event_loop_runs_while_a_long_text_is_encoded() -> None:
-    text = "a b c " * 200_000
-    longest, stop = 0.0, False
+@pytest.mark.parametrize(
+    ("adds_bos", "bos_token_id", "expected"),
+    [(True, BOS, [BOS]), (True, None, []), (False, BOS, [])],
+)
+def test_begin_of_text_is_where_the_tokenizer_puts_it(
+    adds_bos: bool, bos_token_id: int | None, expected: list[int]
+) -> None:
+    assert encoder(adds_bos=adds_bos, bos_token_id=bos_token_id).begin_ids() == expected
 
-    async def watch() -> None:
-        nonlocal longest
-        while not stop:
-            before = time.perf_counter()
-            await asyncio.sleep(0.001)
-            longest = max(longest, time.perf_counter() - before)
 
-    watching = asyncio.create_task(watch())
-    began = time.perf_counter()
-    encoded = await encoder().encode(text, param="prompt")
-    took, stop = time.perf_counter() - began, True
-    await watching
-
-    assert len(encoded.token_ids) == 600_001
-    assert longest < took / 2
+def test_tool_calls_are_known_by_their_token() -> None:
+    tokenizer = word_tokenizer(adds_bos=False)
+    assert not has_tool_calls(tokenizer)
+    tokenizer.add_tokens(["<tool_call>"])
+    assert has_tool_calls(tokenizer)
 
 
 def test_decode_shows_special_tokens() -> None:
@@ -195,3 +184,19 @@ async def test_store_asks_again_after_a_tokenizer_was_not_published() -> None:
 
     source.file = published(word_tokenizer(adds_bos=True)).file
     assert (await store.get("d1")).get_vocab_size() == 5
+
+
+async def test_literal_copy_reads_special_tokens_as_text_and_leaves_the_other_alone() -> None:
+    tokenizer = tiny_tokenizer()
+    source = published(tokenizer)
+    store = TokenizerStore(source.fetch)
+    text = "<|user|>hello</s>"
+    literals = await asyncio.gather(*(store.get_literal("d1") for _ in range(5)))
+    assert len({id(literal) for literal in literals}) == 1
+    ids = literals[0].encode(text).ids
+    special = {tokenizer.token_to_id("<|user|>"), tokenizer.token_to_id("</s>")}
+    assert special.isdisjoint(ids)
+    assert literals[0].decode(ids) == text
+    shared = await store.get("d1")
+    assert special <= set(shared.encode(text).ids)
+    assert source.fetched == ["d1"]

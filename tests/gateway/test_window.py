@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.request import ContextLengthBehavior
+from gateway.dialects.request import FIT, ContextLengthBehavior
 from gateway.errors import ContextLengthExceededError
-from gateway.prompt.window import fit_max_tokens
+from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
 
 TRUNCATE, ERROR = ContextLengthBehavior.TRUNCATE, ContextLengthBehavior.ERROR
 
@@ -42,6 +42,7 @@ def test_error_refuses_with_all_counts(prompt: int, max_tokens: int) -> None:
     with pytest.raises(ContextLengthExceededError) as caught:
         fit_max_tokens(prompt, max_tokens, window=100, behavior=ERROR)
     error = caught.value
+    assert (error.n_prompt_tokens, error.n_ctx) == (prompt, 100)
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "max_tokens")
     for count in (100, prompt, max_tokens, prompt + max_tokens):
         assert str(count) in error.message
@@ -56,6 +57,7 @@ def test_prompt_that_leaves_no_room_is_refused_whatever_is_asked(
     with pytest.raises(ContextLengthExceededError) as caught:
         fit_max_tokens(prompt, max_tokens, window=100, behavior=behavior)
     assert caught.value.param == "prompt"
+    assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (prompt, 100)
     assert f"100 tokens, but the prompt has {prompt} tokens" in caught.value.message
 
 
@@ -77,3 +79,39 @@ def test_prompt_and_completion_never_exceed_the_window(
     assert prompt + fitted <= window
     if max_tokens >= 0:
         assert fitted <= max_tokens
+
+
+def test_errors_call_the_prompt_by_its_name() -> None:
+    with pytest.raises(ContextLengthExceededError, match=r"but 'prompt\[3\]' has 100 tokens"):
+        fit_max_tokens(100, 1, window=100, behavior=ERROR, name="'prompt[3]'")
+    with pytest.raises(ContextLengthExceededError, match="The prompt has 99 tokens and max_tokens"):
+        fit_max_tokens(99, 2, window=100, behavior=ERROR)
+
+
+@given(
+    length=st.integers(1, 300),
+    max_tokens=st.integers(-1, 400),
+    window=st.integers(2, 300),
+    kept=st.one_of(st.none(), st.just(FIT), st.integers(1, 400)),
+)
+def test_what_is_kept_is_never_nothing_and_never_more_than_there_is(
+    length: int, max_tokens: int, window: int, kept: int | None
+) -> None:
+    keep = tokens_to_keep(length, kept, max_tokens=max_tokens, window=window)
+    assert 1 <= keep <= length
+    if kept == FIT:
+        assert keep < window
+        # A prompt that fits is left alone, and one that is cut leaves room for max_tokens.
+        assert keep == (
+            length if length < window else max(1, window - max(1, min(max_tokens, window)))
+        )
+
+
+def test_only_the_body_is_cut_and_from_its_left() -> None:
+    layout = Layout([1, 2], [3, 4, 5], [6])
+    assert cut(layout, 6, window=10) == layout
+    assert cut(layout, 4, window=10).token_ids == [1, 2, 5, 6]
+    assert cut(layout, 3, window=10).token_ids == [1, 2, 6]
+    with pytest.raises(ContextLengthExceededError, match="has 3 tokens, but only 2") as caught:
+        cut(layout, 2, window=10)
+    assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (6, 10)

@@ -1,0 +1,226 @@
+"""JSON schemas of answers, as the OpenAPI page shows them."""
+
+from typing import Any
+
+from contract.dialect import Dialect
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_INTEGER: Schema = {"type": "integer"}
+_NUMBER: Schema = {"type": "number"}
+_DIALECT: Schema = {"type": "string", "enum": [each.value for each in Dialect]}
+_TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+def reference(name: str) -> Schema:
+    """Return a reference to a schema of the page."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
+    return {"type": "object", "required": list(required), "properties": required | optional}
+
+
+_LOGPROBS: Schema = _object(
+    {
+        "tokens": {"type": "array", "items": _TEXT},
+        "token_logprobs": {
+            "type": "array",
+            "items": {"type": ["number", "null"]},
+            "description": "Null for the first token of an echoed prompt.",
+        },
+        "top_logprobs": {
+            "type": "array",
+            "items": {"type": ["object", "null"], "additionalProperties": _NUMBER},
+        },
+        "text_offset": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "Code points of the returned text before the token.",
+        },
+    },
+    token_ids=_TOKEN_IDS,
+)
+
+_TOOL_CALL: Schema = _object(
+    {
+        "id": _TEXT,
+        "type": {"const": "function"},
+        "function": _object({"name": _TEXT, "arguments": _TEXT}),
+    },
+)
+
+USAGE: Schema = _object(
+    {
+        "prompt_tokens": _INTEGER,
+        "completion_tokens": {
+            "type": "integer",
+            "description": "Tokens of all sequences, those that best_of discarded included.",
+        },
+        "total_tokens": _INTEGER,
+    },
+    prompt_tokens_details=_object({"cached_tokens": _INTEGER}),
+    cached_tokens={"type": "integer", "description": "In the dialect `omlx`."},
+)
+
+_CHOICE: Schema = _object(
+    {
+        "index": {"type": "integer", "description": "prompt index * n + choice"},
+        "text": _TEXT,
+        "logprobs": {"anyOf": [_LOGPROBS, {"type": "null"}]},
+        "finish_reason": {
+            "type": ["string", "null"],
+            "enum": ["stop", "length", "tool_calls", None],
+            "description": "Null in a stream until the choice ends.",
+        },
+    },
+    stop_reason={
+        "type": ["string", "integer", "null"],
+        "description": "The stop string, or the id of the stop token, that ended the text.",
+    },
+    token_ids=_TOKEN_IDS | {"description": "With `return_token_ids`."},
+    prompt_token_ids=_TOKEN_IDS | {"description": "With `return_token_ids`."},
+    tool_calls={"type": "array", "items": _TOOL_CALL},
+)
+
+_COMMON: dict[str, Schema] = {
+    "id": {"type": "string", "pattern": "^cmpl-"},
+    "object": {"type": "string", "const": "text_completion"},
+    "created": {"type": "integer", "description": "Unix time in seconds."},
+    "model": {"type": "string", "description": "The model as the request named it."},
+    "choices": {"type": "array", "items": _CHOICE},
+}
+
+_TIMES: dict[str, Schema] = {
+    "system_fingerprint": _TEXT,
+    "timings": {"type": "object", "description": "In the dialect `llamacpp`."},
+    "perf_metrics": {
+        "type": ["object", "null"],
+        "description": "In the dialect `fireworks`, with `perf_metrics_in_response`.",
+    },
+    "metrics": {"type": ["object", "null"], "description": "In the dialect `vllm`."},
+}
+
+COMPLETION: Schema = _object(_COMMON | {"usage": USAGE}, **_TIMES)
+
+CHUNK: Schema = {
+    **_object(
+        _COMMON,
+        **_TIMES,
+        usage={"anyOf": [USAGE, {"type": "null"}]},
+        obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},
+    ),
+    "description": "One `data:` line of a stream.",
+}
+
+_OPENAI_ERROR: Schema = _object(
+    {
+        "message": _TEXT,
+        "type": _TEXT,
+        "param": {"type": ["string", "null"]},
+        "code": {"type": ["string", "null"]},
+    },
+)
+
+_LLAMACPP_ERROR: Schema = _object(
+    {"code": _INTEGER, "message": _TEXT, "type": _TEXT}, n_prompt_tokens=_INTEGER, n_ctx=_INTEGER
+)
+
+_VLLM_ERROR: Schema = _object(
+    {"message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}, "code": _INTEGER}
+)
+
+ERROR: Schema = {
+    **_object({"error": {"anyOf": [_OPENAI_ERROR, _LLAMACPP_ERROR, _VLLM_ERROR]}}),
+    "description": "`code` is a word, in the dialects `llamacpp` and `vllm` the HTTP status.",
+}
+
+ESTIMATE: Schema = _object(
+    {
+        "object": {"const": "completion.estimate"},
+        "model": _TEXT,
+        "dialect": _DIALECT,
+        "prompt_tokens": {"type": "integer", "description": "Of all prompts, after truncation."},
+        "prompt_truncated": {"type": "integer", "description": "Tokens that were cut off."},
+        "max_tokens": {"type": "integer", "description": "The lowest that applies to a prompt."},
+        "completion_tokens_max": {
+            "type": "integer",
+            "description": "Tokens that would be generated at most, `best_of` included.",
+        },
+        "total_tokens_max": _INTEGER,
+        "parameters": {"type": "object", "description": "What would apply, defaults filled in."},
+        "ignored_parameters": {"type": "array", "items": _TEXT},
+        "context_window": _INTEGER,
+        "cost": {"type": ["object", "number", "null"]},
+        "limits": {"type": ["object", "null"], "additionalProperties": _INTEGER},
+    }
+)
+
+_MODEL_NAME: Schema = {"type": "string", "description": "The only or default model if absent."}
+
+TOKENIZE_REQUEST: Schema = {
+    "type": "object",
+    "properties": {
+        "model": _MODEL_NAME,
+        "prompt": {"type": "string", "description": "Text, in the shape of vLLM."},
+        "add_special_tokens": {"type": "boolean", "default": True},
+        "return_token_strs": {"type": "boolean", "default": False},
+        "content": {"type": "string", "description": "Text, in the shape of llama.cpp."},
+        "add_special": {"type": "boolean", "default": False},
+        "parse_special": {"type": "boolean", "default": True},
+        "with_pieces": {"type": "boolean", "default": False},
+    },
+    "anyOf": [{"required": ["prompt"]}, {"required": ["content"]}],
+}
+
+_PIECE: Schema = _object({"id": _INTEGER, "piece": {"type": ["string", "array"]}})
+
+TOKENS: Schema = _object(
+    {"tokens": {"type": "array", "items": {"anyOf": [_INTEGER, _PIECE]}}},
+    count=_INTEGER,
+    max_model_len=_INTEGER,
+    token_strs={"type": ["array", "null"], "items": _TEXT},
+)
+
+DETOKENIZE_REQUEST: Schema = _object({"tokens": _TOKEN_IDS}, model=_MODEL_NAME)
+
+DETOKENIZED: Schema = {
+    "type": "object",
+    "properties": {
+        "prompt": {"type": "string", "description": "If the request names a model (vLLM)."},
+        "content": {"type": "string", "description": "If it names none (llama.cpp)."},
+    },
+}
+
+MODEL: Schema = _object(
+    {
+        "id": _TEXT,
+        "object": {"const": "model"},
+        "created": _INTEGER,
+        "owned_by": _TEXT,
+        "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
+        "max_model_len": {"type": "integer", "description": "The same, by vLLM's name."},
+        "ready": {"type": "boolean", "description": "Whether a worker serves it now."},
+        "dialect": _DIALECT,
+        "features": {"type": "array", "items": _TEXT},
+        "supported_parameters": {"type": "array", "items": _TEXT},
+    }
+)
+
+MODEL_LIST: Schema = _object(
+    {"object": {"const": "list"}, "data": {"type": "array", "items": reference("Model")}}
+)
+
+COMPONENTS: dict[str, Schema] = {
+    "Completion": COMPLETION,
+    "CompletionChunk": CHUNK,
+    "CompletionEstimate": ESTIMATE,
+    "Error": ERROR,
+    "Model": MODEL,
+    "ModelList": MODEL_LIST,
+    "TokenizeRequest": TOKENIZE_REQUEST,
+    "Tokens": TOKENS,
+    "DetokenizeRequest": DETOKENIZE_REQUEST,
+    "Detokenized": DETOKENIZED,
+}

@@ -1,0 +1,188 @@
+"""`POST /tokenize` and `/detokenize`, in the shapes of vLLM and of llama.cpp."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from contract.messages import WorkerCard
+from gateway.accounts.scopes import Scope
+from gateway.api.body import read_json_body
+from gateway.api.context import ProcessContext, context_of
+from gateway.api.ignored import ignored_header
+from gateway.api.plan import find_card, profile_of
+from gateway.auth.principal import Principal
+from gateway.dialects.choice import DIALECT_HEADER
+from gateway.dialects.profile import Profile
+from gateway.dialects.wire import parse_object, validate
+from gateway.errors import MAX_SHOWN_CHARACTERS, InvalidParameterError, UnknownParameterError, shown
+from gateway.prompt.tokenization import llamacpp_tokens, vllm_tokens
+from gateway.prompt.tokenizers import PromptEncoder, run_beside_loop
+
+router = APIRouter()
+
+MAX_CHARACTERS: Final = 1_000_000
+"""Length of a text to tokenize: tokens take some ten times the memory of their text."""
+MAX_TOKENS: Final = 1_000_000
+"""Token ids to turn into text."""
+
+
+class _Body(BaseModel):
+    """What all bodies have in common."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+
+
+class VllmTokenize(_Body):
+    """Body of `/tokenize` as vLLM has it."""
+
+    prompt: str = Field(max_length=MAX_CHARACTERS)
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class LlamacppTokenize(_Body):
+    """Body of `/tokenize` as llama.cpp has it."""
+
+    content: str = Field(max_length=MAX_CHARACTERS)
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class Detokenize(_Body):
+    """Body of `/detokenize`."""
+
+    tokens: Any
+
+
+class _Call(NamedTuple):
+    """An authorized request."""
+
+    context: ProcessContext
+    principal: Principal
+    profile: Profile
+    body: dict[str, Any]
+
+
+async def tokenize(request: Request) -> Response:
+    """Answer in the shape in which the request asks."""
+    call = await _authorized(request)
+    if call.body.get("content") is None:
+        return await _tokenize_as_vllm(call)
+    if call.body.get("prompt") is not None:
+        raise InvalidParameterError(
+            "'content' and 'prompt' are the same parameter of two APIs: only one may be given.",
+            param="content",
+        )
+    return await _tokenize_as_llamacpp(call)
+
+
+async def detokenize(request: Request) -> Response:
+    """Answer as vLLM does if the request names a model, else as llama.cpp does."""
+    call = await _authorized(request)
+    body = validate(Detokenize, call.body)
+    encoder = await _encoder(call, await _card(call, body))
+    name = "content" if body.model is None else "prompt"
+    size = len(body.tokens) if isinstance(body.tokens, list) else 0
+
+    def work() -> dict[str, Any]:
+        return {name: encoder.decode(_read_ids(body.tokens, encoder))}
+
+    return await _answer(call, body, size=size, work=work)
+
+
+# Plain routes, which gateway.api.documentation describes.
+for _path in ("/tokenize", "/v1/tokenize"):
+    router.add_route(_path, tokenize, methods=["POST"])
+for _path in ("/detokenize", "/v1/detokenize"):
+    router.add_route(_path, detokenize, methods=["POST"])
+
+
+async def _tokenize_as_vllm(call: _Call) -> Response:
+    body = validate(VllmTokenize, call.body)
+    card = await _card(call, body)
+    work = partial(
+        vllm_tokens,
+        await _encoder(call, card),
+        body.prompt,
+        adds_special_tokens=body.add_special_tokens,
+        shows_tokens=body.return_token_strs,
+        window=card.context_window,
+    )
+    return await _answer(call, body, size=len(body.prompt), work=work)
+
+
+async def _tokenize_as_llamacpp(call: _Call) -> Response:
+    body = validate(LlamacppTokenize, call.body)
+    card = await _card(call, body)
+    work = partial(
+        llamacpp_tokens,
+        await _encoder(call, card, parses_special=body.parse_special),
+        body.content,
+        adds_special_tokens=body.add_special,
+        shows_pieces=body.with_pieces,
+    )
+    return await _answer(call, body, size=len(body.content), work=work)
+
+
+async def _authorized(request: Request) -> _Call:
+    context = context_of(request)
+    principal = await context.authenticator.authenticate(request.headers.get("authorization"))
+    principal.require_scope(Scope.COMPLETIONS)
+    body = parse_object(await read_json_body(request, context.settings))
+    header = request.headers.get(DIALECT_HEADER)
+    profile = await profile_of(context, principal, body, header=header)
+    request.state.error_style = profile.error_style
+    return _Call(context, principal, profile, body)
+
+
+async def _card(call: _Call, body: _Body) -> WorkerCard:
+    return await find_card(call.context, call.principal, body.model, profile=call.profile)
+
+
+async def _encoder(call: _Call, card: WorkerCard, *, parses_special: bool = True) -> PromptEncoder:
+    tokenizers = call.context.tokenizers
+    get = tokenizers.get if parses_special else tokenizers.get_literal
+    return PromptEncoder(
+        await get(card.tokenizer_digest),
+        vocabulary_size=card.vocabulary_size,
+        bos_token_id=card.bos_token_id,
+    )
+
+
+def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
+    if not isinstance(tokens, list):
+        raise InvalidParameterError(
+            f"'tokens' must be an array of token ids. Given: {shown(tokens)}.", param="tokens"
+        )
+    if len(tokens) > MAX_TOKENS:
+        raise InvalidParameterError(
+            f"'tokens' must have at most {MAX_TOKENS} token ids. Given: {len(tokens)}.",
+            param="tokens",
+        )
+    for position, token in enumerate(tokens):
+        if type(token) is not int:  # True is an int to isinstance.
+            raise InvalidParameterError(
+                f"'tokens[{position}]' must be a token id. Given: {shown(token)}.", param="tokens"
+            )
+    encoder.check_ids(tokens, param="tokens")
+    return tokens
+
+
+async def _answer(
+    call: _Call, body: _Body, *, size: int, work: Callable[[], dict[str, Any]]
+) -> Response:
+    ignored = sorted(body.model_extra or {})
+    if ignored and call.principal.is_strict:
+        raise UnknownParameterError(
+            f"'{ignored[0][:MAX_SHOWN_CHARACTERS]}' is unknown here, and none may be ignored.",
+            param=ignored[0][:MAX_SHOWN_CHARACTERS],
+        )
+    content = await run_beside_loop(lambda: msgspec.json.encode(work()), size=size)
+    return Response(content, media_type="application/json", headers=ignored_header(ignored))

@@ -1,0 +1,44 @@
+"""Token ids that steer sampling: texts resolved to them, and none outside the vocabulary."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from contract.sampling import MAX_LOGIT_BIAS_ENTRIES, SamplingSpec
+from gateway.dialects.request import GenerationRequest
+from gateway.errors import InvalidParameterError
+from gateway.prompt.tokenizers import PromptEncoder
+
+
+def resolve_sampling(request: GenerationRequest, encoder: PromptEncoder) -> SamplingSpec:
+    """Return how the request is sampled, biases for texts included. Raises InvalidParameterError."""
+    sampling = request.sampling
+    size = encoder.vocabulary_size
+    _check("logit_bias", sampling.logit_bias, size)
+    _check("allowed_token_ids", sampling.allowed_token_ids, size)
+    _check("stop_token_ids", sampling.stop_token_ids, size)
+    if not request.bias_texts:
+        return sampling
+    bias = _of_texts(request.bias_texts, encoder) | sampling.logit_bias
+    if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidParameterError(
+            f"'logit_bias' must be about at most {MAX_LOGIT_BIAS_ENTRIES} tokens. Given: {len(bias)}.",
+            param="logit_bias",
+        )
+    return msgspec.structs.replace(sampling, logit_bias=bias)
+
+
+def _of_texts(texts: dict[str, float], encoder: PromptEncoder) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for text, value in texts.items():
+        bias |= dict.fromkeys(encoder.text_ids(text, adds_special_tokens=False), value)
+    return bias
+
+
+def _check(param: str, token_ids: Iterable[int], vocabulary_size: int) -> None:
+    for token in token_ids:
+        if not 0 <= token < vocabulary_size:
+            raise InvalidParameterError(
+                f"'{param}' must have token ids from 0 to {vocabulary_size - 1}. Given: {token}.",
+                param=param,
+            )

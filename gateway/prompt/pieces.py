@@ -1,0 +1,60 @@
+"""The bytes that single tokens stand for, which need not be whole characters."""
+
+import re
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+
+_SPACE = "▁"
+"""How SentencePiece writes a space."""
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How SentencePiece writes a byte that is in no other token."""
+
+
+class PieceReader:
+    """Tells what text or bytes a token adds to a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        decoder = tokenizer.decoder
+        rules = "" if decoder is None else decoder.__getstate__().decode()
+        self._tokenizer = tokenizer
+        self._is_byte_level = '"ByteLevel"' in rules
+        self._has_spaces = _SPACE in rules or '"Metaspace"' in rules
+        self._added = {
+            token_id: str(token.content)
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
+
+    def read(self, token_id: int) -> str | list[int]:
+        """Return the token's text, or its bytes where they are not text by themselves."""
+        content = self._bytes(token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return list(content)
+
+    def _bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.encode()
+        # Some models have more ids than their tokenizer has tokens; these stand for nothing.
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._is_byte_level:
+            values = _byte_of_letter()
+            return bytes(values[letter] for letter in token if letter in values)
+        if self._has_spaces:
+            byte = _BYTE.fullmatch(token)
+            return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_of_letter() -> dict[str, int]:
+    """Return what the letters of byte-level tokens stand for.
+
+    A byte whose Latin-1 character can be seen is written as that character, the others as those from 256 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {chr(byte): byte for byte in visible}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(hidden)}

@@ -1,0 +1,184 @@
+"""From a request's prompts to what the engine takes: token ids that fit the context window."""
+
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from contract.messages import WorkerCard
+from contract.sampling import SamplingSpec
+from gateway.dialects.images import IMAGE_MARK
+from gateway.dialects.request import GenerationRequest, Prompt
+from gateway.errors import (
+    ContextLengthExceededError,
+    InvalidParameterError,
+    UnsupportedParameterError,
+)
+from gateway.prompt.bias import resolve_sampling
+from gateway.prompt.echo import echoed_text
+from gateway.prompt.infill import find_template
+from gateway.prompt.tokenizers import PromptEncoder, run_beside_loop
+from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPrompt:
+    """A prompt as the engine takes it."""
+
+    token_ids: list[int]
+    max_tokens: int
+    """Completion tokens at most; they fit into the context window together with the prompt."""
+    cut_tokens: int
+    """Tokens that the prompt has lost at its left."""
+    echo: str
+    """The text that is put before the completion, empty without `echo`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What the jobs of a request are made of."""
+
+    prompts: list[PreparedPrompt]
+    sampling: SamplingSpec
+
+    @property
+    def applied_max_tokens(self) -> int:
+        """The lowest max_tokens that was applied to a prompt."""
+        return min(prompt.max_tokens for prompt in self.prompts)
+
+    @property
+    def cut_tokens(self) -> int:
+        """Tokens that all prompts together have lost."""
+        return sum(prompt.cut_tokens for prompt in self.prompts)
+
+
+async def prepare(
+    request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard
+) -> PreparedRequest:
+    """Encode the prompts and apply the context rule to each of them.
+
+    Raises an ApiError that names the prompt or the parameter; one wrong prompt refuses all of them.
+    """
+    preparation = _Preparation(request, tokenizer, card)
+    return await run_beside_loop(preparation.run, size=_size(request))
+
+
+def _size(request: GenerationRequest) -> int:
+    """Return how much there is to encode or check, in characters and token ids."""
+    size = (len(request.suffix) + 1) * len(request.prompts) + sum(map(len, request.bias_texts))
+    for prompt in request.prompts:
+        size += len(prompt)
+        if not isinstance(prompt, str):
+            size += sum(len(piece) for piece in prompt if isinstance(piece, str))
+    return size
+
+
+class _Preparation:
+    """The preparation of one request."""
+
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard) -> None:
+        self._request = request
+        self._card = card
+        self._encoder = PromptEncoder(
+            tokenizer, vocabulary_size=card.vocabulary_size, bos_token_id=card.bos_token_id
+        )
+        self._image_ids = frozenset(
+            self._encoder.text_ids(card.image_token, adds_special_tokens=False)
+        )
+
+    def run(self) -> PreparedRequest:
+        """Prepare everything."""
+        sampling = resolve_sampling(self._request, self._encoder)
+        prompts = [self._prompt(index) for index in range(len(self._request.prompts))]
+        return PreparedRequest(prompts, sampling)
+
+    def _prompt(self, index: int) -> PreparedPrompt:
+        request, window = self._request, self._card.context_window
+        is_only = len(request.prompts) == 1
+        param = "prompt" if is_only else f"prompt[{index}]"
+        name = "the prompt" if is_only else f"'{param}'"
+        whole = self._layout(index, param)
+        keep = tokens_to_keep(
+            whole.length, request.prompt_tokens_kept, max_tokens=request.max_tokens, window=window
+        )
+        layout = cut(whole, keep, window=window, name=name)
+        lost = whole.length - layout.length
+        if request.images[index]:
+            self._check_images_are_whole(whole.body[:lost], name)
+        max_tokens = fit_max_tokens(
+            layout.length,
+            request.max_tokens,
+            window=window,
+            behavior=request.context_length_behavior,
+            name=name,
+        )
+        echo = self._echo(index, layout, is_cut=lost > 0) if request.echo else ""
+        return PreparedPrompt(
+            token_ids=layout.token_ids, max_tokens=max_tokens, cut_tokens=lost, echo=echo
+        )
+
+    def _layout(self, index: int, param: str) -> Layout:
+        request = self._request
+        prompt = request.prompts[index]
+        if request.suffix and not request.profile.is_suffix_literal:
+            return self._infill(prompt, param)
+        if request.images[index]:
+            prompt = self._with_image_tokens(prompt, len(request.images[index]), param)
+        ids = self._encoder.encode(
+            prompt, param=param, adds_special_tokens=request.adds_special_tokens
+        )
+        return Layout([], ids, [])
+
+    def _infill(self, prompt: Prompt, param: str) -> Layout:
+        template = find_template(self._encoder.tokenizer)
+        if template is None:
+            raise UnsupportedParameterError(
+                f"'suffix' is not supported by the model '{self._card.model}': it was not made for infill.",
+                param="suffix",
+            )
+        if not isinstance(prompt, str):
+            raise InvalidParameterError(
+                f"'{param}' must be text where 'suffix' is given.", param="prompt"
+            )
+        request = self._request
+        return template.layout(
+            self._encoder, prompt, request.suffix, begins=request.adds_special_tokens
+        )
+
+    def _with_image_tokens(self, prompt: Prompt, images: int, param: str) -> Prompt:
+        """Return the prompt with the model's own image token for each mark."""
+        token = self._card.image_token
+        if not token:
+            raise UnsupportedParameterError(
+                f"'images' is not supported by the model '{self._card.model}': it sees none.",
+                param="images",
+            )
+        pieces = [prompt] if isinstance(prompt, str) else prompt
+        marked = [p.replace(IMAGE_MARK, token) if isinstance(p, str) else p for p in pieces]
+        found = sum(p.count(token) if isinstance(p, str) else p in self._image_ids for p in marked)
+        if found != images:
+            # The engine puts an image wherever that token stands, whoever has written it.
+            raise InvalidParameterError(
+                f"'{param}' must have no image tokens other than its {IMAGE_MARK} marks. "
+                f"Given: {found} in all for {images} images.",
+                param="prompt",
+            )
+        return marked[0] if isinstance(prompt, str) and isinstance(marked[0], str) else marked
+
+    def _check_images_are_whole(self, lost_ids: list[int], name: str) -> None:
+        if not self._image_ids.isdisjoint(lost_ids):
+            raise ContextLengthExceededError(
+                f"This model's context window is {self._card.context_window} tokens: {name} is too long, "
+                "and cutting it would lose an image.",
+                param="prompt",
+                n_ctx=self._card.context_window,
+            )
+
+    def _echo(self, index: int, layout: Layout, *, is_cut: bool) -> str:
+        prompt = self._request.prompts[index]
+        return echoed_text(
+            self._request,
+            # A text is echoed as it was sent; decoding its tokens may give another one.
+            text=prompt if isinstance(prompt, str) and not is_cut else None,
+            token_ids=layout.token_ids,
+            decode=self._encoder.decode,
+        )

@@ -1,0 +1,272 @@
+"""Prompts of a request: cut, fitted into the window, with image tokens, echoed."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.sampling import SamplingSpec
+from gateway.dialects.request import FIT, ContextLengthBehavior
+from gateway.errors import (
+    ApiError,
+    ContextLengthExceededError,
+    InvalidParameterError,
+    UnsupportedParameterError,
+)
+from gateway.prompt.preparation import PreparedPrompt, PreparedRequest, prepare
+from tests.gateway.prompt.building import BOS, card_of, letter_tokenizer, request_of, tiny_tokenizer
+
+TRUNCATE = ContextLengthBehavior.TRUNCATE
+TOKENIZER = letter_tokenizer("<image>", "<|pad|>", adds_bos=True)
+CARD = card_of(TOKENIZER)
+PICTURES = card_of(TOKENIZER, image_token="<|pad|>")
+
+
+async def prepared(*prompts: Any, card: Any = CARD, **fields: Any) -> PreparedRequest:
+    """Prepare prompts of a request whose window has 20 tokens."""
+    return await prepare(request_of(*prompts, **fields), TOKENIZER, card)
+
+
+async def only(prompt: Any, **fields: Any) -> PreparedPrompt:
+    """Prepare one prompt."""
+    [result] = (await prepared(prompt, **fields)).prompts
+    return result
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+async def test_special_tokens_are_added_unless_the_request_says_not() -> None:
+    assert (await only("ab")).token_ids == [BOS, *ids("ab")]
+    assert (await only("ab", adds_special_tokens=False)).token_ids == ids("ab")
+    assert (await only(["a", 5], adds_special_tokens=False)).token_ids == [*ids("a"), 5]
+
+
+async def test_empty_prompt_without_special_tokens_is_refused() -> None:
+    assert (await only("")).token_ids == [BOS]
+    with pytest.raises(InvalidParameterError, match="'add_special_tokens' is false"):
+        await only("", adds_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("length", "kept", "max_tokens", "expected"),
+    [
+        (10, None, 4, 10),
+        (10, 3, 4, 3),
+        (3, 10, 4, 3),
+        (19, FIT, 1, 19),
+        (20, FIT, 4, 16),
+        (30, FIT, 4, 16),
+        (30, FIT, 0, 19),
+        (30, FIT, -1, 19),
+        (30, FIT, 19, 1),
+    ],
+    ids=str,
+)
+async def test_last_tokens_are_kept(
+    length: int, kept: int | None, max_tokens: int, expected: int
+) -> None:
+    prompt = [2 + n for n in range(length)]
+    result = await only(prompt, prompt_tokens_kept=kept, max_tokens=max_tokens)
+    assert result.token_ids == prompt[length - expected :]
+    assert result.cut_tokens == length - expected
+    if max_tokens > 0:
+        assert result.max_tokens == max_tokens
+
+
+async def test_conflict_03_prompt_is_cut_first_and_max_tokens_are_lowered_then() -> None:
+    long = [3] * 30
+    kept = await only(long, prompt_tokens_kept=15, max_tokens=50, context_length_behavior=TRUNCATE)
+    assert (len(kept.token_ids), kept.max_tokens, kept.cut_tokens) == (15, 5, 15)
+    fitted = await only(
+        long, prompt_tokens_kept=FIT, max_tokens=50, context_length_behavior=TRUNCATE
+    )
+    assert (len(fitted.token_ids), fitted.max_tokens) == (1, 19)
+    with pytest.raises(ContextLengthExceededError) as caught:
+        await only(long, prompt_tokens_kept=15, max_tokens=50)
+    assert caught.value.param == "max_tokens"
+
+
+@given(
+    length=st.integers(1, 60),
+    max_tokens=st.integers(-1, 60),
+    kept=st.one_of(st.none(), st.just(FIT), st.integers(1, 60)),
+    behavior=st.sampled_from(ContextLengthBehavior),
+)
+def test_what_is_prepared_always_fits(
+    length: int, max_tokens: int, kept: int | None, behavior: ContextLengthBehavior
+) -> None:
+    prompt = [2 + n % 7 for n in range(length)]
+    fields = {"prompt_tokens_kept": kept, "context_length_behavior": behavior}
+    try:
+        result = asyncio.run(only(prompt, max_tokens=max_tokens, **fields))
+    except ContextLengthExceededError:
+        assert kept != FIT or behavior is ContextLengthBehavior.ERROR
+        return
+    assert len(result.token_ids) + max(result.max_tokens, 1) <= 20
+    assert result.token_ids == prompt[result.cut_tokens :]
+    assert result.token_ids
+
+
+async def test_errors_name_the_prompt_and_carry_the_counts() -> None:
+    with pytest.raises(ContextLengthExceededError, match=r"'prompt\[1\]' has 20 tokens") as caught:
+        await prepared([2], [3] * 20)
+    assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (20, 20)
+    with pytest.raises(ContextLengthExceededError, match="the prompt has 21 tokens"):
+        await only("a" * 20)
+    with pytest.raises(InvalidParameterError, match=r"'prompt\[1\]\[0\]' must be a token id"):
+        await prepared([2], [10**9])
+
+
+async def test_counts_of_a_request_are_the_lowest_and_the_sum() -> None:
+    result = await prepared(
+        [2] * 18,
+        [2] * 25,
+        [2],
+        prompt_tokens_kept=FIT,
+        max_tokens=10,
+        context_length_behavior=TRUNCATE,
+    )
+    assert [prompt.max_tokens for prompt in result.prompts] == [2, 10, 10]
+    assert result.applied_max_tokens == 2
+    assert result.cut_tokens == 15
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "expected"),
+    [
+        ("a  b", {}, "a  b"),
+        (["a", 5], {}, "<s>ab"),
+        ("abc", {"echo_last": 2}, "bc"),
+        ("abc", {"echo_last": 4}, "abc"),
+        ("abc", {"echo_last": 99}, "abc"),
+        ("abcdef", {"prompt_tokens_kept": 3}, "def"),
+        ("abcdef", {"prompt_tokens_kept": 3, "echo_last": 1}, "f"),
+    ],
+    ids=str,
+)
+async def test_echo_is_what_the_model_was_given(
+    prompt: Any, fields: dict[str, Any], expected: str
+) -> None:
+    assert TOKENIZER.id_to_token(5) == "b"
+    assert (await only(prompt, echo=True, **fields)).echo == expected
+    assert (await only(prompt, **fields)).echo == ""
+
+
+async def test_marks_become_the_models_image_tokens() -> None:
+    pad = TOKENIZER.token_to_id("<|pad|>")
+    result = await only("a<image>b<image>", images=[[b"1", b"2"]], card=PICTURES)
+    assert result.token_ids == [BOS, *ids("a"), pad, *ids("b"), pad]
+    mixed = await only(["<image>", 5], images=[[b"1"]], card=PICTURES)
+    assert mixed.token_ids == [BOS, pad, 5]
+
+
+async def test_mark_without_images_is_a_text_like_any_other() -> None:
+    mark = TOKENIZER.token_to_id("<image>")
+    assert (await only("a<image>", card=PICTURES)).token_ids == [BOS, *ids("a"), mark]
+
+
+@pytest.mark.parametrize("prompt", ["<image><|pad|>", ["<image>", 2], [2, 2]], ids=str)
+async def test_image_tokens_that_no_image_stands_for_are_refused(prompt: Any) -> None:
+    assert TOKENIZER.token_to_id("<|pad|>") == 2
+    with pytest.raises(InvalidParameterError, match="Given: 2 in all for 1 images"):
+        await only(prompt, images=[[b"1"]], card=PICTURES)
+
+
+async def test_images_are_refused_by_a_model_that_sees_none() -> None:
+    with pytest.raises(UnsupportedParameterError, match="'images'"):
+        await only("<image>", images=[[b"1"]])
+
+
+async def test_cutting_never_loses_an_image() -> None:
+    fields: dict[str, Any] = {"images": [[b"1"]], "card": PICTURES}
+    kept = await only("abcdef<image>", prompt_tokens_kept=3, **fields)
+    assert kept.token_ids[-1] == TOKENIZER.token_to_id("<|pad|>")
+    with pytest.raises(ContextLengthExceededError, match="would lose an image"):
+        await only("<image>abcdef", prompt_tokens_kept=3, **fields)
+
+
+async def test_biases_for_texts_reach_all_of_their_tokens() -> None:
+    a, b, c = ids("abc")
+    sampling = SamplingSpec(seed=1, logit_bias={b: 5.0})
+    texts = {"ab": -1.0, "c": float("-inf")}
+    result = await prepared("a", sampling=sampling, bias_texts=texts)
+    assert result.sampling.logit_bias == {a: -1.0, b: 5.0, c: float("-inf")}
+    assert result.sampling.seed == 1
+    assert sampling.logit_bias == {b: 5.0}
+    assert (await prepared("a", sampling=sampling)).sampling is sampling
+
+
+async def test_biases_for_too_many_tokens_are_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    texts = {tokenizer.decode([token]): 1.0 for token in range(20, 2048)}
+    with pytest.raises(InvalidParameterError, match="at most 1024 tokens") as caught:
+        await prepare(request_of("a", bias_texts=texts), tokenizer, card_of(tokenizer))
+    assert caught.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("param", ["logit_bias", "allowed_token_ids", "stop_token_ids"])
+async def test_ids_outside_the_vocabulary_are_refused(param: str) -> None:
+    size = TOKENIZER.get_vocab_size()
+    fits: Any = {size - 1: 1.0} if param == "logit_bias" else [size - 1]
+    wrong: Any = {size: 1.0} if param == "logit_bias" else [size]
+    await prepared("a", sampling=SamplingSpec(seed=1, **{param: fits}))
+    with pytest.raises(InvalidParameterError, match=f"from 0 to {size - 1}. Given: {size}") as e:
+        await prepared("a", sampling=SamplingSpec(seed=1, **{param: wrong}))
+    assert e.value.param == param
+
+
+@pytest.mark.parametrize(
+    "request_fields",
+    [
+        {"prompts": ["a"], "suffix": "c" * 9_000},
+        {"prompts": ["abcd"] * 2_100, "images": [[]] * 2_100},
+        {"prompts": [[3] * 9_000]},
+        {"prompts": [["a" * 9_000, 3]]},
+        {"prompts": ["a"], "bias_texts": {"b" * n: 1.0 for n in range(1, 129)}},
+    ],
+    ids=["suffix", "prompts", "ids", "mixed", "biases"],
+)
+async def test_much_work_is_done_beside_the_event_loop(
+    request_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watch(*_: Any) -> Any:
+        threads.append(threading.current_thread())
+        raise InvalidParameterError("Seen.")
+
+    monkeypatch.setattr("gateway.prompt.preparation.resolve_sampling", watch)
+    for fields in ({"prompts": ["a"]}, request_fields):
+        with pytest.raises(ApiError, match="Seen"):
+            await prepared("", **fields)
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
+
+
+async def test_event_loop_runs_while_a_long_text_is_encoded() -> None:
+    tokenizer = tiny_tokenizer()
+    longest, stop = 0.0, False
+
+    async def watch() -> None:
+        nonlocal longest
+        while not stop:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - before)
+
+    watching = asyncio.create_task(watch())
+    began = time.perf_counter()
+    card = card_of(tokenizer, context_window=10**6)
+    result = await prepare(request_of("a b c\n" * 100_000), tokenizer, card)
+    took, stop = time.perf_counter() - began, True
+    await watching
+
+    assert len(result.prompts[0].token_ids) == 400_000
+    assert took > 0.2
+    assert longest < took / 2
