@@ -1,0 +1,111 @@
+"""Structures of requests, as grammars that the engine can take without harm."""
+
+import hashlib
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from gateway.dialects.request import Structure, ToolUse
+from gateway.errors import InvalidGrammarError, OverloadedError
+from gateway.structure import messages
+from gateway.structure.limits import MAX_SOURCE_BYTES
+from gateway.structure.messages import Task, Verdict
+from gateway.structure.pool import (
+    SandboxDiedError,
+    SandboxPool,
+    SandboxSettings,
+    TokenizerSource,
+)
+
+_MAX_REMEMBERED_CHARACTERS: Final = 16 * 1024 * 1024
+_TOOLS_PARAM: Final = "tools"
+_TOO_EXPENSIVE: Final = Verdict(refusal="too complex: it takes too long or too much memory")
+
+
+class GrammarChecker:
+    """Turns structures and tools into grammars, once each."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._pool = SandboxPool(settings)
+        self._verdicts = _Verdicts()
+
+    async def compile(self, subject: Structure | ToolUse, *, tokenizer: TokenizerSource) -> str:
+        """Return the grammar for `GenerationJob.grammar`; empty if tools constrain nothing.
+
+        Raises InvalidGrammarError naming the structure's parameter, and OverloadedError.
+        """
+        is_tools = isinstance(subject, ToolUse)
+        if isinstance(subject, ToolUse) and not subject.is_constraint:
+            return ""
+        param = _TOOLS_PARAM if isinstance(subject, ToolUse) else subject.param
+        task = Task(tokenizer.digest, _encoded(subject, param), is_tools)
+        verdict = await self._verdict(task, tokenizer)
+        if verdict.refusal:
+            raise InvalidGrammarError(f"'{param}' is refused: {verdict.refusal}.", param=param)
+        return verdict.grammar
+
+    async def aclose(self) -> None:
+        """End the sandboxes."""
+        await self._pool.aclose()
+
+    async def _verdict(self, task: Task, tokenizer: TokenizerSource) -> Verdict:
+        key = hashlib.sha256(messages.encode(task)).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._judged(task, tokenizer)
+            self._verdicts.put(key, verdict)
+        return verdict
+
+    async def _judged(self, task: Task, tokenizer: TokenizerSource) -> Verdict:
+        try:
+            return await self._pool.run(task, tokenizer)
+        except SandboxDiedError as error:
+            if error.is_tasks_fault:
+                return _TOO_EXPENSIVE
+            raise OverloadedError(
+                "The grammar could not be compiled in time.", retry_after_seconds=1.0
+            ) from None
+
+
+class _Verdicts:
+    """The latest verdicts, as many as fit into a bound on their characters."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._characters = 0
+
+    def get(self, key: bytes) -> Verdict | None:
+        if key not in self._known:
+            return None
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def put(self, key: bytes, verdict: Verdict) -> None:
+        if key in self._known:
+            return
+        self._known[key] = verdict
+        self._characters += _characters(verdict)
+        while self._characters > _MAX_REMEMBERED_CHARACTERS:
+            _, oldest = self._known.popitem(last=False)
+            self._characters -= _characters(oldest)
+
+
+def _characters(verdict: Verdict) -> int:
+    return 256 + len(verdict.grammar) + len(verdict.refusal)
+
+
+def _encoded(subject: Structure | ToolUse, param: str) -> bytes:
+    try:
+        encoded = messages.encode(subject)
+    except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError):
+        raise InvalidGrammarError(
+            f"'{param}' is refused: it is nested too deep, or has a number or text out of range.",
+            param=param,
+        ) from None
+    if len(encoded) > MAX_SOURCE_BYTES:
+        raise InvalidGrammarError(
+            f"'{param}' is refused: it must have <= {MAX_SOURCE_BYTES} bytes. Given: {len(encoded)}.",
+            param=param,
+        )
+    return encoded

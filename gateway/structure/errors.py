@@ -1,0 +1,5 @@
+"""Why a structure is refused."""
+
+
+class RefusedError(Exception):
+    """A structure is wrong or exceeds a bound. The message is for the client, without the parameter."""

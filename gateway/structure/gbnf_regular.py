@@ -1,0 +1,172 @@
+"""Which parts of a GBNF grammar are regular, and what they are as regular expressions."""
+
+from gateway.structure.errors import RefusedError
+from gateway.structure.gbnf_tree import (
+    Alternatives,
+    Characters,
+    Grammar,
+    Node,
+    Reference,
+    Repetition,
+    Sequence,
+)
+
+_MAX_INLINED_CHARACTERS = 4096
+"""Characters of a node, which a rule may have to be put where it is named."""
+_MAX_RULE_DEPTH = 200
+
+
+def references(node: Node) -> set[str]:
+    """Return the rules that a node names."""
+    if isinstance(node, Reference):
+        return {node.rule}
+    return {name for child in children(node) for name in references(child)}
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the nodes right below a node."""
+    match node:
+        case Sequence(parts):
+            return parts
+        case Alternatives(options):
+            return options
+        case Repetition(part):
+            return (part,)
+        case _:
+            return ()
+
+
+def is_regular(node: Node) -> bool:
+    """Return whether a node names no rule."""
+    return not isinstance(node, Reference) and all(is_regular(child) for child in children(node))
+
+
+def inlined(grammar: Grammar) -> Grammar:
+    """Return a grammar in which regular rules of moderate size stand where they are named."""
+    return _Inliner(grammar).grammar()
+
+
+class _Inliner:
+    """Resolves rules bottom-up; a rule that leads back to itself stays one."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._regular: dict[str, Node | None] = {}
+        """Rules that are done, as what takes their place, or None if they stay rules."""
+        self._open: set[str] = set()
+
+    def grammar(self) -> Grammar:
+        bodies = {name: self._replace(node, 0) for name, node in self._grammar.items()}
+        used, pending = {"root"}, ["root"]
+        while pending:
+            named = references(bodies[pending.pop()]) - used
+            used |= named
+            pending += named
+        return {name: node for name, node in bodies.items() if name in used}
+
+    def _rule(self, name: str, depth: int) -> Node | None:
+        if name in self._open:
+            return None
+        if depth > _MAX_RULE_DEPTH:
+            raise RefusedError(f"rules must not be nested deeper than {_MAX_RULE_DEPTH} levels")
+        if name not in self._regular:
+            self._open.add(name)
+            node = self._replace(self._grammar[name], depth + 1)
+            self._open.discard(name)
+            is_small = is_regular(node) and size(node) <= _MAX_INLINED_CHARACTERS
+            self._regular[name] = node if is_small else None
+        return self._regular[name]
+
+    def _replace(self, node: Node, depth: int) -> Node:
+        match node:
+            case Reference(rule):
+                return self._rule(rule, depth) or node
+            case Sequence(parts):
+                return Sequence(tuple(self._replace(part, depth) for part in parts))
+            case Alternatives(options):
+                return Alternatives(tuple(self._replace(option, depth) for option in options))
+            case Repetition(part, least, most):
+                return Repetition(self._replace(part, depth), least, most)
+            case _:
+                return node
+
+
+def size(node: Node) -> int:
+    """Return how many ranges of characters a node consists of, repetitions not counted out."""
+    if isinstance(node, Characters):
+        return len(node.ranges)
+    return 1 + sum(size(child) for child in children(node))
+
+
+def literal_text(node: Node) -> str | None:
+    """Return the only text that a node matches, None if there may be others."""
+    if isinstance(node, Characters):
+        low, high = node.ranges[0]
+        return chr(low) if len(node.ranges) == 1 and low == high else None
+    if not isinstance(node, Sequence):
+        return None
+    texts = [literal_text(part) for part in node.parts]
+    return None if None in texts else "".join(filter(None, texts))
+
+
+def expression(node: Node) -> str:
+    """Return a regular node in the syntax of Rust's regular expressions."""
+    match node:
+        case Characters(ranges):
+            return _class(ranges)
+        case Sequence(parts):
+            return "".join(_grouped(part) for part in parts)
+        case Alternatives(options):
+            return "|".join(expression(option) for option in options)
+        case Repetition(part, least, most):
+            return "" if most == 0 else f"{_atom(part)}{bounds(least, most)}"
+        case Reference():
+            raise AssertionError
+
+
+def bounds(least: int, most: int | None) -> str:
+    """Return the sign of a repetition, the same in Lark and in regular expressions."""
+    match (least, most):
+        case (0, None):
+            return "*"
+        case (1, None):
+            return "+"
+        case (0, 1):
+            return "?"
+        case (_, None):
+            return f"{{{least},}}"
+        case _:
+            return f"{{{least},{most}}}"
+
+
+def _grouped(node: Node) -> str:
+    return f"(?:{expression(node)})" if isinstance(node, Alternatives) else expression(node)
+
+
+def _atom(node: Node) -> str:
+    return expression(node) if isinstance(node, Characters) else f"(?:{expression(node)})"
+
+
+def _class(ranges: tuple[tuple[int, int], ...]) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and chr(ranges[0][0]).isalnum():
+        return chr(ranges[0][0])
+    written = (
+        _code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in _legal(ranges)
+    )
+    return f"[{''.join(written)}]"
+
+
+def _legal(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """Return ranges without surrogates, which no text has and Rust refuses."""
+    legal = []
+    for low, high in ranges:
+        if low < 0xD800:
+            legal.append((low, min(high, 0xD7FF)))
+        if high > 0xDFFF:
+            legal.append((max(low, 0xE000), high))
+    return legal
+
+
+def _code(code_point: int) -> str:
+    letter = chr(code_point)
+    return letter if letter.isalnum() and letter.isascii() else f"\\x{{{code_point:x}}}"

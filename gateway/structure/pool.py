@@ -1,0 +1,247 @@
+"""The sandboxes of one gateway process: started when needed, replaced when they die."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import OverloadedError
+from gateway.structure import messages
+from gateway.structure.messages import Task, Tokenizer, Verdict
+from gateway.tasks import end_task
+
+_START_SECONDS: Final = 20.0
+_LOAD_SECONDS: Final = 30.0
+_END_SECONDS: Final = 2.0
+_LONG_WORK: Final = 5
+"""Part of its processor time that no usual structure needs."""
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSettings:
+    """How many sandboxes there are, and what each may use."""
+
+    processes: int = 2
+    most_waiting: int = 64
+    """Structures that may wait for a sandbox; beyond them the answer is 503 at once."""
+    wait_seconds: float = 2.0
+    """How long a structure may wait for a sandbox."""
+    task_seconds: float = 1.0
+    """Time for a structure, from its start."""
+    cpu_seconds: float = 0.5
+    """Processor time for a structure."""
+    compile_seconds: float = 0.1
+    """Processor time of it for compiling, since the engine compiles again."""
+    memory_bytes: int = 2 * 1024**3
+    """Address space of a sandbox."""
+    niceness: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Where the tokenizer comes from, for a sandbox that does not know it yet."""
+
+    digest: str
+    """SHA-256 of the file."""
+    fetch: Callable[[], Awaitable[bytes]]
+    """Returns the model's tokenizer.json."""
+    eos_token_ids: list[int]
+    vocabulary_size: int
+
+
+class SandboxDiedError(Exception):
+    """The child process ended, or was ended, before it answered."""
+
+    def __init__(self, *, is_tasks_fault: bool) -> None:
+        super().__init__("The sandbox died.")
+        self.is_tasks_fault = is_tasks_fault
+        """Whether the task used up what it may use; if not, the machine was too busy to answer."""
+
+
+class SandboxPool:
+    """Hands each task to a free sandbox."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._free: asyncio.Queue[_Sandbox] = asyncio.Queue()
+        self._all = [_Sandbox(settings) for _ in range(settings.processes)]
+        for sandbox in self._all:
+            self._free.put_nowait(sandbox)
+        self._waiting = 0
+        self._revivals: set[asyncio.Task[None]] = set()
+
+    async def run(self, task: Task, tokenizer: TokenizerSource) -> Verdict:
+        """Return what came of a task. Raise SandboxDiedError or OverloadedError."""
+        async with self._sandbox() as sandbox:
+            verdict = await sandbox.ask(task, seconds=self._settings.task_seconds)
+            if verdict.lacks_tokenizer:
+                await sandbox.ask(await _loaded(tokenizer), seconds=_LOAD_SECONDS)
+                verdict = await sandbox.ask(task, seconds=self._settings.task_seconds)
+            if not verdict.grammar and not verdict.refusal:
+                # An empty grammar would constrain nothing.
+                raise SandboxDiedError(is_tasks_fault=False)
+            return verdict
+
+    async def aclose(self) -> None:
+        """End all sandboxes."""
+        for revival in list(self._revivals):
+            await end_task(revival)
+        for sandbox in self._all:
+            await sandbox.stop()
+
+    @contextlib.asynccontextmanager
+    async def _sandbox(self) -> AsyncIterator["_Sandbox"]:
+        if self._waiting >= self._settings.most_waiting:
+            raise _overloaded()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._settings.wait_seconds):
+                sandbox = await self._free.get()
+        except TimeoutError:
+            raise _overloaded() from None
+        finally:
+            self._waiting -= 1
+        try:
+            yield sandbox
+        finally:
+            self._give_back(sandbox)
+
+    def _give_back(self, sandbox: "_Sandbox") -> None:
+        if sandbox.is_running:
+            self._free.put_nowait(sandbox)
+            return
+        revival = asyncio.create_task(self._revive(sandbox))
+        self._revivals.add(revival)
+        revival.add_done_callback(self._revivals.discard)
+
+    async def _revive(self, sandbox: "_Sandbox") -> None:
+        """Start a sandbox again, so that the next structure need not wait for that."""
+        try:
+            # Who needs it next tries again, and hears of it.
+            with contextlib.suppress(SandboxDiedError, OSError):
+                await sandbox.start()
+        finally:
+            self._free.put_nowait(sandbox)
+
+
+class _Sandbox:
+    """One child process at a time. It answers in turn, so one asks at a time."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._process: Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    async def start(self) -> None:
+        if self._process is None:
+            self._process = await self._started()
+
+    async def ask(self, order: Tokenizer | Task, *, seconds: float) -> Verdict:
+        await self.start()
+        process = self._process
+        assert process is not None  # noqa: S101 - it was just started
+        used_before = _cpu_seconds(process.pid)
+        try:
+            async with asyncio.timeout(seconds):
+                await _send(process, messages.encode(order))
+                return await _receive(process)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            # Whoever ended by itself had reached one of its bounds, and whoever did work for that long would
+            # have. The rest just did not get the processor.
+            used = _cpu_seconds(process.pid) - used_before
+            is_over = (
+                not isinstance(error, TimeoutError)
+                or used > self._settings.cpu_seconds / _LONG_WORK
+            )
+            await self.stop()
+            raise SandboxDiedError(is_tasks_fault=is_over) from None
+        except BaseException:
+            # Its answer would be taken for that to the next question.
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        await _kill(process)
+
+    async def _started(self) -> Process:
+        settings = self._settings
+        bounds = (
+            settings.memory_bytes,
+            settings.niceness,
+            settings.cpu_seconds,
+            settings.compile_seconds,
+        )
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "gateway.commands.tether", str(os.getpid())),
+            *(sys.executable, "-P", "-m", "gateway.structure.sandbox", *map(str, bounds)),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env={},  # Nothing in it is a sandbox's business, and some of it is secret.
+        )
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await _receive(process)
+        except BaseException as error:
+            await _kill(process)
+            if isinstance(error, TimeoutError | asyncio.IncompleteReadError):
+                raise SandboxDiedError(is_tasks_fault=False) from None
+            raise
+        return process
+
+
+async def _kill(process: Process) -> None:
+    # Not Process.kill: it would take the exit status of a process that has just died, which asyncio waits for.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    # asyncio reports the end only after both pipes are read to theirs, which nobody does any more.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_SECONDS):
+            await asyncio.shield(process.wait())
+
+
+async def _send(process: Process, message: bytes) -> None:
+    assert process.stdin is not None  # noqa: S101 - it was started with a pipe
+    process.stdin.write(messages.LENGTH.pack(len(message)) + message)
+    await process.stdin.drain()
+
+
+async def _receive(process: Process) -> Verdict:
+    assert process.stdout is not None  # noqa: S101 - it was started with a pipe
+    header = await process.stdout.readexactly(messages.LENGTH.size)
+    return messages.decode_verdict(
+        await process.stdout.readexactly(*messages.LENGTH.unpack(header))
+    )
+
+
+async def _loaded(source: TokenizerSource) -> Tokenizer:
+    return Tokenizer(
+        source.digest, await source.fetch(), source.eos_token_ids, source.vocabulary_size
+    )
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used; 0 if it is gone."""
+    try:
+        # The second field is the program's name in parentheses, which may have blanks in it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def _overloaded() -> OverloadedError:
+    return OverloadedError("Too many grammars are waiting to be compiled.", retry_after_seconds=1.0)

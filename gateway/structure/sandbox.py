@@ -1,0 +1,122 @@
+"""The child process in which clients' grammars are translated and compiled.
+
+    python -m gateway.structure.sandbox MEMORY_BYTES NICENESS CPU_SECONDS COMPILE_SECONDS
+
+It reads orders from its standard input and answers each on its standard output, until the input ends. It
+has bounds on memory, and on processor time for each task; whoever exceeds them ends the process.
+"""
+
+import os
+import re
+import resource
+import signal
+import sys
+from collections import OrderedDict
+from typing import BinaryIO
+
+from llguidance import LLTokenizer
+
+from gateway.dialects.request import Structure, StructureKind, ToolUse
+from gateway.structure import messages
+from gateway.structure.errors import RefusedError
+from gateway.structure.lark import HEADER_LINES
+from gateway.structure.messages import Task, Tokenizer, Verdict
+from gateway.structure.probe import probe
+from gateway.structure.tools import ToolFormat, to_grammar, tool_format
+from gateway.structure.translate import to_lark
+
+_MAX_TOKENIZERS = 4
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_LOAD_SECONDS = 20.0
+
+
+class Compiler:
+    """Answers orders, and keeps tokenizers."""
+
+    def __init__(self, *, cpu_seconds: float, most_compile_seconds: float) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._most_compile_seconds = most_compile_seconds
+        self._tokenizers: OrderedDict[str, tuple[LLTokenizer, ToolFormat]] = OrderedDict()
+
+    def answer(self, order: Tokenizer | Task) -> Verdict:
+        """Do what is asked. The process ends if that takes too much processor time."""
+        try:
+            if isinstance(order, Tokenizer):
+                signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
+                return self._load(order)
+            signal.setitimer(signal.ITIMER_PROF, self._cpu_seconds)
+            return self._compile(order)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _load(self, order: Tokenizer) -> Verdict:
+        tokenizer = LLTokenizer(
+            order.file.decode(),
+            n_vocab=order.vocabulary_size or None,
+            eos_token=order.eos_token_ids or None,
+        )
+        self._tokenizers[order.digest] = tokenizer, tool_format(order.file)
+        if len(self._tokenizers) > _MAX_TOKENIZERS:
+            self._tokenizers.popitem(last=False)
+        return Verdict()
+
+    def _compile(self, task: Task) -> Verdict:
+        if task.digest not in self._tokenizers:
+            return Verdict(lacks_tokenizer=True)
+        self._tokenizers.move_to_end(task.digest)
+        tokenizer, tags = self._tokenizers[task.digest]
+        subject = _subject(task)
+        try:
+            grammar = _translated(subject, tags)
+            probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds)
+        except RefusedError as error:
+            return Verdict(refusal=_placed(str(error), subject))
+        except (RecursionError, MemoryError):
+            return Verdict(refusal="too complex")
+        return Verdict(grammar=grammar)
+
+
+def _subject(task: Task) -> Structure | ToolUse:
+    decode = messages.decode_tool_use if task.is_tools else messages.decode_structure
+    return decode(task.subject)
+
+
+def _translated(subject: Structure | ToolUse, tags: ToolFormat) -> str:
+    return to_grammar(subject, tags) if isinstance(subject, ToolUse) else to_lark(subject)
+
+
+def _placed(reason: str, subject: Structure | ToolUse) -> str:
+    """Return a reason with the compiler's position in our text made one in the client's, or left out."""
+    found = _POSITION.match(reason)
+    if found is None:
+        return reason
+    rest = reason[found.end() :]
+    if isinstance(subject, ToolUse) or subject.kind is not StructureKind.LARK:
+        return rest
+    return f"line {max(int(found[1]) - HEADER_LINES, 1)}, column {found[2]}: {rest}"
+
+
+def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:
+    """Answer orders until there are no more."""
+    while header := source.read(messages.LENGTH.size):
+        order = messages.decode_order(source.read(*messages.LENGTH.unpack(header)))
+        answer = messages.encode(compiler.answer(order))
+        target.write(messages.LENGTH.pack(len(answer)) + answer)
+        target.flush()
+
+
+def main() -> None:
+    """Bound this process, say that it is ready, and serve."""
+    memory_bytes, niceness = int(sys.argv[1]), int(sys.argv[2])
+    os.nice(niceness)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    compiler = Compiler(cpu_seconds=float(sys.argv[3]), most_compile_seconds=float(sys.argv[4]))
+    ready = messages.encode(Verdict())
+    sys.stdout.buffer.write(messages.LENGTH.pack(len(ready)) + ready)
+    sys.stdout.buffer.flush()
+    serve(sys.stdin.buffer, sys.stdout.buffer, compiler)
+
+
+if __name__ == "__main__":
+    main()

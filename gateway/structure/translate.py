@@ -1,0 +1,69 @@
+"""Every kind of structure as Lark text."""
+
+from typing import Any, Literal
+
+from gateway.dialects.request import Structure, StructureKind
+from gateway.structure import lark
+from gateway.structure.clients_lark import from_lark, from_llguidance
+from gateway.structure.errors import RefusedError
+from gateway.structure.gbnf import from_gbnf
+from gateway.structure.gbnf_regular import expression
+from gateway.structure.gbnf_tree import text
+from gateway.structure.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
+from gateway.structure.regexes import regex_terminal
+from gateway.structure.schemas import json_from_schema
+
+_PlainKind = Literal[
+    StructureKind.JSON_OBJECT,
+    StructureKind.JSON_SCHEMA,
+    StructureKind.REGEX,
+    StructureKind.CHOICE,
+]
+
+
+def to_lark(structure: Structure) -> str:
+    """Return one grammar in llguidance's Lark that matches what the structure does.
+
+    Raises RefusedError. The grammar is not compiled yet and may still be wrong or too large.
+    """
+    match structure.kind:
+        case StructureKind.GBNF:
+            return from_gbnf(_text(structure.source))
+        case StructureKind.LARK:
+            return from_lark(_text(structure.source))
+        case StructureKind.LLGUIDANCE:
+            return from_llguidance(structure.source)
+        case _:
+            return lark.document(_start(structure.kind, structure.source))
+
+
+def _start(kind: _PlainKind, source: Any) -> str:
+    match kind:
+        case StructureKind.JSON_OBJECT:
+            return json_from_schema({"type": "object"})
+        case StructureKind.JSON_SCHEMA:
+            return json_from_schema(source)
+        case StructureKind.REGEX:
+            return regex_terminal(_text(source))
+        case StructureKind.CHOICE:
+            return _choice(source)
+
+
+def _text(source: object) -> str:
+    if not isinstance(source, str) or not source:
+        raise RefusedError("a string that is not empty is expected")
+    return source
+
+
+def _choice(source: object) -> str:
+    if not isinstance(source, list) or not all(isinstance(choice, str) for choice in source):
+        raise RefusedError("a list of strings is expected")
+    if not 1 <= len(source) <= MAX_CHOICES:
+        raise RefusedError(f"there must be 1 to {MAX_CHOICES} choices. Given: {len(source)}")
+    longest = max(map(len, source))
+    if longest > MAX_CHOICE_CHARACTERS:
+        raise RefusedError(
+            f"a choice must not be longer than {MAX_CHOICE_CHARACTERS} characters. Given: {longest}"
+        )
+    # One expression instead of alternatives of the grammar, each of which would cost something in every step.
+    return f"/{'|'.join(map(expression, map(text, source)))}/" if any(source) else lark.literal("")

@@ -1,0 +1,334 @@
+"""The sandboxes: verdicts, bounds, and that what is hostile is answered within a second."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.dialects.request import Structure, StructureKind, Tool, ToolMode, ToolUse
+from gateway.errors import InvalidGrammarError, OverloadedError
+from gateway.structure.checker import GrammarChecker
+from gateway.structure.pool import SandboxSettings, TokenizerSource
+from tests.structure.conftest import EOS_ID
+
+BOMB = Structure(StructureKind.JSON_SCHEMA, {"type": "number", "multipleOf": 123456789}, "x")
+ANSWER_SECONDS = 1.0
+SLACK_SECONDS = 1.0
+"""For a machine on which other things run: a killed sandbox is started again in between."""
+
+
+@pytest.fixture
+def source(tokenizer_json: bytes) -> TokenizerSource:
+    async def fetch() -> bytes:
+        return tokenizer_json
+
+    return TokenizerSource("demo", fetch, [EOS_ID], 2048)
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    checker = GrammarChecker(SandboxSettings())
+    yield checker
+    await checker.aclose()
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def children() -> list[int]:
+    """Return the ids of this process's sandboxes."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            command = (status.parent / "cmdline").read_bytes()
+            if int(fields[1]) == os.getpid() and b"gateway.structure.sandbox" in command:
+                found.append(int(status.parent.name))
+    return found
+
+
+async def test_a_structure_becomes_a_grammar_and_a_wrong_one_an_error(
+    checker: GrammarChecker, source: TokenizerSource, accepts: Callable[[str, str], bool]
+) -> None:
+    good = Structure(StructureKind.GBNF, 'root ::= "a" | "b"', "grammar")
+    assert accepts(await checker.compile(good, tokenizer=source), "b")
+    with pytest.raises(InvalidGrammarError) as raised:
+        await checker.compile(
+            Structure(StructureKind.GBNF, 'root ::= "a" x', "response_format"), tokenizer=source
+        )
+    assert raised.value.status == 400
+    assert raised.value.code == "invalid_grammar"
+    assert raised.value.param == "response_format"
+    assert raised.value.message == (
+        "'response_format' is refused: line 1, column 14: rule 'x' is not defined."
+    )
+
+
+async def test_tools_become_a_grammar_only_if_they_constrain(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    tools = [Tool("now", True, is_strict=False)]
+    assert await checker.compile(ToolUse(tools, ToolMode.AUTO), tokenizer=source) == ""
+    grammar = await checker.compile(ToolUse(tools, ToolMode.REQUIRED), tokenizer=source)
+    assert "<[11]>" in grammar
+    strict = ToolUse([Tool("now", {"type": "foo"}, is_strict=True)], ToolMode.AUTO)
+    with pytest.raises(InvalidGrammarError, match="Invalid type: foo") as raised:
+        await checker.compile(strict, tokenizer=source)
+    assert raised.value.param == "tools"
+
+
+async def test_positions_are_those_in_the_clients_own_text(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    lark = Structure(StructureKind.LARK, 'start: "a" x\nx: "b" foo', "grammar")
+    with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
+        await checker.compile(lark, tokenizer=source)
+    schema = Structure(StructureKind.JSON_SCHEMA, {"not": {}}, "json_schema")
+    with pytest.raises(InvalidGrammarError, match=r"refused: failed to compile .*\[\"not\"\]"):
+        await checker.compile(schema, tokenizer=source)
+
+
+def gbnf_of(rules: str) -> tuple[StructureKind, str]:
+    return StructureKind.GBNF, f"root ::= {rules}"
+
+
+def nested(levels: int) -> Any:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+MANY = range(3000)
+HOSTILE: dict[str, tuple[StructureKind, Any]] = {
+    "multipleOf": (StructureKind.JSON_SCHEMA, {"type": "integer", "multipleOf": 99999989}),
+    "minItems": (StructureKind.JSON_SCHEMA, {"type": "array", "minItems": 10**9}),
+    "huge number": (StructureKind.JSON_SCHEMA, {"maximum": 10**40}),
+    "uniqueItems": (StructureKind.JSON_SCHEMA, {"uniqueItems": True}),
+    "ref to itself": (
+        StructureKind.JSON_SCHEMA,
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    ),
+    "ref elsewhere": (StructureKind.JSON_SCHEMA, {"$ref": "http://127.0.0.1:1/x"}),
+    "ref to a file": (StructureKind.JSON_SCHEMA, {"$ref": "file:///etc/passwd"}),
+    "nested anyOf": (StructureKind.JSON_SCHEMA, nested(400)),
+    "nested items": (StructureKind.JSON_SCHEMA, {"items": nested(70)}),
+    "huge enum": (StructureKind.JSON_SCHEMA, {"enum": [f"v{i}" * 9 for i in range(10_000)]}),
+    "wide anyOf": (
+        StructureKind.JSON_SCHEMA,
+        {"anyOf": [{"properties": {f"b{i}": {"maxLength": i}}} for i in range(1500)]},
+    ),
+    "many optional properties": (
+        StructureKind.JSON_SCHEMA,
+        {"type": "object", "properties": {f"k{i}": {"pattern": f".*{i}.{{9}}"} for i in MANY}},
+    ),
+    "patternProperties": (
+        StructureKind.JSON_SCHEMA,
+        {"patternProperties": {"a.{99}": {"type": "null"}, "b.{99}": {}}},
+    ),
+    "allOf of patterns": (
+        StructureKind.JSON_SCHEMA,
+        {"type": "string", "allOf": [{"pattern": f".*{x}.{{40}}"} for x in "abcdef"]},
+    ),
+    "look behind": (StructureKind.REGEX, "(?<=a)b"),
+    "regex of nested groups": (StructureKind.REGEX, "(" * 60_000 + "a" + ")" * 60_000),
+    "intersection": (
+        StructureKind.LARK,
+        "start: X\nX: /(.*a.{14}.*)/ & /(.*b.{13}.*)/ & /(.*c.{12}.*)/ & ~/.*d.{12}.*/",
+    ),
+    "ambiguous": (StructureKind.LARK, 'start: e\ne: e e e | e e | "a" | "b" | ""'),
+    "optional in a row": (
+        StructureKind.LARK,
+        "start: a\na: " + " ".join(f"/{chr(97 + i % 26)}*/?" for i in range(600)),
+    ),
+    "loop": (StructureKind.LARK, "start: x\nx: y\ny: x"),
+    "no text": (StructureKind.LARK, "start: start"),
+    "gbnf loop": gbnf_of("root"),
+    "gbnf ambiguous": gbnf_of('root root root | root root | "a" | "b" | ""'),
+    "gbnf undefined": gbnf_of("foo"),
+    "gbnf deep": gbnf_of("(" * 5000 + "'a'" + ")" * 5000),
+    "gbnf chain": (
+        StructureKind.GBNF,
+        "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in MANY) + "r3000 ::= 'a'",
+    ),
+    "regex not closed": (StructureKind.REGEX, "a{1000000000000}"),
+    "large literal": gbnf_of("'" + "a" * 1_000_000 + "'"),
+    "lark is not": (StructureKind.LARK, "start: \x00\x01"),
+    "llguidance": (StructureKind.LLGUIDANCE, '{"grammars": [' + "[" * 10_000),
+}
+BOUNDED: dict[str, tuple[StructureKind, Any]] = {
+    "regex of a million letters": (StructureKind.REGEX, "(a{1000}){1000}"),
+    "regex of stars": (StructureKind.REGEX, "((a*)*)*"),
+    "regex of alternatives": (StructureKind.REGEX, "(" * 40 + "a" + "|b)*" * 40),
+    "regex of many states": (StructureKind.REGEX, "(a|b)*a(a|b){20}"),
+    "maxLength": (StructureKind.JSON_SCHEMA, {"type": "string", "maxLength": 2**31 - 1}),
+    "minItems at its bound": (StructureKind.JSON_SCHEMA, {"type": "array", "minItems": 10_000}),
+    "ref cycle": (
+        StructureKind.JSON_SCHEMA,
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}},
+    ),
+    "left recursion": gbnf_of('root "a" | "b"'),
+    "empty loops": (StructureKind.LARK, 'start: (x*)* "b"\nx: (y*)*\ny: "a"*'),
+    "long literal": gbnf_of("'" + "ab" * 10_000 + "'"),
+    "choices": (StructureKind.CHOICE, [f"{i}-{'x' * 90}" for i in range(1024)]),
+    "gbnf many rules": (
+        StructureKind.GBNF,
+        "root ::= r0\n"
+        + "".join(
+            f"r{i} ::= 'a{i}' r{(i * 7) % 300} | [a-{chr(98 + i % 9)}]* root\n" for i in range(300)
+        ),
+    ),
+    "enum": (StructureKind.JSON_SCHEMA, {"enum": [f"v{i}" * 9 for i in range(2000)]}),
+    "gbnf repetitions": gbnf_of("((('a'{2000}){2000}){2000} root)?"),
+}
+
+
+async def answered(
+    checker: GrammarChecker, structure: Structure, source: TokenizerSource
+) -> tuple[str, float]:
+    """Return the refusal, empty if there is none, and the seconds it took to answer.
+
+    On a busy machine the answer may be that it was too busy, for which it is not asked again for ever.
+    """
+    for _ in range(20):
+        start = time.perf_counter()
+        try:
+            await checker.compile(structure, tokenizer=source)
+        except InvalidGrammarError as error:
+            return error.message, time.perf_counter() - start
+        except OverloadedError:
+            await asyncio.sleep(0.5)
+            continue
+        return "", time.perf_counter() - start
+    raise AssertionError("The machine is too busy.")
+
+
+async def test_what_is_hostile_is_refused_or_bounded_within_a_second(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    harmless = Structure(StructureKind.CHOICE, ["a"], "structured_outputs.choice")
+    await checker.compile(harmless, tokenizer=source)
+    slow, accepted, refused = {}, [], {}
+    for name, (kind, value) in (HOSTILE | BOUNDED).items():
+        message, seconds = await answered(checker, Structure(kind, value, "grammar"), source)
+        if seconds > ANSWER_SECONDS + SLACK_SECONDS:
+            slow[name] = seconds
+        if message:
+            refused[name] = message
+            assert message.startswith("'grammar' is refused: ")
+            assert len(message) < 500
+        else:
+            accepted.append(name)
+    assert slow == {}
+    assert set(accepted) == set(BOUNDED), refused
+    assert await checker.compile(harmless, tokenizer=source)
+
+
+async def test_a_verdict_is_remembered(checker: GrammarChecker, source: TokenizerSource) -> None:
+    message, _ = await answered(checker, BOMB, source)
+    again, seconds = await answered(checker, BOMB, source)
+    assert again == message == "'x' is refused: too complex: it takes too long or too much memory."
+    assert seconds < 0.05
+
+
+async def test_many_at_once_are_served_or_told_that_it_is_too_much(source: TokenizerSource) -> None:
+    checker = GrammarChecker(SandboxSettings(processes=1, most_waiting=4, wait_seconds=30))
+    try:
+        jobs = [
+            checker.compile(Structure(StructureKind.CHOICE, [f"a{i}"], "x"), tokenizer=source)
+            for i in range(12)
+        ]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+    finally:
+        await checker.aclose()
+    served = [result for result in results if isinstance(result, str)]
+    shed = [result for result in results if isinstance(result, OverloadedError)]
+    assert (len(served), len(shed)) == (5, 7)
+
+
+async def test_the_event_loop_goes_on_meanwhile(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    await answered(checker, Structure(StructureKind.CHOICE, ["a"], "x"), source)
+    longest, last = 0.0, time.thread_time()
+    large = Structure(StructureKind.GBNF, "root ::= " + " | ".join(["'ab'"] * 15_000), "x")
+    pending = {asyncio.create_task(answered(checker, each, source)) for each in (BOMB, large)}
+    while pending:
+        await asyncio.sleep(0.001)
+        pending = {task for task in pending if not task.done()}
+        # Processor time of this thread: what others do on the machine does not count.
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.02
+
+
+async def test_a_cancelled_structure_leaves_no_confusion(
+    checker: GrammarChecker, source: TokenizerSource, accepts: Callable[[str, str], bool]
+) -> None:
+    await checker.compile(Structure(StructureKind.CHOICE, ["a"], "x"), tokenizer=source)
+    for number in range(4):
+        bomb = Structure(BOMB.kind, {**BOMB.source, "title": str(number)}, "x")
+        task = asyncio.create_task(checker.compile(bomb, tokenizer=source))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    grammar = await checker.compile(Structure(StructureKind.CHOICE, ["b"], "x"), tokenizer=source)
+    assert accepts(grammar, "b")
+
+
+async def test_a_killed_sandbox_is_replaced(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    await checker.compile(Structure(StructureKind.CHOICE, ["a"], "x"), tokenizer=source)
+    (pid,) = children()
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + SandboxSettings().niceness)
+    os.kill(pid, signal.SIGKILL)
+    grammars = [
+        await answered(checker, Structure(StructureKind.CHOICE, [text], "x"), source)
+        for text in "bcde"
+    ]
+    assert [message for message, _ in grammars].count("") >= 3
+    assert pid not in children()
+
+
+async def test_sandboxes_end_with_the_process_that_started_them(
+    tokenizer_json: bytes, tmp_path: Path
+) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import asyncio, os, pathlib, sys, time\n"
+        "from gateway.dialects.request import Structure, StructureKind\n"
+        "from gateway.structure.checker import GrammarChecker\n"
+        "from gateway.structure.pool import SandboxSettings, TokenizerSource\n"
+        "async def fetch():\n"
+        "    return pathlib.Path(sys.argv[1]).read_bytes()\n"
+        "async def main():\n"
+        "    checker = GrammarChecker(SandboxSettings())\n"
+        "    source = TokenizerSource('d', fetch, [1], 2048)\n"
+        "    await checker.compile(Structure(StructureKind.CHOICE, ['a'], 'x'), tokenizer=source)\n"
+        "    print(checker._pool._all[-1]._process or checker._pool._all[0]._process, flush=True)\n"
+        "    time.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(tokenizer_json)
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(file), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    sandbox = int((await parent.stdout.readline()).split()[-1].rstrip(b">"))
+    assert is_there(sandbox)
+    os.kill(parent.pid, signal.SIGKILL)
+    await parent.wait()
+    async with asyncio.timeout(10):
+        while is_there(sandbox):
+            await asyncio.sleep(0.05)

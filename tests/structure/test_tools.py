@@ -1,0 +1,123 @@
+"""Calls of tools: the grammars for them, and reading them."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.structure.errors import RefusedError
+from gateway.structure.tools import (
+    ToolCall,
+    ToolFormat,
+    parse_tool_calls,
+    to_grammar,
+    tool_format,
+)
+
+Accepts = Callable[[str, str], bool]
+
+SPELLED_OUT = ToolFormat(None, None)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def use(mode: ToolMode, *, is_strict: bool = True, parameters: Any = CITY) -> ToolUse:
+    tools = [Tool("weather", parameters, is_strict), Tool("now", True, is_strict=False)]
+    return ToolUse(tools, mode, "weather" if mode is ToolMode.NAMED else None)
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+WEATHER = call("weather", '{"city": "Oslo"}')
+NOW = call("now", "{}")
+WRONG = call("weather", '{"town": 1}')
+UNKNOWN = call("rain", "{}")
+
+
+@pytest.mark.parametrize(
+    ("tool_use", "good", "bad"),
+    [
+        (use(ToolMode.NAMED), [WEATHER], ["", "Hi", NOW, WRONG, WEATHER + WEATHER]),
+        (
+            use(ToolMode.REQUIRED),
+            [WEATHER, NOW, WEATHER + "\n" + NOW],
+            ["", "Hi", WRONG, UNKNOWN, "Hi" + WEATHER],
+        ),
+        (
+            use(ToolMode.AUTO),
+            ["", "Hi!\nYou", WEATHER, "Hi\n" + WEATHER + NOW + "so"],
+            [WRONG, UNKNOWN, "Hi<tool_call>x", "a" + WRONG],
+        ),
+        (use(ToolMode.AUTO, is_strict=False), [WEATHER, call("weather", '{"a": 1}')], [UNKNOWN]),
+    ],
+    ids=["named", "required", "auto", "auto not strict"],
+)
+def test_calls_spelled_out_match(
+    accepts: Accepts, tool_use: ToolUse, good: list[str], bad: list[str]
+) -> None:
+    lark = to_grammar(tool_use, SPELLED_OUT)
+    assert [text for text in good if not accepts(lark, text)] == []
+    assert [text for text in bad if accepts(lark, text)] == []
+
+
+def test_calls_use_the_tokens_that_a_tokenizer_has(
+    tokenizer_json: bytes, tokenizer: Tokenizer, accepts_ids: Callable[[str, list[int]], bool]
+) -> None:
+    tags = tool_format(tokenizer_json)
+    assert tags == ToolFormat(
+        tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</tool_call>")
+    )
+    for mode, good, bad in (
+        (ToolMode.NAMED, [WEATHER, WEATHER.replace("\n", "")], ["Hi", NOW, WRONG]),
+        (ToolMode.REQUIRED, [WEATHER + NOW], ["Hi" + WEATHER, WRONG]),
+        (ToolMode.AUTO, ["Hi", "Hi" + WEATHER + NOW], ["Hi" + WRONG, UNKNOWN]),
+    ):
+        lark = to_grammar(use(mode), tags)
+        ids = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in good + bad}
+        assert [text for text in good if not accepts_ids(lark, ids[text])] == []
+        assert [text for text in bad if accepts_ids(lark, ids[text])] == []
+
+
+def test_free_text_cannot_spell_out_a_tag_that_is_a_token(
+    tokenizer_json: bytes, accepts: Accepts
+) -> None:
+    lark = to_grammar(use(ToolMode.AUTO), tool_format(tokenizer_json))
+    assert accepts(lark, "a < b <tool_cal>")
+    assert not accepts(lark, WRONG)
+
+
+def test_a_schema_out_of_bounds_names_its_tool() -> None:
+    with pytest.raises(RefusedError, match="tool 'weather': 'minItems' must be <= 10000"):
+        to_grammar(use(ToolMode.AUTO, parameters={"minItems": 10**9}), SPELLED_OUT)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("no call", []),
+        (WEATHER, [ToolCall("weather", '{"city": "Oslo"}')]),
+        (f"Let me see. {WEATHER}\n{NOW} Done", [("weather", '{"city": "Oslo"}'), ("now", "{}")]),
+        ('<tool_call>{"name": "now"}</tool_call>', [("now", "{}")]),
+        (call("now", json.dumps('{"a": 1}')), [("now", '{"a": 1}')]),
+        (call("now", '{"a": "</tool_call>"}'), [("now", '{"a": "</tool_call>"}')]),
+        (WEATHER[:-3], []),
+        ("<tool_call>junk</tool_call>" + NOW, [("now", "{}")]),
+        ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', []),
+        ('<tool_call>{"name": "a", "arguments": ' + "[" * 5000 + "</tool_call>", []),
+    ],
+)
+def test_calls_are_read_out_of_a_text(text: str, calls: list[Any]) -> None:
+    expected = [found if isinstance(found, ToolCall) else ToolCall(*found) for found in calls]
+    assert parse_tool_calls(text) == expected
+
+
+def test_reading_calls_takes_linear_time() -> None:
+    start = time.perf_counter()
+    assert parse_tool_calls('<tool_call>{"name": "' * 50_000) == []
+    assert parse_tool_calls("<tool_call>" + "</tool_call>" * 100_000) == []
+    assert time.perf_counter() - start < 2
