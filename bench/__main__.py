@@ -12,10 +12,11 @@ from typing import NoReturn
 
 import click
 
-from bench import fairness
+from bench import fairness, samplers
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.measure import MeasureError, Measurement, measure_in_turns
 from bench.report import Report
+from bench.samplers import SamplerMeasurement
 from bench.scenarios import QUICK, SCENARIOS, Scenario
 from bench.sluice import running_sluice
 from bench.starting import StartError
@@ -25,7 +26,8 @@ from bench.vllm_server import running_vllm_server
 RESULTS = Path(__file__).parent / "results" / "raw"
 SCRIPTED_SEQUENCES = 256
 FAIRNESS = "fairness"
-NAMES = tuple(dict.fromkeys([*(each.name for each in SCENARIOS), FAIRNESS]))
+SAMPLERS = "samplers"
+NAMES = tuple(dict.fromkeys([*(each.name for each in SCENARIOS), FAIRNESS, SAMPLERS]))
 
 EPILOG = """\
 \b
@@ -36,6 +38,7 @@ Scenarios:
   tokens      256 streams of the scripted engine, one token every 20 ms each: what a token costs
   tenants     64 streams of 16 tenants through 2 gateways
   fairness    one tenant has 200 queued jobs, another one sends one request at a time
+  samplers    steps of the engine alone, 64 sequences, of which 0, 1 or 64 have a sampler chain
 
 \b
 Examples:
@@ -64,12 +67,15 @@ class Results:
 
     measurements: list[Measurement] = field(default_factory=list)
     fairness: list[FairnessMeasurement] = field(default_factory=list)
+    samplers: list[SamplerMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[SCENARIO]...")
 @click.option(
-    "--quick", is_flag=True, help="Only see that it works: scripted engine, under 2 minutes."
+    "--quick",
+    is_flag=True,
+    help="Only see that it works, with the scripted engine where it will do; about 2 minutes.",
 )
 @click.option(
     "--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="Times of each load."
@@ -126,13 +132,19 @@ def main(
     loads = [each for each in (QUICK if quick else SCENARIOS) if not names or each.name in names]
     queue = FairnessScenario(engine=engine)
     wants_fairness = not names or FAIRNESS in names
+    chains = samplers.scenarios(quick=quick, rounds=options.rounds)
     try:
         run(loads, queue if wants_fairness else None, options, found)
+        for each in chains if not names or SAMPLERS in names else []:
+            click.echo(each.title)
+            found.samplers.append(samplers.measure(each, tell=click.echo))
     except (StartError, MeasureError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         click.echo("Interrupted; the report has the scenarios that were finished.", err=True)
-    _publish(Report(found.measurements, found.fairness, began, _command_line()), results)
+    _publish(
+        Report(found.measurements, found.fairness, found.samplers, began, _command_line()), results
+    )
 
 
 def run(
@@ -194,7 +206,7 @@ def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[Sys
 
 def _publish(report: Report, folder: Path) -> None:
     """Print and write what there is; end with a failure if a request failed."""
-    if not (report.measurements or report.fairness):
+    if not (report.measurements or report.fairness or report.samplers):
         sys.exit(1)
     click.echo("\n" + report.markdown())
     click.echo(f"Written to {report.write(folder)}")

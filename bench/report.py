@@ -14,6 +14,7 @@ from statistics import median
 from bench.fairness import FairnessMeasurement
 from bench.goals import GOALS
 from bench.measure import Measurement, Quantiles
+from bench.samplers import SamplerMeasurement
 from bench.systems import ENGINE_GROUP
 
 MOST_OTHER_CORES = 0.1
@@ -31,6 +32,7 @@ class Report:
 
     measurements: Sequence[Measurement]
     fairness: Sequence[FairnessMeasurement]
+    samplers: Sequence[SamplerMeasurement]
     began: datetime
     command: str
 
@@ -51,6 +53,7 @@ class Report:
             "",
             *(_section(scenario) for scenario in scenarios),
             *(_fairness_section(each) for each in self.fairness),
+            *(_sampler_section(each) for each in self.samplers),
         ]
         if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
             parts += ["## Goals\n", *_table(["goal", "measured", "met"], goals), ""]
@@ -63,6 +66,7 @@ class Report:
         path.write_text(self.markdown())
         head = {"began": self.began.isoformat(), "command": self.command, "machine": machine()}
         lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
+        lines += map(asdict, self.samplers)
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -187,6 +191,11 @@ def _fairness_section(each: FairnessMeasurement) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _sampler_section(each: SamplerMeasurement) -> str:
+    head = ["chain", "sequences that use it", "step, ms", "ratio", "round by round"]
+    return "\n".join([f"## {each.scenario}\n", *_table(head, each.rows()), ""])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

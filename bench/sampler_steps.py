@@ -1,0 +1,123 @@
+"""A process with two engines of vLLM, with and without the sampler chain; `bench.samplers` starts it.
+
+Both engines run inside this process, so that nothing but the engine's step is timed. It takes the number
+of rounds, of tokens and of the vocabulary (0: that of the demo model), and prints a line of JSON for
+each measurement.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bench.starting import CHECKPOINT
+from contract.sampling import DEFAULT_SAMPLERS, Dry, Mirostat, Sampler, SamplerChain, SamplingSpec
+from worker.samplers.arguments import PROCESSOR, chain_arguments
+from worker.samplers.breakers import DryBreakers
+
+SEQUENCES = 64
+PROMPT_TOKENS = 48
+_BREAKERS = ["\n", ":", '"', "*"]
+_CHAINS = {
+    "llama.cpp's defaults": SamplingSpec(
+        seed=0,
+        temperature=0.8,
+        top_k=40,
+        top_p=0.95,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        chain=SamplerChain(order=list(DEFAULT_SAMPLERS), penalty_last_n=64),
+    ),
+    "mirostat 2": SamplingSpec(
+        seed=0, chain=SamplerChain(order=[], mirostat=Mirostat(version=2, tau=5.0, eta=0.1))
+    ),
+    "DRY": SamplingSpec(
+        seed=0,
+        chain=SamplerChain(
+            order=[Sampler.DRY],
+            dry=Dry(
+                multiplier=0.8, base=1.75, allowed_length=2, last_n=-1, breakers=list(_BREAKERS)
+            ),
+        ),
+    ),
+}
+
+
+def main() -> None:
+    """Measure everything there is, round by round."""
+    rounds, tokens, vocabulary = map(int, sys.argv[1:4])
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    plain, chained = _engine(vocabulary, []), _engine(vocabulary, [PROCESSOR])
+    cases = [(plain, "not loaded", 0), (chained, "no chain", 0)]
+    cases += [(chained, chain, users) for chain in _CHAINS for users in (1, SEQUENCES)]
+    for number in range(rounds + 1):
+        # Every round goes the other way, so that nobody is always first.
+        for engine, chain, users in cases[:: 1 if number % 2 else -1]:
+            seconds = _run(engine, list(_params(chain, users, tokens)))
+            if number:  # The first round only warms up.
+                step = 1e3 * seconds / tokens
+                print(json.dumps({"chain": chain, "users": users, "milliseconds": step}))
+    sys.stdout.flush()
+    os._exit(0)  # Whatever vLLM would still tidy up goes with the process.
+
+
+def _engine(vocabulary: int, processors: Sequence[str]) -> Any:
+    from vllm import LLM
+
+    larger = {"load_format": "dummy", "hf_overrides": {"vocab_size": vocabulary}}
+    return LLM(
+        model=str(CHECKPOINT),
+        max_model_len=1024,
+        max_num_seqs=SEQUENCES,
+        max_num_batched_tokens=SEQUENCES * PROMPT_TOKENS,
+        enforce_eager=True,
+        logits_processors=list(processors) or None,
+        **(larger if vocabulary else {}),
+    )
+
+
+def _params(chain: str, users: int, tokens: int) -> Iterator[Any]:
+    """Yield the sampling of each sequence; the first `users` have the chain."""
+    from vllm import SamplingParams
+
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    breakers = DryBreakers(tokenizer).resolve(_BREAKERS)
+    for number in range(SEQUENCES):
+        arguments = None
+        if number < users:
+            arguments = chain_arguments(
+                _CHAINS[chain],
+                seed=number,
+                prompt_tokens=PROMPT_TOKENS,
+                breakers=breakers,
+                spared_token_ids=[],
+            )
+        yield SamplingParams(
+            max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args=arguments
+        )
+
+
+def _run(engine: Any, params: Sequence[Any]) -> float:
+    """Return the seconds that it takes to generate a full batch."""
+    from vllm.inputs import tokens_input
+
+    random = Random(0)
+    prompts = [tokens_input(random.choices(range(10, 2000), k=PROMPT_TOKENS)) for _ in params]
+    began = time.perf_counter()
+    engine.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

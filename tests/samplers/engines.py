@@ -1,0 +1,152 @@
+"""vLLM with the demo model in processes of its own, on either of its model runners."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from contract.sampling import SamplingSpec
+from tests.support.interpreter import environment
+from worker.samplers.arguments import PROCESSOR, chain_arguments
+
+MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
+VOCABULARY = 2048
+CONTEXT_WINDOW = 1024
+MAX_SEQUENCES = 16
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # Everything in one process, which starts in seconds.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # Others may be at work on the same cores.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+_NATIVE = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty")
+_ARGUMENTS = {
+    "model": str(MODEL_FOLDER),
+    "max_model_len": CONTEXT_WINDOW,
+    "max_num_seqs": MAX_SEQUENCES,
+    "max_num_batched_tokens": 4096,
+    "enable_chunked_prefill": False,
+    "enforce_eager": True,
+    "max_logprobs": -1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A sequence to be generated."""
+
+    prompt: Sequence[int]
+    max_tokens: int = 32
+    sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(seed=0))
+    breakers: Sequence[tuple[list[int], list[int]]] = ()
+    wants_logprobs: bool = False
+    regex: str = ""
+    """What the text has to match; any text if empty."""
+    extra_args: dict[str, Any] | None = None
+    """In place of those that follow from `sampling`."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the prompt, and what vLLM's SamplingParams take."""
+        spec = self.sampling
+        arguments = {
+            "prompt": list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,
+            "seed": None if spec.is_greedy else spec.seed,
+            "temperature": 0.0 if spec.is_greedy else 1.0,
+            "regex": self.regex,
+            "allowed_token_ids": spec.allowed_token_ids or None,
+            "extra_args": self.extra_args,
+        }
+        if spec.chain is None:
+            arguments |= {name: getattr(spec, name) for name in _NATIVE}
+        else:
+            arguments["extra_args"] = chain_arguments(
+                spec,
+                seed=spec.seed,
+                prompt_tokens=len(self.prompt),
+                breakers=list(self.breakers),
+                spared_token_ids=[],
+            )
+        if self.wants_logprobs:
+            arguments |= {"logprobs": VOCABULARY, "flat_logprobs": True}
+        return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of a request."""
+
+    tokens: list[int]
+    logprobs: npt.NDArray[np.float64] | None
+    """The model's own log-probabilities at each position, before any chain."""
+
+
+class Engines:
+    """Engines on the older ("v1") or the newer ("v2") runner, by name. Close them at the end.
+
+    `plain` has no chains; `chained` has, and so has `ahead`, which schedules a step while another one
+    still runs, as only the newer runner can on a CPU.
+    """
+
+    def __init__(self, runner: str) -> None:
+        ours, theirs = socket.socketpair()
+        runner_environment = environment() if runner == "v2" else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.samplers.engine_program", str(theirs.fileno())],
+                env=os.environ | _ENVIRONMENT | runner_environment,
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[2],
+            )
+        self._connection = Connection(ours.detach())
+        chains = {"logits_processors": [PROCESSOR]}
+        engines = {
+            "plain": _ARGUMENTS | {"is_async": False},
+            "chained": _ARGUMENTS | chains | {"is_async": False},
+        }
+        if runner == "v2":
+            engines["ahead"] = _ARGUMENTS | chains | {"is_async": True}
+        self._connection.send(engines)
+
+    @cached_property
+    def descriptions(self) -> dict[str, tuple[str, bool]]:
+        """Module of each engine's runner, and whether it schedules ahead; known once they have started."""
+        descriptions: dict[str, tuple[str, bool]] = self._connection.recv()
+        return descriptions
+
+    def generate(self, requests: Sequence[Request], engine: str = "chained") -> list[Completion]:
+        """Generate all at once; more than there is room for wait. Raises RefusedError."""
+        assert engine in self.descriptions
+        self._connection.send((engine, [request.arguments() for request in requests]))
+        answer = self._connection.recv()
+        if isinstance(answer, str):
+            raise RefusedError(answer)
+        return [Completion(*each) for each in answer]
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._process.kill()
+        self._process.wait()
+
+
+class RefusedError(Exception):
+    """vLLM refused a request."""

@@ -1,0 +1,136 @@
+"""Mirostat: what is kept, how the state moves, and that the surprise comes out as asked."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.samplers import reference
+from worker.samplers.candidates import Placement
+from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu
+from worker.samplers.parameters import ChainParameters
+
+CPU = torch.device("cpu")
+
+
+def chain(
+    version: int, *, tau: float = 5.0, eta: float = 0.1, temperature: float = 1.0
+) -> ChainParameters:
+    """Parameters of mirostat alone."""
+    return ChainParameters(
+        mirostat_version=version, mirostat_tau=tau, mirostat_eta=eta, temperature=temperature
+    )
+
+
+def rows_of(parameters: list[ChainParameters], vocab_size: int, dtype: torch.dtype) -> MirostatRows:
+    """The rows of a batch."""
+    return MirostatRows.build(parameters, Placement(device=CPU, vocab_size=vocab_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 50, 2048])
+@pytest.mark.parametrize("kind", ["normal", "rounded", "masked", "steep", "equal"])
+def test_kept_tokens_are_those_of_the_reference(vocab_size: int, kind: str) -> None:
+    random = np.random.default_rng(5)
+    parameters = [
+        chain(version, temperature=temperature)
+        for version in (1, 2)
+        for temperature in (0.6, 1.0, 1.5)
+        for _ in range(5)
+    ]
+    logits = random.normal(0.0, 3.0, (len(parameters), vocab_size))
+    if kind == "rounded":
+        logits = np.round(logits)
+    elif kind == "masked":
+        logits[:, 1:][random.random(logits[:, 1:].shape) < 0.4] = -np.inf
+    elif kind == "steep":
+        logits *= 10
+    elif kind == "equal":
+        logits[:] = 0.5
+    mu = random.uniform(-1.0, 14.0, len(parameters))
+
+    result, kept = apply_mirostat(
+        torch.tensor(logits),
+        rows_of(parameters, vocab_size, torch.float64),
+        torch.tensor(mu),
+    )
+
+    for row, own in enumerate(parameters):
+        expected = reference.mirostat_probabilities(logits[row], own, mu[row])
+        np.testing.assert_allclose(result[row].softmax(-1), expected, atol=1e-9)
+        np.testing.assert_allclose(kept[row].exp(), expected, atol=1e-9)
+
+
+def test_state_moves_towards_the_target() -> None:
+    parameters = [chain(2, tau=3.0, eta=0.5), chain(1, tau=1.0, eta=0.1), chain(2)]
+    rows = rows_of(parameters, 4, torch.float64)
+    kept = torch.tensor([[0.5, 0.25, 0.25, 0.0]] * 3, dtype=torch.float64).log()
+    mu = torch.tensor([4.0, 2.0, 9.0], dtype=torch.float64)
+
+    moved = next_mu(mu, kept, sampled=torch.tensor([1, 0, 2]), rows=rows)
+    assert moved.tolist() == pytest.approx([4.0 - 0.5 * (2 - 3), 2.0, 9.0 - 0.1 * (2 - 5)])
+    same = next_mu(mu, kept, sampled=torch.tensor([-1, 3, 4]), rows=rows)
+    assert same.tolist() == mu.tolist()
+
+
+def test_state_begins_at_twice_the_target() -> None:
+    assert chain(2, tau=3.5).initial_mu == 7.0
+
+
+@pytest.mark.parametrize(("tau", "largest"), [(100.0, 200.0), (3.0, 22.0), (0.0, 0.0)])
+def test_state_stays_bounded_where_the_target_is_out_of_reach(tau: float, largest: float) -> None:
+    rows = rows_of([chain(2, tau=tau, eta=10.0)], 2048, torch.float32)
+    mu = torch.tensor([2 * tau])
+    for _ in range(200):
+        logits = torch.zeros(1, 2048)
+        logits[0, 5] = 50.0
+        _, kept = apply_mirostat(logits, rows, mu)
+        mu = next_mu(mu, kept, sampled=torch.tensor([5]), rows=rows)
+    assert mu.item() == pytest.approx(largest)
+
+
+def test_a_row_without_tokens_stays_without() -> None:
+    rows = rows_of([chain(1), chain(2)], 5, torch.float32)
+    mu = torch.tensor([10.0, 10.0])
+    logits, kept = apply_mirostat(torch.full((2, 5), -math.inf), rows, mu)
+    assert (logits == -math.inf).all()
+    assert next_mu(mu, kept, sampled=torch.tensor([0, 0]), rows=rows).tolist() == [10.0, 10.0]
+
+
+def test_the_most_probable_token_is_always_left() -> None:
+    rows = rows_of([chain(1), chain(2)] * 2, 3, torch.float32)
+    mu = torch.tensor([-50.0, -50.0, 0.0, 0.0])
+    logits, _ = apply_mirostat(torch.tensor([[1.0, 1.0, 0.0]]).repeat(4, 1), rows, mu)
+    assert logits.isfinite().tolist() == [[True, False, False]] * 4
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("tau", [2.0, 4.0, 5.5])
+@pytest.mark.parametrize("temperature", [0.9, 1.4])
+def test_mean_surprise_is_the_target(version: int, tau: float, temperature: float) -> None:
+    parameters = chain(version, tau=tau, temperature=temperature)
+    surprise, largest_difference = closed_loop(parameters, tokens=2000)
+    assert surprise == pytest.approx(tau, rel=0.05)
+    assert largest_difference < 1e-3
+
+
+def closed_loop(parameters: ChainParameters, tokens: int) -> tuple[float, float]:
+    """Sample; return the mean surprise, and how far mu came from a reference that saw the same."""
+    vocab_size = 2048
+    random = np.random.default_rng(8)
+    generator = torch.Generator().manual_seed(8)
+    rows = rows_of([parameters], vocab_size, torch.float32)
+    # Like a language model's: steep at some places, flat at others.
+    zipf = -1.1 * np.log(np.arange(1, vocab_size + 1))
+    mu = torch.tensor([parameters.initial_mu])
+    exact, difference, total = parameters.initial_mu, 0.0, 0.0
+    for _ in range(tokens):
+        logits = random.permutation(zipf * random.uniform(0.7, 1.3)).astype(np.float32)
+        result, kept = apply_mirostat(torch.tensor(logits)[None], rows, mu)
+        sampled = torch.multinomial(result.softmax(-1), 1, generator=generator).flatten()
+        mu = next_mu(mu, kept, sampled=sampled, rows=rows)
+        surprise = -kept[0, sampled].item() / math.log(2)
+        total += surprise
+        exact -= parameters.mirostat_eta * (surprise - parameters.mirostat_tau)
+        difference = max(difference, abs(exact - mu.item()))
+    return total / tokens, difference

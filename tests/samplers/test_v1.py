@@ -1,0 +1,121 @@
+"""The processor of the older runner: rows that enter, leave, move and are swapped."""
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.samplers.stories import VOCABULARY, Story
+
+CAPACITY = 8
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's own, on its first import.
+
+
+class Batch:
+    """vLLM's persistent batch, with its own record of what changes in it."""
+
+    def __init__(self, processor: Any) -> None:
+        from vllm.v1.sample.logits_processor import BatchUpdateBuilder, MoveDirectionality
+
+        self._changes = BatchUpdateBuilder()
+        self._directions = MoveDirectionality
+        self._processor = processor
+        self.rows: list[Story | None] = []
+
+    def leave(self, index: int) -> None:
+        self.rows[index] = None
+        self._changes.removed_append(index)
+
+    def enter(self, story: Story) -> None:
+        index = self._changes.pop_removed()
+        if index is None:
+            index = len(self.rows)
+            self.rows.append(None)
+        self.rows[index] = story
+        self._changes.added.append((index, story.params, story.prompt, story.output))
+
+    def condense(self) -> None:
+        while None in self.rows:
+            last = self.rows.pop()
+            if last is not None:
+                empty = self._changes.pop_removed()
+                self.rows[empty] = last
+                self._changes.moved.append((len(self.rows), empty, self._directions.UNIDIRECTIONAL))
+
+    def swap(self, one: int, other: int) -> None:
+        self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
+        self._changes.moved.append((one, other, self._directions.SWAP))
+
+    def step(self) -> None:
+        """Check what the processor makes of a step against every story by itself."""
+        self._processor.update_state(self._changes.get_and_reset(len(self.rows)))
+        stories = [story for story in self.rows if story is not None]
+        logits = torch.stack([story.logits() for story in stories])
+        for story, result in zip(stories, self._processor.apply(logits), strict=True):
+            torch.testing.assert_close(result, story.expected(), msg=f"story {story.number}")
+            story.sample(result)
+
+
+@pytest.fixture
+def processor() -> Any:
+    from worker.samplers.processor import SamplerChain
+
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=64), speculative_config=None
+    )
+    return SamplerChain(config, torch.device("cpu"), False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_get_what_they_get_alone(processor: Any, seed: int) -> None:
+    random, batch, preempted, number = Random(seed), Batch(processor), list[Story](), 0
+    for _ in range(120):
+        for index, story in enumerate(batch.rows):
+            if story is not None and (story.has_ended or random.random() < 0.03):
+                batch.leave(index)
+                if not story.has_ended:
+                    preempted.append(story)
+        while sum(story is not None for story in batch.rows) < CAPACITY and random.random() < 0.7:
+            if preempted:
+                preempted[0].enter_anew()
+                batch.enter(preempted.pop(0))
+            else:
+                batch.enter(Story(number, random))
+                number += 1
+        batch.condense()
+        if len(batch.rows) > 1 and random.random() < 0.3:
+            batch.swap(*random.sample(range(len(batch.rows)), 2))
+        if batch.rows:
+            batch.step()
+    assert number > 2 * CAPACITY
+
+
+def test_token_that_is_still_to_come_is_not_part_of_the_history(processor: Any) -> None:
+    batch, story = Batch(processor), Story(2, Random(0))
+    batch.enter(story)
+    batch.step()
+    came, story.output[-1] = story.output[-1], -1
+    processor.apply(story.logits().unsqueeze(0))
+    story.output[-1] = came
+    batch.step()
+    assert len(story.output) == 2
+
+
+def test_batch_without_chains_is_left_alone(processor: Any) -> None:
+    batch = Batch(processor)
+    batch.enter(Story(6, Random(0)))
+    batch.step()
+    logits = torch.randn(1, VOCABULARY)
+    assert processor.apply(logits) is logits
+    assert not processor.is_argmax_invariant()
+
+
+def test_speculative_decoding_is_refused() -> None:
+    from worker.samplers.processor import SamplerChain
+
+    config = SimpleNamespace(speculative_config=object())
+    with pytest.raises(ValueError, match="speculative"):
+        SamplerChain(config, SimpleNamespace())

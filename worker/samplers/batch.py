@@ -1,0 +1,149 @@
+"""The chains of a batch: sequences in groups, and what mirostat remembers of them between steps.
+
+Both of vLLM's runners use this; each says in its own way which sequences stand in which rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from worker.samplers.candidates import Placement
+from worker.samplers.chain import apply_chain
+from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu
+from worker.samplers.parameters import ChainParameters
+from worker.samplers.rows import Rows
+
+
+@dataclass(eq=False, slots=True)
+class ChainedSequence:
+    """A sequence with a chain, from the time it enters a batch until it leaves it.
+
+    One that is preempted enters anew: mirostat then begins again at twice its target.
+    """
+
+    parameters: ChainParameters
+    memory: "MirostatMemory | None" = None
+    """Where its state is; None before its first step and without mirostat."""
+    row: int = 0
+    """Its row there."""
+
+    def detach(self) -> None:
+        """Keep its own state only, so that its former group's need not be kept for it."""
+        if self.memory is not None:
+            own = slice(self.row, self.row + 1)
+            self.memory = MirostatMemory(
+                self.memory.mu[own].clone(),
+                self.memory.kept_logprobs[own].clone(),
+                self.memory.total_tokens[own].clone(),
+            )
+            self.row = 0
+
+
+@dataclass(slots=True)
+class MirostatMemory:
+    """The state of a group after a step, a row for each sequence."""
+
+    mu: Tensor
+    kept_logprobs: Tensor
+    """Log-probabilities of the tokens of which one was sampled then."""
+    total_tokens: Tensor
+    """Tokens before it was sampled; -1 before the first step."""
+
+
+class Group(ABC):
+    """Sequences whose chains are applied together, under the keys their runner knows them by."""
+
+    def __init__(self, sequences: Mapping[int, ChainedSequence], placement: Placement) -> None:
+        self.keys = tuple(sequences)
+        self.index = placement.integers(self.keys)[:, 0]
+        """The keys on the device."""
+        self._windows = [each.parameters.history_needed for each in sequences.values()]
+
+    @abstractmethod
+    def apply(self, logits: Tensor, *, history: Tensor, total_tokens: Tensor) -> Tensor:
+        """Return the final logits of the sequences, given their logits and what came before."""
+
+    def window(self, longest: int) -> int:
+        """Return how many of the newest tokens are needed where the longest sequence has `longest`."""
+        return longest if min(self._windows) < 0 else min(longest, max(self._windows))
+
+
+class ChainGroup(Group):
+    """Sequences with the same steps in the same order."""
+
+    def __init__(self, sequences: Mapping[int, ChainedSequence], placement: Placement) -> None:
+        super().__init__(sequences, placement)
+        self._rows = Rows.build([each.parameters for each in sequences.values()], placement)
+
+    @override
+    def apply(self, logits: Tensor, *, history: Tensor, total_tokens: Tensor) -> Tensor:
+        return apply_chain(logits, self._rows, history=history, total_tokens=total_tokens)
+
+
+class MirostatGroup(Group):
+    """Sequences with mirostat, whose state depends on the token that came last."""
+
+    def __init__(self, sequences: Mapping[int, ChainedSequence], placement: Placement) -> None:
+        super().__init__(sequences, placement)
+        members = tuple(sequences.values())
+        self._rows = MirostatRows.build([each.parameters for each in members], placement)
+        self._memory = _remembered(members, placement)
+        for row, each in enumerate(members):
+            each.memory, each.row = self._memory, row
+
+    @override
+    def apply(self, logits: Tensor, *, history: Tensor, total_tokens: Tensor) -> Tensor:
+        before = self._memory
+        # A prompt that is split over steps is given logits, but no token comes of them.
+        has_token = total_tokens == before.total_tokens + 1
+        mu = next_mu(
+            before.mu,
+            before.kept_logprobs,
+            sampled=torch.where(has_token, history[:, -1], -1),
+            rows=self._rows,
+        )
+        result, kept_logprobs = apply_mirostat(logits, self._rows, mu)
+        before.mu, before.kept_logprobs, before.total_tokens = mu, kept_logprobs, total_tokens
+        return result
+
+    @override
+    def window(self, longest: int) -> int:
+        return 1
+
+
+def grouped(sequences: Mapping[int, ChainedSequence], placement: Placement) -> list[Group]:
+    """Divide sequences into groups that can be applied together, and put them on the device."""
+    divided: dict[object, dict[int, ChainedSequence]] = {}
+    for key, each in sequences.items():
+        divided.setdefault(each.parameters.group, {})[key] = each
+    return [_group(members, placement) for members in divided.values()]
+
+
+def _group(sequences: Mapping[int, ChainedSequence], placement: Placement) -> Group:
+    first = next(iter(sequences.values()))
+    kind = MirostatGroup if first.parameters.uses_mirostat else ChainGroup
+    return kind(sequences, placement)
+
+
+def _remembered(members: Sequence[ChainedSequence], placement: Placement) -> MirostatMemory:
+    """Return the state of sequences that were in other groups before, or in none."""
+    memory = MirostatMemory(
+        mu=placement.floats([each.parameters.initial_mu for each in members])[:, 0],
+        kept_logprobs=torch.zeros(
+            len(members), placement.vocab_size, dtype=placement.dtype, device=placement.device
+        ),
+        total_tokens=placement.integers([-1] * len(members))[:, 0],
+    )
+    old = {id(each.memory): each.memory for each in members if each.memory is not None}
+    for source in old.values():
+        rows = [row for row, each in enumerate(members) if each.memory is source]
+        into = placement.integers(rows)[:, 0]
+        out_of = placement.integers([members[row].row for row in rows])[:, 0]
+        memory.mu[into] = source.mu[out_of]
+        memory.kept_logprobs[into] = source.kept_logprobs[out_of]
+        memory.total_tokens[into] = source.total_tokens[out_of]
+    return memory

@@ -1,0 +1,31 @@
+"""What vLLM loads: the sampler chain for whichever of its model runners asks."""
+
+from typing import Any
+
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor as InterfaceV1
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as InterfaceV2
+
+from worker.samplers.arguments import chain_parameters
+from worker.samplers.v1 import ProcessorV1
+from worker.samplers.v2 import ProcessorV2
+
+
+class SamplerChain(InterfaceV1, InterfaceV2):  # type: ignore[misc]  # vLLM is skipped by the type checker.
+    """Passes the type checks of both runners, and makes the processor of the one that calls it.
+
+    Raises ValueError with speculative decoding: a step then samples several tokens of a sequence, and
+    the chain would not see the first of them.
+    """
+
+    def __new__(cls, vllm_config: Any, *rest: Any) -> Any:
+        """Make the processor; the newer runner gives its state, the older one two arguments."""
+        if vllm_config.speculative_config is not None:
+            raise ValueError("The sampler chain does not work with speculative decoding.")
+        if len(rest) == 1:
+            return ProcessorV2(vllm_config, *rest)
+        return ProcessorV1(vllm_config, *rest)
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Raise ValueError for a malformed chain, before the request reaches the engine."""
+        chain_parameters(sampling_params.extra_args)

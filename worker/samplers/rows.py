@@ -1,0 +1,45 @@
+"""The chains of many sequences as tensors, one row each, built when the batch changes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from contract.sampling import Sampler
+from worker.samplers.candidates import Placement, Step
+from worker.samplers.dry import Dry
+from worker.samplers.parameters import ChainParameters
+from worker.samplers.penalties import Penalties
+from worker.samplers.temperature import Temperature
+from worker.samplers.truncation import MinP, TopK, TopNSigma, TopP, TypicalP
+from worker.samplers.xtc import Xtc
+
+_BUILDERS: Mapping[Sampler, Callable[[Sequence[ChainParameters], Placement], Step]] = {
+    Sampler.PENALTIES: Penalties.build,
+    Sampler.DRY: Dry.build,
+    Sampler.TOP_N_SIGMA: TopNSigma.build,
+    Sampler.TOP_K: TopK.build,
+    Sampler.TYPICAL_P: TypicalP.build,
+    Sampler.TOP_P: TopP.build,
+    Sampler.MIN_P: MinP.build,
+    Sampler.XTC: Xtc.build,
+    Sampler.TEMPERATURE: Temperature.build,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The steps that sequences of one `ChainParameters.group` go through."""
+
+    steps: Sequence[Step]
+    """In the order of the group, each once; only those that change something in one row at least."""
+    ranked_tokens: int
+
+    @classmethod
+    def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
+        """Put the parameters on the device: one or more, all of one group, none with mirostat."""
+        used = {step for step in Sampler if any(row.uses(step) for row in parameters)}
+        built = {step: _BUILDERS[step](parameters, placement) for step in used}
+        first = parameters[0]
+        # Repeated, temperatures and penalties would leave the range of float32.
+        steps = [built[step] for step in dict.fromkeys(first.order) if step in used]
+        return cls(steps, first.ranked_tokens)

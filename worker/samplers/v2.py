@@ -1,0 +1,81 @@
+"""The sampler chain in vLLM's newer model runner ("V2"), which GPUs use.
+
+There, requests have slots for as long as they run, while their rows change with every step. All that
+came before is on the device, where work is queued long before it runs, so nothing here waits for it.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.samplers.arguments import chain_parameters
+from worker.samplers.batch import ChainedSequence, Group, grouped
+from worker.samplers.candidates import Placement
+
+
+class ProcessorV2:
+    """What `vllm.v1.worker.gpu.sample.logits_processor.LogitsProcessor` asks for."""
+
+    def __init__(self, _vllm_config: Any, req_states: Any) -> None:
+        self._states = req_states
+        slots = req_states.max_num_reqs
+        self._sequences: dict[int, ChainedSequence] = {}
+        self._has_chain = np.zeros(slots, dtype=np.bool_)
+        self._lengths = np.zeros(slots, dtype=np.int64)
+        self._grouped: dict[int, ChainedSequence] = {}
+        self._groups: list[Group] = []
+        self._rows = torch.arange(slots, device=req_states.device)
+        self._row_of_slot = torch.zeros(slots, dtype=torch.int64, device=req_states.device)
+
+    def add_request(self, slot: int, params: Any) -> bool:
+        """Put a request into a slot, whatever was there; return whether it has a chain."""
+        parameters = chain_parameters(params.extra_args)
+        self._sequences.pop(slot, None)
+        if parameters is not None:
+            self._sequences[slot] = ChainedSequence(parameters)
+        self._has_chain[slot] = parameters is not None
+        return parameters is not None
+
+    def apply_staged_writes(self) -> None:
+        """Do nothing: groups are put on the device when it is known who is in the step."""
+
+    def apply(self, logits: Tensor, step: Any) -> Tensor:
+        """Change the logits ([rows, vocabulary], float32) of the rows that have a chain."""
+        slots = step.idx_mapping_np[self._has_chain[step.idx_mapping_np]]
+        if not slots.size:
+            return logits
+        self._regroup(sorted(slots.tolist()), logits.shape[1])
+        self._lengths[step.idx_mapping_np] = step.seq_lens_upper_bound_np
+        mapping = step.expanded_idx_mapping.long()
+        self._row_of_slot[mapping] = self._rows[: mapping.shape[0]]
+        for group in self._groups:
+            self._apply(group, logits)
+        return logits
+
+    def _regroup(self, slots: list[int], vocab_size: int) -> None:
+        present = {slot: self._sequences[slot] for slot in slots}
+        if present == self._grouped:
+            return
+        for slot, each in self._grouped.items():
+            if slot not in present and self._sequences.get(slot) is each:
+                # It has ended, or is left out of this step while others go on.
+                each.detach()
+        placement = Placement(device=self._states.device, vocab_size=vocab_size)
+        self._groups = grouped(present, placement)
+        self._grouped = present
+
+    def _apply(self, group: Group, logits: Tensor) -> None:
+        rows = self._row_of_slot[group.index]
+        totals = self._states.total_len.gpu[group.index].long()
+        window = group.window(int(self._lengths[list(group.keys)].max()))
+        logits[rows] = group.apply(
+            logits[rows], history=self._history(group.index, totals, window), total_tokens=totals
+        )
+
+    def _history(self, slots: Tensor, totals: Tensor, window: int) -> Tensor:
+        """Return the newest tokens, the last of them on the right, with -1 where there is none."""
+        columns = totals.unsqueeze(1) - window + torch.arange(window, device=totals.device)
+        tokens = self._states.all_token_ids.gpu[slots.unsqueeze(1), columns.clamp(min=0)]
+        return torch.where(columns >= 0, tokens.long(), -1)

@@ -1,0 +1,114 @@
+"""The bytes of every token of a vocabulary, arranged for searching."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+Indices = npt.NDArray[np.int64]
+
+_BETWEEN = b"\xff"
+"""Between tokens; never a byte of UTF-8, so that no text is found across two tokens."""
+_BLANK = "\u2581"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """All tokens with at least one byte. An index counts them by token id."""
+
+    token_ids: Indices
+    _joined: npt.NDArray[np.uint8]
+    _ends: Indices
+    """Where each token ends in the joined bytes."""
+    _owners: npt.NDArray[np.int32]
+    """Index of the token to which each of the joined bytes belongs."""
+    _by_last_byte: Sequence[Indices]
+    """The indices of the tokens that end with each byte."""
+
+    @classmethod
+    def read(cls, tokenizer: Tokenizer) -> Self:
+        """Read a tokenizer's vocabulary."""
+        tokens = sorted((i, token) for i, token in _token_bytes(tokenizer).items() if token)
+        lengths = np.array([len(token) for _, token in tokens], dtype=np.int64) + 1
+        ends = lengths.cumsum() - 1
+        joined = np.frombuffer(_BETWEEN.join([*(token for _, token in tokens), b""]), np.uint8)
+        last = joined[ends - 1]
+        return cls(
+            token_ids=np.array([i for i, _ in tokens], dtype=np.int64),
+            _joined=joined,
+            _ends=ends,
+            _owners=np.repeat(np.arange(len(tokens), dtype=np.int32), lengths),
+            _by_last_byte=[np.flatnonzero(last == byte) for byte in range(256)],
+        )
+
+    def containing(self, text: bytes) -> Indices:
+        """Indices of the tokens in which the text, one byte or more of UTF-8, stands."""
+        places = np.flatnonzero(self._joined == text[0])
+        places = places[places <= len(self._joined) - len(text)]
+        for offset in range(1, len(text)):
+            places = places[self._joined[places + offset] == text[offset]]
+        return np.unique(self._owners[places]).astype(np.int64)
+
+    def ending_with(self, text: bytes) -> Indices:
+        """Indices of the tokens that end with the text, one byte or more of UTF-8 or its beginning."""
+        found = self._by_last_byte[text[-1]]
+        for offset in range(2, len(text) + 1):
+            # Before a token stands the byte between tokens; before the first, place -1, too.
+            found = found[self._joined[self._ends[found] - offset] == text[-offset]]
+        return found
+
+    def tokens_of_end(self, token_ids: Sequence[int], end: bytes) -> tuple[int, ...]:
+        """The last of these tokens, whose bytes are just `end`; none if no tokens are."""
+        covered = b""
+        for count, token_id in enumerate(reversed(token_ids), start=1):
+            covered = self._bytes_of(token_id) + covered
+            if covered == end:
+                return tuple(token_ids[-count:])
+        return ()
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        index = int(np.searchsorted(self.token_ids, token_id))
+        if index == len(self.token_ids) or self.token_ids[index] != token_id:
+            return b""
+        start = self._ends[index - 1] + 1 if index else 0
+        return self._joined[start : self._ends[index]].tobytes()
+
+
+def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
+    added = tokenizer.get_added_tokens_decoder()
+    to_bytes = _byte_level if "ByteLevel" in repr(tokenizer.decoder) else _sentence_piece
+    tokens = {
+        token_id: to_bytes(token)
+        for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()
+    }
+    return tokens | {token_id: token.content.encode() for token_id, token in added.items()}
+
+
+def _alphabet() -> dict[int, int]:
+    """Return the byte that each character stands for in a byte-level vocabulary, as in GPT-2's."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {byte: byte for byte in printable} | {
+        0x100 + number: byte for number, byte in enumerate(others)
+    }
+
+
+_ALPHABET = _alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return token.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def _sentence_piece(token: str) -> bytes:
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(match[1])
+    return token.replace(_BLANK, " ").encode()
