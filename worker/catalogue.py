@@ -16,32 +16,6 @@ from worker.model_files import context_window
 
 _log = logging.getLogger(__name__)
 
-SUPPORTED_PARAMETERS = [
-    "model",
-    "prompt",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-    "best_of",
-    "stop",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "logprobs",
-    "echo",
-    "ignore_eos",
-    "user",
-    "stream",
-    "stream_options",
-    "context_length_exceeded_behavior",
-]
-"""API parameters that the model answers to on this worker."""
-
 ANNOUNCE_SECONDS = 1.0
 _CARD_TTL_MS = 5_000
 _TOKENIZER_TTL_SECONDS = 600
@@ -51,7 +25,14 @@ class Catalogue:
     """Keeps one worker's entry in the catalogue alive."""
 
     def __init__(
-        self, redis: Redis, queue: JobQueue, *, worker: str, engine: str, folder: Path
+        self,
+        redis: Redis,
+        queue: JobQueue,
+        *,
+        worker: str,
+        engine: str,
+        folder: Path,
+        dialect: str = "",
     ) -> None:
         self._redis = redis
         self._queue = queue
@@ -64,7 +45,7 @@ class Catalogue:
             engine=engine,
             created=clock.now_seconds(),
             context_window=context_window(folder),
-            supported_parameters=SUPPORTED_PARAMETERS,
+            dialect=dialect,
         )
 
     @property
@@ -85,6 +66,10 @@ class Catalogue:
             tokenizer_digest=hashlib.sha256(info.tokenizer_json).hexdigest(),
             max_sequences=info.max_sequences,
             kv_cache_tokens=info.kv_cache_tokens,
+            features=info.features,
+            eos_token_ids=info.eos_token_ids,
+            image_token=info.image_token,
+            max_images=info.max_images,
         )
 
     def draining(self) -> None:

@@ -4,9 +4,12 @@ The gateway has checked all this and told the client so in better words. A worke
 what an engine cannot take may end it for everybody.
 """
 
+import math
+from collections.abc import Sequence
+
 from contract import sampling as ranges
-from contract.messages import GenerationJob
-from contract.sampling import Range, SamplingSpec
+from contract.messages import Feature, GenerationJob
+from contract.sampling import Dry, Mirostat, Range, SamplerChain, SamplingSpec, Xtc
 from worker.engine.base import EngineInfo, InvalidRequestError
 
 _RANGES: dict[str, Range] = {
@@ -18,11 +21,36 @@ _RANGES: dict[str, Range] = {
     "frequency_penalty": ranges.FREQUENCY_PENALTY,
     "repetition_penalty": ranges.REPETITION_PENALTY,
     "seed": ranges.SEED,
+    "min_tokens": ranges.MIN_TOKENS,
 }
+_CHAIN_RANGES: dict[str, Range] = {
+    "penalty_last_n": ranges.LAST_N,
+    "typical_p": ranges.TYPICAL_P,
+    "top_n_sigma": ranges.TOP_N_SIGMA,
+    "min_keep": ranges.MIN_KEEP,
+    "dynatemp_range": ranges.DYNATEMP_RANGE,
+    "dynatemp_exponent": ranges.DYNATEMP_EXPONENT,
+}
+_PATTERN_TOKENS = Range(0, 4096)
+"""Tokens of a repeated pattern, and its repetitions: vLLM compares that many after each token."""
+
+_MAX_STEPS = 32
+"""Steps of a sampler chain, which may name one more than once."""
+_MAX_GRAMMAR_CHARACTERS = 1_000_000
+_MAX_PREDICT_MS = Range(0, 2**31 - 1)
 
 
 def check_job(job: GenerationJob, info: EngineInfo) -> None:
     """Raise InvalidRequestError, with words fit for a client, if no engine could take the job."""
+    _check_length(job, info)
+    _check_choices(job)
+    _check_stop(job)
+    _check_features(job, info)
+    _check_sampling(job.sampling, info)
+    _check_something_is_left(job.sampling, info)
+
+
+def _check_length(job: GenerationJob, info: EngineInfo) -> None:
     _check_token_ids("prompt", job.prompt_token_ids, info)
     tokens = len(job.prompt_token_ids)
     if not job.prompt_token_ids:
@@ -32,22 +60,131 @@ def check_job(job: GenerationJob, info: EngineInfo) -> None:
             f"prompt and max_tokens together must be at most {info.context_window} tokens. "
             f"Given: {tokens} + {job.max_tokens}"
         )
+    _check_range("t_max_predict_ms", job.max_predict_ms, _MAX_PREDICT_MS)
+
+
+def _check_choices(job: GenerationJob) -> None:
     _check_range("n", job.n, ranges.N)
     if job.best_of < job.n:
         raise InvalidRequestError(f"best_of must be at least n ({job.n}). Given: {job.best_of}")
-    if "" in job.stop:
-        raise InvalidRequestError("stop must not be an empty string.")
+    _check_range("best_of", job.best_of, ranges.N)
     if job.logprobs is not None:
         _check_range("logprobs", job.logprobs, ranges.LOGPROBS)
-    _check_sampling(job.sampling, info)
+
+
+def _check_stop(job: GenerationJob) -> None:
+    if "" in job.stop:
+        raise InvalidRequestError("stop must not be an empty string.")
+    _check_number("stop", job.stop, ranges.MAX_STOP_STRINGS)
+    _check_characters("stop", job.stop, ranges.MAX_STOP_CHARACTERS)
+
+
+def _check_features(job: GenerationJob, info: EngineInfo) -> None:
+    wanted = {
+        Feature.STRUCTURE: bool(job.grammar),
+        Feature.SAMPLER_CHAIN: job.sampling.chain is not None,
+        Feature.IMAGES: bool(job.images),
+    }
+    for feature, is_wanted in wanted.items():
+        if is_wanted and feature not in info.features:
+            raise InvalidRequestError(f"This model or its engine does not support {feature.value}.")
+    _check_characters("grammar", [job.grammar], _MAX_GRAMMAR_CHARACTERS)
+    if job.images:
+        _check_number("images", job.images, info.max_images)
+        if job.score_prompt:
+            raise InvalidRequestError("logprobs of an echoed prompt cannot be had with images.")
 
 
 def _check_sampling(spec: SamplingSpec, info: EngineInfo) -> None:
     for name, bounds in _RANGES.items():
         _check_range(name, getattr(spec, name), bounds)
+    _check_number("logit_bias", spec.logit_bias, ranges.MAX_LOGIT_BIAS_ENTRIES)
     _check_token_ids("logit_bias", list(spec.logit_bias), info)
     for bias in spec.logit_bias.values():
-        _check_range("logit_bias", bias, ranges.LOGIT_BIAS)
+        if bias != -math.inf:
+            _check_range("logit_bias", bias, ranges.LOGIT_BIAS)
+    _check_number("stop_token_ids", spec.stop_token_ids, ranges.MAX_STOP_TOKEN_IDS)
+    _check_token_ids("stop_token_ids", spec.stop_token_ids, info)
+    _check_number("allowed_token_ids", spec.allowed_token_ids, ranges.MAX_ALLOWED_TOKEN_IDS)
+    _check_token_ids("allowed_token_ids", spec.allowed_token_ids, info)
+    _check_bad_words(spec.bad_words)
+    if spec.repetition_detection is not None:
+        for name in ("max_pattern_size", "min_pattern_size", "min_count"):
+            _check_range(
+                f"repetition_detection.{name}",
+                getattr(spec.repetition_detection, name),
+                _PATTERN_TOKENS,
+            )
+    if spec.chain is not None:
+        _check_chain(spec.chain)
+
+
+def _check_bad_words(words: list[str]) -> None:
+    _check_number("bad_words", words, ranges.MAX_BAD_WORDS)
+    _check_characters("bad_words", words, ranges.MAX_BAD_WORD_CHARACTERS)
+    if not all(word.strip() for word in words):
+        raise InvalidRequestError("bad_words must not be empty or blank.")
+
+
+def _check_chain(chain: SamplerChain) -> None:
+    for name, bounds in _CHAIN_RANGES.items():
+        _check_range(name, getattr(chain, name), bounds)
+    _check_number("samplers", chain.order, _MAX_STEPS)
+    for part in (chain.xtc, chain.dry, chain.mirostat):
+        match part:
+            case Xtc():
+                _check_range("xtc_probability", part.probability, ranges.XTC_PROBABILITY)
+                _check_range("xtc_threshold", part.threshold, ranges.XTC_THRESHOLD)
+            case Dry():
+                _check_dry(part)
+            case Mirostat():
+                _check_range("mirostat", part.version, ranges.MIROSTAT)
+                _check_range("mirostat_tau", part.tau, ranges.MIROSTAT_TAU)
+                _check_range("mirostat_eta", part.eta, ranges.MIROSTAT_ETA)
+            case None:
+                pass
+
+
+def _check_dry(dry: Dry) -> None:
+    _check_range("dry_multiplier", dry.multiplier, ranges.DRY_MULTIPLIER)
+    _check_range("dry_base", dry.base, ranges.DRY_BASE)
+    _check_range("dry_allowed_length", dry.allowed_length, ranges.DRY_ALLOWED_LENGTH)
+    _check_range("dry_penalty_last_n", dry.last_n, ranges.LAST_N)
+    name = "dry_sequence_breakers"
+    _check_number(name, dry.breakers, ranges.MAX_DRY_BREAKERS)
+    _check_characters(name, dry.breakers, ranges.MAX_DRY_BREAKER_CHARACTERS)
+
+
+def _check_something_is_left(spec: SamplingSpec, info: EngineInfo) -> None:
+    """Refuse a job that forbids every token: an engine would take one of them all the same."""
+    forbidden = {token_id for token_id, bias in spec.logit_bias.items() if bias == -math.inf}
+    ends = {*spec.stop_token_ids, *info.eos_token_ids}
+    if spec.min_tokens:
+        forbidden |= ends
+        if len(ends) > ranges.MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids, with what ends the model's texts, must be at most "
+                f"{ranges.MAX_STOP_TOKEN_IDS} where min_tokens is given. Given: {len(ends)}"
+            )
+    if spec.allowed_token_ids:
+        is_left = not forbidden.issuperset(spec.allowed_token_ids)
+    else:
+        is_left = len(forbidden) < info.vocabulary_size
+    if not is_left:
+        raise InvalidRequestError(
+            "logit_bias, allowed_token_ids and min_tokens together must leave a token to come."
+        )
+
+
+def _check_number(name: str, values: "Sequence[object] | dict[int, float]", most: int) -> None:
+    if len(values) > most:
+        raise InvalidRequestError(f"{name} must have at most {most} entries. Given: {len(values)}")
+
+
+def _check_characters(name: str, texts: Sequence[str], most: int) -> None:
+    longest = max(map(len, texts), default=0)
+    if longest > most:
+        raise InvalidRequestError(f"{name} must have at most {most} characters. Given: {longest}")
 
 
 def _check_range(name: str, value: float, bounds: Range) -> None:

@@ -1,23 +1,24 @@
 """One claimed job: its sequences, which choices they answer, and what is told to the gateway when.
 
 A sequence answers one choice, with three exceptions: greedy sequences would all be the same, so one of
-them answers every choice; a job without completion tokens needs one sequence to read the prompt; and with
-`best_of` above `n` nothing is told before all sequences have ended and been ranked.
+them answers every choice; a job without completion tokens needs one sequence to read the prompt; and
+where sequences are ranked, nothing is told before all of them have ended.
 """
 
 import time
 from itertools import count
 
+import msgspec
 from tokenizers import Tokenizer
 
-from contract.messages import Delta, JobFinished, PromptScored
+from contract.messages import Delta, JobFinished, PromptScored, Ranking
 from contract.outcomes import FinishReason
 from contract.queue import Claim, LeaseReport, needed_tokens
 from worker.engine.base import EngineRequest, SequenceOutput
 from worker.logprobs import TokenTexts, prompt_logprobs
 from worker.replies import Outbox
 from worker.sequence import Sequence
-from worker.text import Detokenizer
+from worker.text import Detokenizer, StopStrings
 
 GATHERED_TOKENS = 64
 """Tokens in one delta of a job that nobody reads along with."""
@@ -37,18 +38,24 @@ class Generation:
         self.attempt = claim.attempt
         self.outbox = outbox
         self.is_prefilled = False
+        self.prompt_tokens = len(job.prompt_token_ids)
+        """Tokens of the prompt as the engine reads it: images take more than stand for them."""
         self._tokenizer = tokenizer
         self._texts = texts
+        self._stops = StopStrings(job.stop) if job.stop else None
         self._claimed_at = time.monotonic()
+        self._first_token_at = self._claimed_at
         self._cached_tokens = 0
         self._is_replicated = job.sampling.is_greedy or job.max_tokens == 0
-        self._is_ranked = not self._is_replicated and job.best_of > job.n
+        self._is_ranked = not self._is_replicated and (
+            job.best_of > job.n or (job.ranking is Ranking.SUM and job.n > 1)
+        )
         number = 1 if self._is_replicated else job.best_of
         self.sequences = [self._make_sequence(index) for index in range(number)]
         self.open_sequences = {sequence.id: sequence for sequence in self.sequences}
 
     def requests(self) -> list[EngineRequest]:
-        """Return what the engine is to sample."""
+        """Return what the engine is to sample: one prompt, several seeds."""
         job = self.job
         logprobs = 0 if self._is_ranked and job.logprobs is None else job.logprobs
         return [
@@ -64,14 +71,30 @@ class Generation:
                 prompt_logprobs=(job.logprobs or 0)
                 if job.score_prompt and sequence.index == 0
                 else None,
+                grammar=job.grammar if job.max_tokens else "",
+                images=job.images,
+                may_shorten=job.may_shorten,
+                reads_prefix_cache=job.reads_prefix_cache,
             )
             for sequence in self.sequences
         ]
+
+    def release_images(self) -> None:
+        """Let go of the image files, which nobody needs any more once the engine has read them."""
+        if self.job.images:
+            self.job = msgspec.structs.replace(self.job, images=[])
 
     @property
     def is_done(self) -> bool:
         """Whether every sequence has ended."""
         return not self.open_sequences
+
+    @property
+    def takes_time_to_submit(self) -> bool:
+        """Whether the engine looks longer at the job than others may be kept waiting."""
+        spec = self.job.sampling
+        has_breakers = spec.chain is not None and spec.chain.dry is not None
+        return bool(self.job.images or self.job.grammar or spec.bad_words or has_breakers)
 
     @property
     def completion_tokens(self) -> int:
@@ -89,7 +112,7 @@ class Generation:
     @property
     def reserved_tokens(self) -> int:
         """KV-cache tokens that the job was admitted for and does not use yet."""
-        seen = len(self.job.prompt_token_ids) if self.is_prefilled else 0
+        seen = self.prompt_tokens if self.is_prefilled else 0
         seen += sum(sequence.tokens for sequence in self.sequences)
         return max(needed_tokens(self.job) - seen, 0)
 
@@ -126,17 +149,25 @@ class Generation:
         return Sequence(
             str(next(_sequence_ids)),
             index,
-            Detokenizer(self._tokenizer, job.prompt_token_ids),
-            stop=job.stop,
+            Detokenizer(
+                self._tokenizer,
+                job.prompt_token_ids,
+                shows_special_tokens=job.shows_special_tokens,
+            ),
+            job=job,
+            stops=self._stops,
             texts=self._texts,
-            alternatives=job.logprobs,
         )
 
     def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:
-        self.is_prefilled = True
+        if not self.is_prefilled:
+            self.is_prefilled = True
+            self._first_token_at = time.monotonic()
         # Sequences after the first find the prompt in the cache because the first one put it there.
         if sequence.index == 0 and output.cached_tokens is not None:
             self._cached_tokens = output.cached_tokens
+        if output.prompt_tokens is not None:
+            self.prompt_tokens = output.prompt_tokens
         if output.prompt_logprobs is not None:
             entries = prompt_logprobs(
                 self._tokenizer,
@@ -174,16 +205,22 @@ class Generation:
             )
 
     def _finish(self) -> None:
-        job = self.job
         if self._is_ranked:
-            ranked = sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)
-            for choice, sequence in enumerate(ranked[: job.n]):
+            for choice, sequence in enumerate(self._ranked()[: self.job.n]):
                 self._tell(sequence, range(choice, choice + 1))
         finished = JobFinished(
-            job.handle,
+            self.job.handle,
             self.attempt,
-            len(job.prompt_token_ids),
+            self.prompt_tokens,
             self.completion_tokens,
             self._cached_tokens,
+            prefill_ms=(self._first_token_at - self._claimed_at) * 1000,
+            generation_ms=(time.monotonic() - self._first_token_at) * 1000,
         )
         self.outbox.finish(finished, self.report)
+
+    def _ranked(self) -> list[Sequence]:
+        """Return all sequences, the best first; of equal ones the one with the lower index."""
+        if self.job.ranking is Ranking.SUM:
+            return sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)
+        return sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)

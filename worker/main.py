@@ -89,6 +89,7 @@ class _Process:
             worker=settings.worker_id,
             engine=settings.engine,
             folder=Path(settings.model_path),
+            dialect=settings.dialect or "",
         )
         self._runner: Runner | None = None
         self._stop_asked = asyncio.Event()

@@ -9,7 +9,11 @@ from tokenizers import Tokenizer
 
 def context_window(folder: Path) -> int:
     """Return the longest context that config.json allows, in tokens; 0 if it does not say."""
-    return int(_read(folder / "config.json").get("max_position_embeddings") or 0)
+    config = _read(folder / "config.json")
+    # A model that sees images has a configuration within for its text.
+    within = config.get("text_config") or {}
+    name = "max_position_embeddings"
+    return int(config.get(name) or within.get(name) or 0)
 
 
 def bos_token_id(folder: Path) -> int | None:

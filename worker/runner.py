@@ -82,6 +82,7 @@ class Runner:
         self._generations: dict[str, Generation] = {}
         self._by_sequence: dict[str, Generation] = {}
         self._unwanted: list[str] = []
+        self._submitting: set[asyncio.Task[None]] = set()
         self._stats = EngineStats(0, 0, 0.0)
         self._claiming = asyncio.Lock()
         self._room_changed = asyncio.Event()
@@ -119,7 +120,7 @@ class Runner:
             for task in done:
                 task.result()
         finally:
-            await cancel([*tasks, stopped])
+            await cancel([*tasks, stopped, *self._submitting])
 
     async def drain(self, grace_seconds: float) -> None:
         """Claim nothing more, let running jobs finish, then stop."""
@@ -206,7 +207,11 @@ class Runner:
             elif (generation := self._take_in(claim)) is not None:
                 taken.append(generation)
         for generation in taken:
-            await self._submit(generation)
+            if generation.takes_time_to_submit:
+                # Everybody else's jobs do not wait for its images or grammar.
+                self._keep(asyncio.create_task(self._submit_apart(generation)))
+            else:
+                await self._submit(generation)
         await self._abort_unwanted()
         self._writer.flush()
 
@@ -242,20 +247,39 @@ class Runner:
         return generation
 
     async def _submit(self, generation: Generation) -> None:
+        if self._generations.get(generation.job.id) is not generation:
+            return
         if not self._by_sequence:
             self._progressed_at = time.monotonic()
-        for request in generation.requests():
-            if self._generations.get(generation.job.id) is not generation:
-                return
-            self._by_sequence[request.id] = generation
-            try:
-                await self._engine.submit(request)
-            except InvalidRequestError as error:
+        requests = generation.requests()
+        self._by_sequence.update((request.id, generation) for request in requests)
+        try:
+            await self._engine.submit(requests)
+            generation.release_images()
+        except InvalidRequestError as error:
+            if self._generations.get(generation.job.id) is generation:
                 self._fail(generation, FailureCode.INVALID_REQUEST, str(error))
-                return
-            if request.id not in self._by_sequence:
-                # Cancelled while it was on its way.
-                self._unwanted.append(request.id)
+        if self._generations.get(generation.job.id) is not generation:
+            # Ended while they were on their way, when the engine did not know all of them yet.
+            self._unwanted += [each.id for each in requests if each.id not in self._by_sequence]
+
+    async def _submit_apart(self, generation: Generation) -> None:
+        try:
+            await self._submit(generation)
+            await self._abort_unwanted()
+        except EngineDeadError:
+            return  # The loop that steps the engine hears of it, too, and ends them all.
+        except Exception:  # noqa: BLE001  (one job must not end everybody's)
+            _log.exception("Job %s could not be submitted", generation.job.id)
+            if self._generations.get(generation.job.id) is generation:
+                self._fail(
+                    generation, FailureCode.ENGINE_ERROR, "The engine could not read the job."
+                )
+        self._writer.flush()
+
+    def _keep(self, submitting: "asyncio.Task[None]") -> None:
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
 
     # --- stepping ------------------------------------------------------------------------------
 

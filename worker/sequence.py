@@ -1,12 +1,22 @@
 """One sequence of a job: token ids from the engine become text, log-probabilities and an end."""
 
+import time
 from dataclasses import dataclass, field
 
-from contract.messages import TokenLogprob
+from contract.messages import GenerationJob, TokenLogprob
 from contract.outcomes import FinishReason
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
-from worker.text import Detokenizer, StopMatcher
+from worker.text import Detokenizer, StopMatcher, StopStrings
+
+REPETITION = "repetition"
+"""The stop reason of a sequence that repeated itself."""
+
+_REASONS = {
+    SequenceEnd.STOP: FinishReason.STOP,
+    SequenceEnd.REPETITION: FinishReason.STOP,
+    SequenceEnd.LENGTH: FinishReason.LENGTH,
+}
 
 
 @dataclass(slots=True)
@@ -22,12 +32,14 @@ class Sequence:
     """Follows one sequence of the engine until it ends, by the engine or by a stop string."""
 
     __slots__ = (
-        "_alternatives",
         "_detokenizer",
+        "_has_new_line",
+        "_job",
         "_offset",
         "_returned",
         "_stops",
         "_texts",
+        "_time_is_up_at",
         "cumulative_logprob",
         "finish_reason",
         "has_been_told",
@@ -44,9 +56,9 @@ class Sequence:
         index: int,
         detokenizer: Detokenizer,
         *,
-        stop: list[str],
+        job: GenerationJob,
+        stops: StopStrings | None,
         texts: TokenTexts,
-        alternatives: int | None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -57,16 +69,18 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.has_been_told = False
         """Whether any of it has been sent."""
+        self._job = job
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stop) if stop else None
+        self._stops = None if stops is None else StopMatcher(stops, includes_stop=job.includes_stop)
         self._texts = texts
-        self._alternatives = alternatives
         self._offset = 0
         self._returned = 0
+        self._time_is_up_at: float | None = None
+        self._has_new_line = False
 
     @property
     def mean_logprob(self) -> float:
-        """Log-probability per token, by which `best_of` ranks."""
+        """Log-probability per token."""
         return self.cumulative_logprob / max(self.tokens, 1)
 
     def take_piece(self) -> Piece:
@@ -77,44 +91,72 @@ class Sequence:
 
     def receive(self, output: SequenceOutput) -> None:
         """Take in what one engine step added."""
-        token_ids = output.token_ids
-        is_stopped_by_token = output.end is SequenceEnd.STOP
-        for position, token_id in enumerate(token_ids):
-            is_stop_token = is_stopped_by_token and position == len(token_ids) - 1
-            text = "" if is_stop_token else self._detokenizer.step(token_id)
-            self._add_token(token_id, text, output, position)
+        last = len(output.token_ids) - 1
+        for position, token_id in enumerate(output.token_ids):
+            scores = None if output.logprobs is None else output.logprobs[position]
+            if position == last and output.end is SequenceEnd.STOP:
+                self._add_stop_token(token_id, scores, output.stop_token_id)
+            else:
+                self._add_token(token_id, self._detokenizer.step(token_id), scores)
             if self._stops is not None and self._stops.matched is not None:
                 self._end(FinishReason.STOP, self._stops.matched)
                 return
         if output.end is not None:
             self._flush()
-            reason = FinishReason.STOP if is_stopped_by_token else FinishReason.LENGTH
-            self._end(reason, output.stop_token_id)
+            is_repetition = output.end is SequenceEnd.REPETITION
+            reason = REPETITION if is_repetition else self._named(output.stop_token_id)
+            self._end(_REASONS[output.end], reason)
+        elif self._job.max_predict_ms and self._is_time_up():
+            self._flush()
+            self._end(FinishReason.LENGTH, None)
 
-    def _add_token(self, token_id: int, text: str, output: SequenceOutput, position: int) -> None:
+    def _named(self, stop_token_id: int | None) -> int | None:
+        """Return a stop token that the job names; others are the model's own ends of text."""
+        return stop_token_id if stop_token_id in self._job.sampling.stop_token_ids else None
+
+    def _add_stop_token(
+        self, token_id: int, scores: TokenScores | None, stop_token_id: int | None
+    ) -> None:
+        # Like a stop string, a stop token is shown where the job says so; the end of text never is.
+        shows = self._job.includes_stop and self._named(stop_token_id) is not None
+        text = self._detokenizer.step(token_id) if shows else ""
+        self._add_token(token_id, text, scores, name=self._texts[token_id])
+
+    def _add_token(
+        self, token_id: int, text: str, scores: TokenScores | None, *, name: str = ""
+    ) -> None:
         piece = self.piece
         self.tokens += 1
         piece.token_ids.append(token_id)
-        if output.logprobs is not None:
-            self._add_logprob(text, output.logprobs[position])
+        if scores is not None:
+            self._add_logprob(text or name, scores)
         if text:
             self._offset += len(text)
+            self._has_new_line = self._has_new_line or "\n" in text
             if self._stops is not None:
-                text = self._stops.push(text)
+                may_match = self.tokens > self._job.sampling.min_tokens
+                text = self._stops.push(text, may_match=may_match)
             self._returned += len(text)
             piece.text += text
 
     def _add_logprob(self, text: str, scores: TokenScores) -> None:
         self.cumulative_logprob += max(scores[0][1], LOWEST_LOGPROB)
-        if self._alternatives is not None:
+        if self._job.logprobs is not None:
             entry = token_logprob(
                 self._texts,
                 scores,
                 text=text,
                 offset=self._offset,
-                alternatives=self._alternatives,
+                alternatives=self._job.logprobs,
             )
             self.piece.logprobs.append(entry)
+
+    def _is_time_up(self) -> bool:
+        """Whether the time since the first token is over and a line has ended, as in llama.cpp."""
+        now = time.monotonic()
+        if self._time_is_up_at is None:
+            self._time_is_up_at = now + self._job.max_predict_ms / 1000
+        return self._has_new_line and now >= self._time_is_up_at
 
     def _flush(self) -> None:
         if self._stops is not None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contract.dialect import Dialect
+
 _PREFIX = "SLUICE_"
 
 
@@ -51,6 +53,11 @@ class Settings(BaseSettings):
         default_factory=_default_worker_id,
         min_length=1,
         description="Name of this worker, different for each one and each start; made up if not given.",
+    )
+    dialect: Dialect | None = Field(
+        default=None,
+        description="The dialect in which this model is asked unless a request says otherwise: "
+        f"{', '.join(Dialect)}; the gateway's default if not given.",
     )
     engine: Literal["vllm", "scripted"] = Field(
         default="vllm", description="`scripted` makes up words at a steady pace, for tests."

@@ -5,6 +5,7 @@ completion when the prompt ends inside a character, and no more text is held bac
 could still claim.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -18,13 +19,20 @@ _LONGEST_CHARACTER_TAIL = 4
 class Detokenizer:
     """Decodes a completion token by token; text appears as soon as its characters are complete."""
 
-    __slots__ = ("_prompt_tail", "_stream", "_tokenizer")
+    __slots__ = ("_hides_special", "_prompt_tail", "_stream", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        shows_special_tokens: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._hides_special = not shows_special_tokens
         window = self._context(prompt_token_ids)
         head = self._complete_head(window)
-        self._stream = DecodeStream(ids=head, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=head, skip_special_tokens=self._hides_special)
         # Bytes that begin a character at the prompt's end belong to the completion if it completes
         # the character, else to the prompt, where they read as replacement characters.
         self._prompt_tail = ""
@@ -45,7 +53,7 @@ class Detokenizer:
             # the next token. Starting afresh is what vLLM does, too.
             if not str(error).startswith("Invalid prefix"):
                 raise
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=self._hides_special)
             text = self._stream.step(self._tokenizer, token_id)
         if text and self._prompt_tail:
             text = text.removeprefix(self._prompt_tail)
@@ -68,33 +76,74 @@ class Detokenizer:
         return []
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._hides_special)
+
+
+class StopStrings:
+    """The stop strings of a job, made ready to be looked for. Shared by its sequences."""
+
+    __slots__ = ("_first_characters", "_last_characters", "_ordered", "texts")
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self._ordered = sorted(set(texts))
+        self._first_characters = frozenset(text[0] for text in texts)
+        self._last_characters = frozenset(text[-1] for text in texts)
+
+    def find(self, text: str, searched: int) -> tuple[int, str] | None:
+        """Return where the match that ends first ends, and what matches; of equal ends the first given.
+
+        Only matches that end after the first `searched` characters count.
+        """
+        if self._last_characters.isdisjoint(text[searched:]):
+            return None
+        best, found = len(text) + 1, ""
+        for stop in self.texts:
+            start = text.find(stop, max(searched + 1 - len(stop), 0), best)
+            if start >= 0 and start + len(stop) < best:
+                best, found = start + len(stop), stop
+        return (best, found) if found else None
+
+    def claimed_from(self, text: str) -> int:
+        """Return where the longest end of `text` that begins a stop string starts, or its length.
+
+        Looks at an end for each character that is not held back any more: few in the long run.
+        """
+        for start, character in enumerate(text):
+            if character in self._first_characters and self._begins_one(text[start:]):
+                return start
+        return len(text)
+
+    def _begins_one(self, text: str) -> bool:
+        """Whether a stop string is longer than `text` and begins with it."""
+        position = bisect_right(self._ordered, text)
+        return position < len(self._ordered) and self._ordered[position].startswith(text)
 
 
 class StopMatcher:
     """Finds stop strings in text that arrives in pieces, and holds back what may become one."""
 
-    __slots__ = ("_held", "_stop", "matched")
+    __slots__ = ("_held", "_includes", "_stops", "matched")
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = stop
+    def __init__(self, stops: StopStrings, *, includes_stop: bool = False) -> None:
+        self._stops = stops
+        self._includes = includes_stop
         self._held = ""
         self.matched: str | None = None
         """The stop string that was found; nothing may be pushed after that."""
 
-    def push(self, text: str) -> str:
-        """Return the text that can be shown: up to a match, or to what could be the start of one."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Return the text that can be shown: up to a match, or to what could be the start of one.
+
+        A match that ends where none may (before `min_tokens`) does not count, now or later.
+        """
+        searched = len(self._held)
         text = self._held + text
-        end = len(text) + 1
-        for stop in self._stop:
-            start = text.find(stop)
-            if start >= 0 and start + len(stop) < end:
-                end = start + len(stop)
-                self.matched = stop
-        if self.matched is not None:
+        if may_match and (match := self._stops.find(text, searched)) is not None:
+            end, self.matched = match
             self._held = ""
-            return text[: end - len(self.matched)]
-        split = min((_claimed_from(text, stop) for stop in self._stop), default=len(text))
+            return text[: end if self._includes else end - len(self.matched)]
+        split = self._stops.claimed_from(text)
         self._held = text[split:]
         return text[:split]
 
@@ -102,11 +151,3 @@ class StopMatcher:
         """Return the text held back, once no more will come."""
         held, self._held = self._held, ""
         return held
-
-
-def _claimed_from(text: str, stop: str) -> int:
-    """Return where the longest end of `text` that begins `stop` starts; `len(text)` if there is none."""
-    start = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
-    while start >= 0 and not stop.startswith(text[start:]):
-        start = text.find(stop[0], start + 1)
-    return start if start >= 0 else len(text)

@@ -192,9 +192,10 @@ async def running_worker(
     lease_ms: int = 6_000,
     most_pending_deltas: int = 100_000,
     gather_seconds: float = 0.0,
+    engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
     """Run a worker with the scripted engine on its own connection."""
-    engine = ScriptedEngine(MODEL_FOLDER, script)
+    engine = engine_type(MODEL_FOLDER, script)
     await engine.start()
     async with redis_server.client(retries=0) as client:
         runner = Runner(

@@ -1,12 +1,13 @@
 """Which arguments vLLM is started with, on a CPU and on a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.vllm import engine_arguments
+from worker.engine.arguments import engine_arguments
+from worker.samplers.arguments import PROCESSOR
 from worker.settings import Settings
 
 
@@ -33,6 +34,11 @@ class EngineArgs:
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool | None = None
     tensor_parallel_size: int = 1
+    mm_processor_cache_gb: float = 4
+    limit_mm_per_prompt: dict[str, int] = field(default_factory=dict)
+    structured_outputs_config: Any = None
+    logits_processors: list[str] | None = None
+    speculative_config: dict[str, Any] | None = None
 
     def create_model_config(self) -> ModelConfig:
         return ModelConfig(self.max_model_len or 8192)
@@ -60,6 +66,21 @@ def test_gpu_keeps_vllms_defaults() -> None:
     assert made.generation_config == "vllm"
 
 
+def test_grammars_have_one_backend_and_chains_their_processor() -> None:
+    given = {"structured_outputs_config": {"disable_any_whitespace": True}}
+    made = arguments(is_cpu=False, engine_arguments=given)
+    assert made.structured_outputs_config == {"disable_any_whitespace": True, "backend": "guidance"}
+    assert made.logits_processors == [PROCESSOR]
+    assert (made.mm_processor_cache_gb, made.limit_mm_per_prompt) == (0, {"image": 8})
+    made = arguments(is_cpu=False, engine_arguments={"limit_mm_per_prompt": {"image": 2}})
+    assert made.limit_mm_per_prompt == {"image": 2}
+
+
+def test_speculative_decoding_goes_without_the_sampler_chain() -> None:
+    made = arguments(is_cpu=False, engine_arguments={"speculative_config": {"method": "ngram"}})
+    assert made.logits_processors is None
+
+
 @pytest.mark.parametrize(
     ("more", "is_cpu"),
     [
@@ -67,6 +88,9 @@ def test_gpu_keeps_vllms_defaults() -> None:
         ({"model": "other"}, False),
         ({"enable_chunked_prefill": True}, True),
         ({"max_num_batched_tokens": 16}, True),
+        ({"logits_processors": ["mine:Mine"]}, False),
+        ({"mm_processor_cache_gb": 4}, False),
+        ({"structured_outputs_config": {"backend": "xgrammar"}}, False),
     ],
     ids=str,
 )

@@ -5,19 +5,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from contract.messages import Delta, GenerationJob
+from contract.messages import Delta, Ranking
 from contract.outcomes import FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
-from worker.checks import check_job
-from worker.engine.base import (
-    EngineInfo,
-    InvalidRequestError,
-    SequenceEnd,
-    SequenceOutput,
-    TokenScores,
-)
+from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.generation import GATHERED_TOKENS, Generation
 from worker.logprobs import LOWEST_LOGPROB, TokenTexts
 from worker.replies import Outbox
@@ -197,9 +190,16 @@ def test_end_of_text_token_is_counted_but_not_shown(start: Any, tokenizer: Token
 
 
 def test_stop_token_is_the_stop_reason(start: Any) -> None:
-    generation, outbox = start()
+    generation, outbox = start(sampling=SamplingSpec(seed=1, stop_token_ids=[400]))
     feed(generation, 0, [400], end=SequenceEnd.STOP, stop_token_id=400)
     assert outbox.deltas[-1].stop_reason == 400
+    assert text_of(outbox.deltas) == ""
+
+
+def test_other_end_of_text_of_the_model_is_no_stop_reason(start: Any) -> None:
+    generation, outbox = start(includes_stop=True)
+    feed(generation, 0, [400], end=SequenceEnd.STOP, stop_token_id=400)
+    assert (text_of(outbox.deltas), outbox.deltas[-1].stop_reason) == ("", None)
 
 
 def test_job_that_nobody_reads_along_is_told_in_large_pieces(start: Any) -> None:
@@ -247,39 +247,140 @@ def test_alternatives_of_equal_text_keep_the_likelier(start: Any, tokenizer: Tok
     assert entry.top == [("\ufffd", -1.0), (tokenizer.decode([word]), -3.0)]
 
 
-INFO = EngineInfo(
-    name="test",
-    context_window=100,
-    vocabulary_size=2048,
-    max_sequences=8,
-    kv_cache_tokens=1000,
-    tokenizer_json=b"",
-    bos_token_id=None,
-)
+def test_stop_token_that_was_asked_for_shows_where_stops_do(
+    start: Any, tokenizer: Tokenizer
+) -> None:
+    one, two = tokenizer.encode(" one two", add_special_tokens=False).ids[:2]
+    spec = SamplingSpec(seed=1, stop_token_ids=[two])
+    for includes_stop, shown in ((False, [one]), (True, [one, two])):
+        generation, outbox = start(sampling=spec, includes_stop=includes_stop, logprobs=0)
+        feed(generation, 0, [one], logprobs=[[(one, -1.0)]])
+        scores = [[(two, -1.0)]]
+        feed(generation, 0, [two], end=SequenceEnd.STOP, stop_token_id=two, logprobs=scores)
+        assert text_of(outbox.deltas) == tokenizer.decode(shown)
+        assert outbox.deltas[-1].logprobs is not None
+        assert outbox.deltas[-1].logprobs[0].token == tokenizer.decode([two])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"prompt_token_ids": []}, "must not be empty"),
-        ({"prompt_token_ids": [5, 2048]}, "between 0 and 2047. Given: 2048"),
-        ({"prompt_token_ids": [-1]}, "between 0 and 2047. Given: -1"),
-        ({"prompt_token_ids": [1] * 90, "max_tokens": 11}, "at most 100 tokens. Given: 90 [+] 11"),
-        ({"max_tokens": -1}, "Given: 3 [+] -1"),
-        ({"best_of": 0}, "best_of must be at least n"),
-        ({"stop": ["a", ""]}, "stop must not be an empty string"),
-        ({"sampling": SamplingSpec(seed=1, logit_bias={3: float("nan")})}, "logit_bias"),
-        ({"sampling": SamplingSpec(seed=1, logit_bias={2048: 1.0})}, "logit_bias"),
-        ({"sampling": SamplingSpec(seed=1, temperature=float("nan"))}, "temperature"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_job_that_no_engine_could_take_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
-        check_job(make_job(**changes), INFO)
+def test_stop_string_shows_where_it_is_included(start: Any, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(stop=["wo th"], includes_stop=True, max_tokens=50)
+    ids = tokenizer.encode(" one two three four").ids
+    assert any(feed(generation, 0, [token_id]) for token_id in ids)
+    assert text_of(outbox.deltas) == " one two th"
+    assert outbox.deltas[-1].stop_reason == "wo th"
 
 
-def test_job_that_just_fits_is_taken() -> None:
-    job: GenerationJob = make_job(prompt_token_ids=[0] * 90, max_tokens=10)
-    check_job(job, INFO)
-    assert job.best_of == 1
+def test_stop_strings_wait_for_min_tokens(start: Any, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(" one two one two one", add_special_tokens=False).ids
+    before = len(tokenizer.encode(" one two", add_special_tokens=False).ids)
+    spec = SamplingSpec(seed=1, min_tokens=before)
+    generation, outbox = start(stop=["two"], sampling=spec, max_tokens=50)
+    assert any(feed(generation, 0, [token_id]) for token_id in ids)
+    assert text_of(outbox.deltas) == " one two one "
+
+
+def test_repetition_ends_a_sequence_with_its_last_token_in_the_text(
+    start: Any, tokenizer: Tokenizer
+) -> None:
+    generation, outbox = start()
+    (word,) = tokenizer.encode(" the", add_special_tokens=False).ids
+    feed(generation, 0, [word])
+    feed(generation, 0, [word], end=SequenceEnd.REPETITION)
+    assert text_of(outbox.deltas) == " the the"
+    last = outbox.deltas[-1]
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, "repetition")
+
+
+def test_special_tokens_show_but_never_the_end_of_text(start: Any, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(shows_special_tokens=True)
+    bos, eos = tokenizer.encode("<s></s>").ids
+    feed(generation, 0, [bos])
+    feed(generation, 0, [eos], end=SequenceEnd.STOP)
+    assert text_of(outbox.deltas) == "<s>"
+
+
+def test_time_limit_ends_a_text_that_has_a_line_end(
+    start: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("worker.sequence.time.monotonic", lambda: now)
+    generation, outbox = start(max_predict_ms=500, max_tokens=50, stop=["never"])
+    (word,) = tokenizer.encode(" the", add_special_tokens=False).ids
+    (line,) = tokenizer.encode("\n", add_special_tokens=False).ids
+    now = 200.0
+    assert not feed(generation, 0, [word])
+    now = 200.6
+    assert not feed(generation, 0, [word]), "no line has ended"
+    assert feed(generation, 0, [line])
+    assert text_of(outbox.deltas) == " the the\n"
+    assert outbox.deltas[-1].finish_reason is FinishReason.LENGTH
+    generation, _ = start(max_predict_ms=500, max_tokens=50)
+    assert not feed(generation, 0, [line]), "the time counts from the first token"
+    now = 201.2
+    assert feed(generation, 0, [word]), "a line has ended before"
+
+
+def ranked(start: Any, tokenizer: Tokenizer, scores: list[list[float]], **changes: Any) -> Any:
+    """Feed each sequence a token of its own for each score, and return what was told."""
+    generation, outbox = start(max_tokens=9, **changes)
+    for index, logprobs in enumerate(scores):
+        for position, logprob in enumerate(logprobs):
+            end = SequenceEnd.LENGTH if position == len(logprobs) - 1 else None
+            feed(generation, index, [400 + index], end=end, logprobs=[[(400 + index, logprob)]])
+    return [(delta.choice, delta.token_ids[0] - 400) for delta in outbox.deltas]
+
+
+def test_ranking_by_sum_prefers_short_texts(start: Any, tokenizer: Tokenizer) -> None:
+    scores = [[-1.0, -1.0], [-1.5], [-9.0]]
+    by_sum = ranked(start, tokenizer, scores, n=2, best_of=3, ranking=Ranking.SUM)
+    by_mean = ranked(start, tokenizer, scores, n=2, best_of=3)
+    assert (by_sum, by_mean) == ([(0, 1), (1, 0)], [(0, 0), (1, 1)])
+
+
+def test_ranking_by_sum_orders_even_if_all_are_returned(start: Any, tokenizer: Tokenizer) -> None:
+    scores = [[-3.0], [-1.0], [-1.0]]
+    told = ranked(start, tokenizer, scores, n=3, best_of=3, ranking=Ranking.SUM)
+    assert told == [(0, 1), (1, 2), (2, 0)], "ties by index"
+
+
+def test_best_of_without_tokens_reads_the_prompt_once(start: Any) -> None:
+    generation, outbox = start(max_tokens=0, n=2, best_of=4, ranking=Ranking.SUM)
+    (request,) = generation.requests()
+    assert (request.max_tokens, request.grammar) == (1, "")
+    feed(generation, 0, [400], end=SequenceEnd.LENGTH)
+    assert [delta.choice for delta in outbox.deltas] == [0, 1]
+
+
+def test_images_go_to_the_engine_and_are_kept_no_longer(start: Any) -> None:
+    generation, _ = start(images=[b"a", b"b"], n=2)
+    assert generation.takes_time_to_submit
+    assert [request.images for request in generation.requests()] == [[b"a", b"b"]] * 2
+    generation.release_images()
+    assert generation.job.images == []
+
+
+def test_counts_and_times_are_the_engines_own(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr("worker.generation.time.monotonic", lambda: now)
+    generation, outbox = start()
+    now = 10.25
+    feed(generation, 0, [400], prompt_tokens=77, cached_tokens=5)
+    now = 12.25
+    feed(generation, 0, [400], end=SequenceEnd.LENGTH)
+    (finished,) = outbox.finished
+    assert (finished.prompt_tokens, finished.cached_tokens) == (77, 5)
+    assert (finished.prefill_ms, finished.generation_ms) == (250.0, 2000.0)
+
+
+def test_offsets_follow_the_text_across_split_characters(start: Any, tokenizer: Tokenizer) -> None:
+    text = "a 日本 naïve 😀 fin"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    generation, outbox = start(logprobs=20, max_tokens=99)
+    for token_id in ids:
+        scores = [(token_id, -1.0), *((500 + rank, -2.0 - rank) for rank in range(20))]
+        feed(generation, 0, [token_id], logprobs=[scores])
+    entries = [entry for delta in outbox.deltas for entry in delta.logprobs or []]
+    assert text_of(outbox.deltas) == "".join(entry.token for entry in entries) == text
+    assert any(entry.token == "" for entry in entries), "a character is split between tokens"
+    assert all(text[entry.offset :].startswith(entry.token) for entry in entries)
+    assert max(len(entry.top or []) for entry in entries) == 21

@@ -78,7 +78,8 @@ async def card_of(redis: Redis) -> WorkerCard | None:
 async def test_ready_worker_is_in_the_catalogue(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    async with worker_process(redis_server, "--context-window=512", "--max-sequences=7"):
+    options = ("--context-window=512", "--max-sequences=7", "--dialect=llamacpp-2026")
+    async with worker_process(redis_server, *options):
         await ready(gateway)
         card = await card_of(redis)
         assert card is not None
@@ -86,8 +87,8 @@ async def test_ready_worker_is_in_the_catalogue(
         known: Any = await redis.hget(keys.MODELS, MODEL)
     assert (card.state, card.engine) == (WorkerState.READY, "scripted")
     assert (card.context_window, card.max_sequences, card.vocabulary_size) == (512, 7, 2048)
-    assert card.bos_token_id == 0
-    assert {"prompt", "best_of", "ignore_eos"} <= set(card.supported_parameters)
+    assert (card.bos_token_id, card.eos_token_ids) == (0, [1])
+    assert (card.dialect, card.features, card.image_token) == ("llamacpp-2026", [], "")
     content = (MODEL_FOLDER / "tokenizer.json").read_bytes()
     assert zlib.decompress(tokenizer) == content
     assert card.tokenizer_digest == hashlib.sha256(content).hexdigest()

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from contract import clock, keys
-from contract.messages import GenerationJob, JobFailed, JobFinished
+from contract.messages import Feature, GenerationJob, JobFailed, JobFinished
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Room
 from contract.sampling import SamplingSpec
@@ -21,7 +23,7 @@ from tests.worker.conftest import (
     running_worker,
 )
 from worker import gateways as gateways_module
-from worker.engine.base import EngineDeadError
+from worker.engine.base import EngineDeadError, EngineRequest, InvalidRequestError
 from worker.engine.scripted import Script, ScriptedEngine
 
 STEADY = Script(step_seconds=0.01)
@@ -56,7 +58,12 @@ async def test_frames_come_in_order_numbered_and_complete(
             assert len(gateway.token_ids(job, choice)) == 30
             reasons = [delta.finish_reason for delta in gateway.deltas(job, choice)]
             assert reasons == [None] * (len(reasons) - 1) + [FinishReason.LENGTH]
-        assert gateway.end(job) == JobFinished(job.handle, 1, 3, 60, 0)
+        end = gateway.end(job)
+        assert isinstance(end, JobFinished)
+        assert end == JobFinished(
+            job.handle, 1, 3, 60, 0, prefill_ms=end.prefill_ms, generation_ms=end.generation_ms
+        )
+        assert end.generation_ms > end.prefill_ms > 0
     assert len(gateway.frames) < 60, "one frame tells of all sequences of a step"
 
 
@@ -389,3 +396,96 @@ async def test_claimed_by_hand_is_left_alone(redis_server: RedisServer, gateway:
         await asyncio.sleep(0.2)
         await gateway.read()
     assert not gateway.frames
+
+
+class SlowToRead(ScriptedEngine):
+    """Takes time over jobs with a grammar, as vLLM does."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self.may_go_on = asyncio.Event()
+        self.error: Exception | None = None
+
+    @override
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        if requests[0].grammar:
+            await self.may_go_on.wait()
+            if self.error is not None:
+                raise self.error
+        await super().submit(requests)
+
+
+STRUCTURED = Script(step_seconds=0.002, claimed_features=[Feature.STRUCTURE])
+
+
+async def test_job_that_takes_time_to_submit_keeps_nobody_waiting(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as (_, engine, _):
+        assert isinstance(engine, SlowToRead)
+        slow, quick = make_job(grammar="start: /a/", n=3), make_job()
+        await gateway.enqueue(slow, quick)
+        await gateway.finished(quick)
+        assert slow.handle not in gateway.ended_handles()
+        engine.may_go_on.set()
+        await gateway.finished(slow)
+        assert isinstance(gateway.end(slow), JobFinished)
+        assert len(gateway.token_ids(slow, 2)) == 8
+
+
+async def test_job_cancelled_while_it_is_submitted_leaves_nothing_behind(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as (_, engine, _):
+        assert isinstance(engine, SlowToRead)
+        slow = make_job(grammar="start: /a/", n=3, max_tokens=500)
+        await gateway.enqueue(slow)
+        async with asyncio.timeout(5):
+            while not await redis.zcard(keys.leases(MODEL)):
+                await asyncio.sleep(0.01)
+        assert await gateway.queue.cancel(slow.id, slow.tenant)
+        await asyncio.sleep(0.1)
+        engine.may_go_on.set()
+        after = make_job()
+        await gateway.enqueue(after)
+        await gateway.finished(after)
+        assert running(engine) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequestError("no"), FailureCode.INVALID_REQUEST),
+        (RuntimeError("a bug"), FailureCode.ENGINE_ERROR),
+    ],
+    ids=["refused", "bug"],
+)
+async def test_job_that_cannot_be_submitted_fails_alone(
+    redis_server: RedisServer, gateway: Gateway, error: Exception, code: FailureCode
+) -> None:
+    async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as (_, engine, _):
+        assert isinstance(engine, SlowToRead)
+        engine.error = error
+        engine.may_go_on.set()
+        bad, good = make_job(grammar="start: /a/"), make_job()
+        await gateway.enqueue(bad, good)
+        await gateway.finished(bad, good)
+        end = gateway.end(bad)
+        assert isinstance(end, JobFailed)
+        assert end.code is code
+        assert isinstance(gateway.end(good), JobFinished)
+
+
+async def test_stop_tokens_and_min_tokens(redis_server: RedisServer, gateway: Gateway) -> None:
+    async with running_worker(redis_server, Script(completion_tokens=2)) as (_, engine, _):
+        allowed = [500, 501, 502]
+        spec = SamplingSpec(seed=1, allowed_token_ids=allowed, stop_token_ids=allowed)
+        stopped = make_job(sampling=spec)
+        late = make_job(sampling=SamplingSpec(seed=1, min_tokens=5))
+        await gateway.enqueue(stopped, late)
+        await gateway.finished(stopped, late)
+        (delta,) = gateway.deltas(stopped)
+        assert delta.stop_reason in allowed
+        assert delta.text == ""
+        assert len(gateway.token_ids(late)) == 6
+        assert gateway.token_ids(late)[-1] in engine.info.eos_token_ids

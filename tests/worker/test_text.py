@@ -1,13 +1,15 @@
 """Detokenising and stop strings: streamed text is exactly the text of a whole decode."""
 
+import time
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from tests.worker.conftest import MODEL_FOLDER
-from worker.text import Detokenizer, StopMatcher
+from worker.text import Detokenizer, StopMatcher, StopStrings
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 MIXED = "naïve 日本語 😀 fin é and\nplain words"
@@ -71,7 +73,7 @@ def test_text_equals_vllms_for_prompts_of_whole_characters(completion: str, prom
 
 def matched(pieces: list[str], stop: list[str]) -> tuple[str, str | None, list[str]]:
     """Return the text shown, the stop string found, and the shown pieces."""
-    matcher = StopMatcher(stop)
+    matcher = StopMatcher(StopStrings(stop))
     shown = []
     for piece in pieces:
         shown.append(matcher.push(piece))
@@ -118,3 +120,82 @@ def test_streamed_stops_equal_a_search_of_the_whole_text(parts: list[str], stop:
         for index in range(len(shown) - 1):
             held = "".join(parts[: index + 1])[len("".join(shown[: index + 1])) :]
             assert not held or any(each.startswith(held) for each in stop)
+
+
+def test_special_tokens_show_where_they_are_asked_for() -> None:
+    ids = TOKENIZER.encode("one<s> two").ids
+    detokenizer = Detokenizer(TOKENIZER, BASE, shows_special_tokens=True)
+    assert "".join(detokenizer.step(token_id) for token_id in ids) == "one<s> two"
+    assert decoded(BASE, ids) == "one two"
+
+
+def included(pieces: list[str], stop: list[str]) -> str:
+    """Return the text shown where the stop string belongs to it."""
+    matcher = StopMatcher(StopStrings(stop), includes_stop=True)
+    shown = ""
+    for piece in pieces:
+        shown += matcher.push(piece)
+        if matcher.matched is not None:
+            return shown
+    return shown + matcher.flush()
+
+
+@given(pieces, stops)
+def test_text_that_includes_its_stop_is_longer_by_just_that(
+    parts: list[str], stop: list[str]
+) -> None:
+    text, found = reference("".join(parts), stop)
+    assert included(parts, stop) == text + (found or "")
+
+
+def test_the_first_given_of_stops_that_end_together_wins() -> None:
+    assert matched(["x and"], ["nd", "and"])[:2] == ("x a", "nd")
+    assert matched(["x and"], ["and", "nd"])[:2] == ("x ", "and")
+
+
+many = st.lists(st.text(alphabet="ab", min_size=1, max_size=9), min_size=30, max_size=64)
+
+
+@given(st.lists(st.text(alphabet="abc", max_size=9), max_size=9), many)
+def test_64_stops_are_found_at_every_boundary(parts: list[str], stop: list[str]) -> None:
+    stop = [each + "c" for each in stop]
+    text, found, shown = matched(parts, stop)
+    assert (text, found) == reference("".join(parts), stop)
+    assert included(parts, stop) == text + (found or "")
+    assert "".join(shown) == text
+
+
+def min_tokens_reference(tokens: list[str], stop: list[str], least: int) -> str:
+    """What is shown if no match may end within the first tokens."""
+    text, free = "".join(tokens), len("".join(tokens[:least]))
+    for end in range(free + 1, len(text) + 1):
+        for each in stop:
+            if text[:end].endswith(each):
+                return text[: end - len(each)]
+    return text
+
+
+@given(pieces, stops, st.integers(0, 6))
+@example(["ab", "€b"], ["b€€", "abb", "b"], 1)
+@example(["ab", "€"], ["b", "abb"], 1)
+def test_matches_that_end_too_early_count_neither_then_nor_later(
+    tokens: list[str], stop: list[str], least: int
+) -> None:
+    matcher = StopMatcher(StopStrings(stop))
+    shown = ""
+    for position, token in enumerate(tokens):
+        shown += matcher.push(token, may_match=position >= least)
+        if matcher.matched is not None:
+            break
+    assert shown + matcher.flush() == min_tokens_reference(tokens, stop, least)
+
+
+def test_64_long_stops_cost_little_even_if_the_text_nearly_matches_them_all() -> None:
+    stop = ["a" * 511 + "b", *("a" * (9 + index) + "c" * 500 for index in range(63))]
+    matcher = StopMatcher(StopStrings(stop))
+    started = time.process_time()
+    shown = sum(len(matcher.push("aaaa")) for _ in range(1_000))
+    seconds = time.process_time() - started
+    assert shown == 4_000 - 511
+    # Takes 2 ms. Looking at every end anew for every stop string takes seconds.
+    assert seconds < 0.5

@@ -1,6 +1,8 @@
 """The real engine on a CPU: one start, held against `AsyncLLM.generate`, and what must not kill it."""
 
 import asyncio
+import math
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +11,17 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from contract.messages import GenerationJob, TokenLogprob
+from contract.messages import Feature, GenerationJob, TokenLogprob
 from contract.queue import Claim
-from contract.sampling import SamplingSpec
+from contract.sampling import (
+    DEFAULT_SAMPLERS,
+    Dry,
+    Mirostat,
+    RepetitionDetection,
+    SamplerChain,
+    SamplingSpec,
+    Xtc,
+)
 from tests.worker.conftest import MODEL_FOLDER, make_job
 from worker.engine.base import EngineRequest, EngineStats, InvalidRequestError
 from worker.engine.vllm import VllmEngine
@@ -30,6 +40,7 @@ pytestmark = [
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 TEXTS = TokenTexts(TOKENIZER)
 CONTEXT_WINDOW = 1024
+EOS = 1
 SPECIAL = {token.content for token in TOKENIZER.get_added_tokens_decoder().values()}
 
 
@@ -75,11 +86,11 @@ async def run_jobs(engine: VllmEngine, jobs: list[GenerationJob]) -> Results:
         for job, outbox in zip(jobs, outboxes, strict=True)
     ]
     results = Results(outboxes, generations, [])
-    by_sequence = {}
+    by_sequence: dict[str, Generation] = {}
     for generation in generations:
-        for request in generation.requests():
-            by_sequence[request.id] = generation
-            await engine.submit(request)
+        requests = generation.requests()
+        by_sequence.update((request.id, generation) for request in requests)
+        await engine.submit(requests)
     while by_sequence:
         step = await engine.step()
         if step.stats is not None:
@@ -121,6 +132,36 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "logprobs_zero": ({"temperature": 0.0}, {"logprobs": 0}),
     "prompt_logprobs": ({"temperature": 0.0}, {"logprobs": 2, "score_prompt": True}),
     "many": ({}, {"n": 3}),
+    "min_tokens": ({"temperature": 0.0, "min_tokens": 30, "logit_bias": {EOS: 4.0}}, {}),
+    "stop_token_ids": ({"stop_token_ids": list(range(300, 420))}, {}),
+    "stop_token_included": (
+        {"stop_token_ids": list(range(300, 420))},
+        {"includes_stop": True, "stop": ["qqq"]},
+    ),
+    "stop_included": ({"temperature": 0.0}, {"stop": ["the", "of the"], "includes_stop": True}),
+    "stop_after_min_tokens": (
+        {"temperature": 0.0, "min_tokens": 12},
+        {"stop": ["e", "he", "\n"], "includes_stop": True},
+    ),
+    "stops_of_all_lengths": (
+        {},
+        {"stop": ["qzx" * 9, "turn the", "t", "n t", *map(str, range(60))]},
+    ),
+    "allowed_token_ids": ({"allowed_token_ids": list(range(300, 340))}, {}),
+    "bad_words": ({"temperature": 0.0, "bad_words": ["return", "Return", " the", "é"]}, {}),
+    "forbidden": ({"logit_bias": dict.fromkeys(range(260, 1284), -math.inf)}, {}),
+    "repetition": (
+        {
+            "temperature": 0.0,
+            "logit_bias": {500: 100.0},
+            "repetition_detection": RepetitionDetection(4, 1, 6),
+        },
+        {},
+    ),
+    "special_tokens": ({"logit_bias": {0: 9.0}}, {"shows_special_tokens": True}),
+    "grammar": ({}, {"grammar": "start: /[a-f]{3}-[0-9]{2}( [a-z]+)?/"}),
+    "logprobs_20": ({}, {"logprobs": 20}),
+    "without_cache": ({}, {"reads_prefix_cache": False}),
 }
 PROMPTS = {"def": DEF, "parse": PARSE, "license": LICENSE, "accents": ACCENTS}
 
@@ -150,9 +191,14 @@ async def generate(engine: VllmEngine, job: GenerationJob) -> list[Any]:
     """Return vLLM's own outputs for each choice of a job."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        StructuredOutputsParams,
+    )
 
     spec = job.sampling
+    repetition = spec.repetition_detection
     params = SamplingParams(
         n=job.n,
         temperature=spec.temperature,
@@ -167,6 +213,18 @@ async def generate(engine: VllmEngine, job: GenerationJob) -> list[Any]:
         seed=spec.seed,
         max_tokens=job.max_tokens,
         stop=job.stop,
+        min_tokens=spec.min_tokens,
+        stop_token_ids=spec.stop_token_ids,
+        include_stop_str_in_output=job.includes_stop,
+        allowed_token_ids=spec.allowed_token_ids or None,
+        bad_words=spec.bad_words,
+        repetition_detection=repetition
+        and RepetitionDetectionParams(
+            repetition.max_pattern_size, repetition.min_pattern_size, repetition.min_count
+        ),
+        skip_special_tokens=not job.shows_special_tokens,
+        structured_outputs=StructuredOutputsParams(grammar=job.grammar) if job.grammar else None,
+        skip_reading_prefix_cache=not job.reads_prefix_cache or job.score_prompt,
         logprobs=job.logprobs,
         prompt_logprobs=job.logprobs if job.score_prompt else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -194,14 +252,20 @@ async def test_tokens_and_text_equal_vllms_own(both: Both) -> None:
     for index, (name, job) in enumerate(zip(both.names, both.jobs, strict=True)):
         for choice in range(job.n):
             output = both.theirs[index][1 + choice]
-            expected = (list(output.token_ids), output.text, output.finish_reason)
+            repeats = output.finish_reason == "repetition"
+            expected = (
+                list(output.token_ids),
+                output.text,
+                "stop" if repeats else output.finish_reason,
+            )
+            stop_reason = "repetition" if repeats else output.stop_reason
             last = [d for d in both.ours.outboxes[index].deltas if d.choice == choice][-1]
             got = (
                 both.ours.token_ids(index, choice),
                 both.ours.text(index, choice),
                 str(last.finish_reason),
             )
-            if got != expected or last.stop_reason != output.stop_reason:
+            if got != expected or last.stop_reason != stop_reason:
                 different.append((name, choice, got, expected))
     assert not different
     assert len(both.jobs) == len(CASES) * len(PROMPTS)
@@ -210,7 +274,13 @@ async def test_tokens_and_text_equal_vllms_own(both: Both) -> None:
 async def test_contract_cases_reach_what_they_are_for(both: Both) -> None:
     outputs = [output for each in both.theirs for output in each[1:]]
     ends = {(output.finish_reason, type(output.stop_reason)) for output in outputs}
-    assert ends == {("length", type(None)), ("stop", type(None)), ("stop", str)}
+    assert ends == {
+        ("length", type(None)),
+        ("stop", type(None)),
+        ("stop", str),
+        ("stop", int),
+        ("repetition", str),
+    }
     texts = {both.ours.text(index) for index in range(len(both.jobs))}
     assert len(texts) > len(both.jobs) // 3
 
@@ -308,8 +378,7 @@ async def test_abort_frees_the_engine_within_one_step(engine: VllmEngine) -> Non
     jobs = [make_job(prompt_token_ids=DEF, max_tokens=900, sampling=spec, n=4)]
     generation = Generation(Claim(jobs[0], 1), Outbox("g1"), tokenizer=TOKENIZER, texts=TEXTS)
     requests = generation.requests()
-    for request in requests:
-        await engine.submit(request)
+    await engine.submit(requests)
     for _ in range(5):
         step = await engine.step()
     assert step.stats is not None
@@ -363,6 +432,83 @@ KILLERS: dict[str, dict[str, Any]] = {
     "logprobs above the engine's most": {"logprobs": 10_000},
     "prompt_logprobs with a long prompt": {"prompt_token_ids": [300] * 900, "prompt_logprobs": 5},
     "odd cache salt": {"cache_salt": "@/\\ü" * 100},
+    "all tokens forbidden": {
+        "sampling": spec(allowed_token_ids=[300], logit_bias={300: -math.inf})
+    },
+    "all tokens forbidden, greedy": {
+        "sampling": spec(temperature=0.0, allowed_token_ids=[300], logit_bias={300: -math.inf})
+    },
+    "all tokens forbidden by bad words": {
+        "sampling": spec(allowed_token_ids=ids_of(" the"), bad_words=["the"])
+    },
+    "only the end, which may not come": {
+        "sampling": spec(allowed_token_ids=[EOS], min_tokens=4),
+    },
+    "bias not a number": {"sampling": spec(logit_bias={300: math.nan})},
+    "bias infinite": {"sampling": spec(logit_bias={300: math.inf})},
+    "min_tokens above max_tokens": {"sampling": spec(min_tokens=2**31 - 1)},
+    "min_tokens huge": {"sampling": spec(min_tokens=2**80)},
+    "min_tokens negative": {"sampling": spec(min_tokens=-1)},
+    "stop token out of range": {"sampling": spec(stop_token_ids=[10**6])},
+    "stop token negative": {"sampling": spec(stop_token_ids=[-1])},
+    "stop token huge": {"sampling": spec(stop_token_ids=[2**70])},
+    "stop tokens without number": {
+        "sampling": spec(stop_token_ids=list(range(2048)), min_tokens=3)
+    },
+    "allowed token out of range": {"sampling": spec(allowed_token_ids=[10**6])},
+    "allowed token negative": {"sampling": spec(allowed_token_ids=[-5])},
+    "bad word empty": {"sampling": spec(bad_words=[""])},
+    "bad word blank": {"sampling": spec(bad_words=["   "])},
+    "bad word special": {"sampling": spec(bad_words=["</s>", "<s>"])},
+    "bad word odd": {"sampling": spec(bad_words=["\x00", "\ud7ff", "日本", "a" * 5000])},
+    "bad words beyond number": {"sampling": spec(bad_words=[f"w{i}" for i in range(3000)])},
+    "repetition negative": {"sampling": spec(repetition_detection=RepetitionDetection(-1, -1, -1))},
+    "repetition huge": {
+        "sampling": spec(repetition_detection=RepetitionDetection(2**31, 1, 2**31))
+    },
+    "grammar that is none": {"grammar": "start: ("},
+    "grammar of nothing": {"grammar": " "},
+    "grammar without end": {"grammar": "start: start"},
+    "grammar and all forbidden": {
+        "grammar": 'start: "zz"',
+        "sampling": spec(allowed_token_ids=[300]),
+    },
+    "grammar and min_tokens": {"grammar": 'start: "a"', "sampling": spec(min_tokens=4)},
+    "grammar and no end": {"grammar": 'start: "a"', "sampling": spec(ignore_eos=True)},
+    "grammar and stop tokens": {
+        "grammar": "start: /[a-z]+/",
+        "sampling": spec(stop_token_ids=list(range(260, 380)), min_tokens=2),
+    },
+    "grammar and forbidden end": {
+        "grammar": 'start: "a"',
+        "sampling": spec(logit_bias={EOS: -math.inf}),
+    },
+    "image for a model without eyes": {"images": [b"x"]},
+    "chain not a number": {"sampling": spec(chain=SamplerChain(order=[], typical_p=math.nan))},
+    "chain huge": {"sampling": spec(chain=SamplerChain(order=[], min_keep=2**70))},
+    "chain with everything at its end": {
+        "sampling": spec(
+            temperature=2.0,
+            top_k=1,
+            min_p=1.0,
+            chain=SamplerChain(
+                order=list(DEFAULT_SAMPLERS) * 3,
+                typical_p=0.0,
+                top_n_sigma=0.0,
+                dynatemp_range=2.0,
+                dynatemp_exponent=100.0,
+                xtc=Xtc(1.0, 0.0),
+                dry=Dry(1000.0, 1000.0, 0, -1, ["", "\n", "a" * 40]),
+            ),
+        )
+    },
+    "chain on forbidden tokens": {
+        "sampling": spec(
+            allowed_token_ids=[300],
+            logit_bias={300: -math.inf},
+            chain=SamplerChain(order=list(DEFAULT_SAMPLERS), mirostat=Mirostat(1, 0.0, 10.0)),
+        )
+    },
 }
 
 
@@ -374,7 +520,7 @@ async def test_nothing_a_request_can_say_kills_the_engine(engine: VllmEngine) ->
     refused = {}
     for name, changes in KILLERS.items():
         try:
-            await engine.submit(raw(id=f"killer {name}", **changes))
+            await engine.submit([raw(id=f"killer {name}", **changes)])
         except InvalidRequestError as error:
             refused[name] = str(error)
         await asyncio.sleep(0)
@@ -383,8 +529,21 @@ async def test_nothing_a_request_can_say_kills_the_engine(engine: VllmEngine) ->
         assert together.token_ids(index) == alone.token_ids(index)
     after = await run_jobs(engine, [make_job(prompt_token_ids=DEF, max_tokens=4)])
     assert after.outboxes[0].finished
-    must_be_refused = {"empty prompt", "token id out of range", "temperature nan", "seed too large"}
-    assert must_be_refused.issubset(refused)
+    must_be_refused = {
+        "empty prompt",
+        "token id out of range",
+        "temperature nan",
+        "seed too large",
+        "stop token out of range",
+        "min_tokens negative",
+        "bad word empty",
+        "bad words beyond number",
+        "repetition negative",
+        "grammar that is none",
+        "image for a model without eyes",
+        "chain not a number",
+    }
+    assert must_be_refused - set(refused) == set()
     assert not any(str(MODEL_FOLDER) in message for message in refused.values())
 
 
@@ -399,3 +558,45 @@ async def test_many_long_seeded_prompts_at_once(engine: VllmEngine) -> None:
     (one,) = (await run_jobs(engine, jobs[:1])).outboxes
     assert one.finished
     assert results.token_ids(0) == [each for d in one.deltas for each in d.token_ids]
+
+
+async def test_grammar_chain_and_several_choices_work_together(engine: VllmEngine) -> None:
+    chain = SamplerChain(order=list(DEFAULT_SAMPLERS), xtc=Xtc(0.5, 0.1))
+    job = make_job(
+        prompt_token_ids=DEF,
+        max_tokens=40,
+        n=8,
+        sampling=SamplingSpec(seed=1, temperature=1.5, chain=chain),
+        grammar="start: /[0-9]{3}-[a-z]{2}/",
+    )
+    results = await run_jobs(engine, [job])
+    texts = [results.text(0, choice) for choice in range(8)]
+    assert all(re.fullmatch("[0-9]{3}-[a-z]{2}", text) for text in texts)
+    assert len(set(texts)) > 1
+    again = await run_jobs(engine, [make_job(**{**vars_of(job), "id": "again"})])
+    assert [again.text(0, choice) for choice in range(8)] == texts
+
+
+def vars_of(job: GenerationJob) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__struct_fields__}
+
+
+async def test_prefix_cache_is_not_read_where_the_job_says_so(engine: VllmEngine) -> None:
+    prompt = [310 + index % 700 for index in range(400)]
+
+    async def cached(*, reads: bool) -> int:
+        job = make_job(
+            prompt_token_ids=prompt, max_tokens=1, cache_salt="c", reads_prefix_cache=reads
+        )
+        results = await run_jobs(engine, [job])
+        return results.outboxes[0].finished[0].cached_tokens
+
+    assert await cached(reads=True) == 0
+    assert await cached(reads=False) == 0
+    assert await cached(reads=True) >= 128
+
+
+async def test_engine_says_what_it_can(engine: VllmEngine) -> None:
+    assert engine.info.features == [Feature.SAMPLER_CHAIN, Feature.STRUCTURE]
+    assert engine.info.eos_token_ids == [EOS]
+    assert (engine.info.image_token, engine.info.max_images) == ("", 0)

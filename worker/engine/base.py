@@ -5,12 +5,13 @@ Text, stop strings, choices and jobs are the worker's affair.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from contract.messages import Feature
 from contract.sampling import SamplingSpec
 
 TokenScores = list[tuple[int, float]]
@@ -29,6 +30,7 @@ class SequenceEnd(StrEnum):
     """Why an engine ended a sequence."""
 
     STOP = "stop"  # The last token is the end-of-text token or a stop token.
+    REPETITION = "repetition"  # It repeats itself, in the sense of the job's repetition detection.
     LENGTH = "length"  # max_tokens, or the context window, was reached.
     ABORTED = "aborted"  # The engine is being stopped; the sequence could go on elsewhere.
     ERROR = "error"  # The engine gave up on this sequence.
@@ -51,6 +53,13 @@ class EngineRequest:
     """Most likely alternatives to score for each completion token; None scores nothing."""
     prompt_logprobs: int | None = None
     """The same for each prompt token."""
+    grammar: str = ""
+    """What the text must match, in llguidance's Lark syntax; empty matches all."""
+    images: list[bytes] = field(default_factory=list)
+    """Image files, in the order of the image tokens in the prompt."""
+    may_shorten: bool = True
+    """Whether max_tokens is lowered where images leave less room, or the request refused."""
+    reads_prefix_cache: bool = True
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
@@ -60,12 +69,15 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[int]
     end: SequenceEnd | None = None
     stop_token_id: int | None = None
-    """The stop token that ended the sequence; None for the end-of-text token."""
+    """The token that ended the sequence; None for the end-of-text token. A model may have more ends of
+    text than one, which come here, too."""
     logprobs: list[TokenScores] | None = None
     prompt_logprobs: list[TokenScores] | None = None
     """One entry for each prompt token but the first."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; reported once, with the first token."""
+    prompt_tokens: int | None = None
+    """Prompt tokens as the engine read them, images included; reported once, with the first token."""
 
 
 class EngineStats(NamedTuple):
@@ -98,6 +110,13 @@ class EngineInfo:
     tokenizer_json: bytes
     """The model's tokenizer in the format of the `tokenizers` library."""
     bos_token_id: int | None
+    eos_token_ids: list[int] = field(default_factory=list)
+    """Tokens that end a text unless a request ignores them."""
+    features: list[Feature] = field(default_factory=list)
+    image_token: str = ""
+    """Text of the token that stands for an image in a prompt; empty if the model sees none."""
+    max_images: int = 0
+    """Images of one prompt, at most."""
 
 
 class Engine(Protocol):
@@ -113,8 +132,12 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Stop, also while starting. No process is left behind."""
 
-    async def submit(self, request: EngineRequest) -> None:
-        """Add a sequence. Raises InvalidRequestError or EngineDeadError."""
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Add the sequences of one job, which differ in id, seed and `prompt_logprobs` only.
+
+        Takes a while where the prompt has images or the job a grammar. Raises EngineDeadError, or
+        InvalidRequestError: what has been added by then is to be aborted.
+        """
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences at once, without a further output. Unknown ids are ignored."""

@@ -10,12 +10,13 @@ import json
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from contract.messages import Feature
 from worker.engine.base import (
     EngineDeadError,
     EngineInfo,
@@ -46,6 +47,8 @@ class Script:
     """None takes the model's."""
     completion_tokens: int | None = None
     """Tokens after which a sequence ends with the end-of-text token; None never emits it."""
+    claimed_features: list[Feature] = field(default_factory=list)
+    """What the engine says it can do, for tests of others; it does none of it."""
 
 
 @dataclass(slots=True)
@@ -92,6 +95,8 @@ class ScriptedEngine:
             kv_cache_tokens=self._script.kv_cache_tokens,
             tokenizer_json=content,
             bos_token_id=bos_token_id(self._folder),
+            eos_token_ids=[self._eos_token_id],
+            features=self._script.claimed_features,
         )
 
     async def aclose(self) -> None:
@@ -99,11 +104,15 @@ class ScriptedEngine:
         self._waiting.clear()
         self._running.clear()
 
-    async def submit(self, request: EngineRequest) -> None:
-        """Add a sequence. Raises InvalidRequestError or EngineDeadError."""
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Add the sequences of one job. Raises InvalidRequestError or EngineDeadError."""
         if self._dead:
             raise EngineDeadError("the scripted engine was told to die")
-        self._check(request)
+        for request in requests:
+            self._check(request)
+            self._add(request)
+
+    def _add(self, request: EngineRequest) -> None:
         state = 0
         for token_id in request.prompt_token_ids:
             state = _follow(state, token_id)
@@ -174,24 +183,40 @@ class ScriptedEngine:
         request = sequence.request
         draw = _mix(sequence.state ^ (0 if request.sampling.is_greedy else request.seed))
         sequence.generated += 1
-        is_last = sequence.generated == self._script.completion_tokens
-        is_eos = is_last and not request.sampling.ignore_eos
-        token_id = self._eos_token_id if is_eos else self._words[draw % len(self._words)]
+        token_id = self._next_token(sequence, draw)
         sequence.state = _follow(sequence.state, token_id)
+        is_first = sequence.generated == 1
+        end = self._end(sequence, token_id)
+        is_stop_token = end is SequenceEnd.STOP and token_id != self._eos_token_id
         return SequenceOutput(
             request.id,
             [token_id],
-            self._end(sequence, is_eos=is_eos),
-            None,
+            end,
+            token_id if is_stop_token else None,
             None if request.logprobs is None else [self._score(token_id, draw, request.logprobs)],
-            self._score_prompt(request) if sequence.generated == 1 else None,
-            0 if sequence.generated == 1 else None,
+            self._score_prompt(request) if is_first else None,
+            0 if is_first else None,
+            len(request.prompt_token_ids) if is_first else None,
         )
 
-    def _end(self, sequence: _Running, *, is_eos: bool) -> SequenceEnd | None:
+    def _next_token(self, sequence: _Running, draw: int) -> int:
+        spec = sequence.request.sampling
+        wanted, so_far = self._script.completion_tokens, sequence.generated
+        is_over = wanted is not None and so_far >= max(wanted, spec.min_tokens + 1)
+        if is_over and not spec.ignore_eos:
+            return self._eos_token_id
+        words = self._words
+        if spec.allowed_token_ids:
+            words = spec.allowed_token_ids
+        elif so_far <= spec.min_tokens and spec.stop_token_ids:
+            words = [each for each in words if each not in spec.stop_token_ids]
+        return words[draw % len(words)]
+
+    def _end(self, sequence: _Running, token_id: int) -> SequenceEnd | None:
         request = sequence.request
         tokens = len(request.prompt_token_ids) + sequence.generated
-        if is_eos:
+        is_eos = token_id == self._eos_token_id and not request.sampling.ignore_eos
+        if is_eos or token_id in request.sampling.stop_token_ids:
             return SequenceEnd.STOP
         if sequence.generated >= request.max_tokens or tokens >= self._info.context_window:
             return SequenceEnd.LENGTH

@@ -6,44 +6,37 @@ each step. These parts of vLLM are private, so this module fits one version of i
 """
 
 import asyncio
+import copy
 import logging
 import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import fields
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Thread
 from typing import Any
 
-from contract.sampling import LOGPROBS, SamplingSpec
+from contract.messages import Feature
+from contract.sampling import SamplingSpec
+from worker.engine.arguments import engine_arguments, environment_variables
 from worker.engine.base import (
     EngineDeadError,
     EngineInfo,
     EngineRequest,
-    EngineStats,
     EngineStep,
     InvalidRequestError,
-    SequenceEnd,
-    SequenceOutput,
-    TokenScores,
 )
+from worker.engine.description import describe
+from worker.engine.outputs import step_of
+from worker.engine.parameters import SamplingParameters, check_bad_words
+from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-_SMALLEST_TOP_P = 1e-6
-_CPU_STEP_TOKENS = 4096
-_FIXED_ARGUMENTS = {"model"}
-_CPU_FIXED_ARGUMENTS = {"enable_chunked_prefill", "max_num_batched_tokens"}
-_ENDS = {
-    "stop": SequenceEnd.STOP,
-    "repetition": SequenceEnd.STOP,
-    "length": SequenceEnd.LENGTH,
-    "abort": SequenceEnd.ABORTED,
-    "error": SequenceEnd.ERROR,
-}
 _START_STOP_SECONDS = 3.0
+_WARM_UP_GRAMMAR = 'start: "a"'
 
 
 class VllmEngine:
@@ -54,6 +47,10 @@ class VllmEngine:
         self._llm: Any = None
         self._closing = False
         self._starting: asyncio.Future[None] | None = None
+        # vLLM's tokenizer is no matter for two threads at once, so one thread does all that needs it;
+        # the other one sees to it that grammars do not wait for images.
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        self._compiling = ThreadPoolExecutor(1, "compile")
 
     @property
     def info(self) -> EngineInfo:
@@ -88,21 +85,27 @@ class VllmEngine:
             for child in multiprocessing.active_children():
                 child.kill()
             await asyncio.wait([self._starting], timeout=_START_STOP_SECONDS)
+        for executor in (self._tokenizing, self._compiling):
+            executor.shutdown(wait=False, cancel_futures=True)
         if self._llm is not None:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
-            llm.engine_core.ctx.destroy(linger=0)
+            await _end_messaging(llm.engine_core)
 
-    async def submit(self, request: EngineRequest) -> None:
-        """Add a sequence. Raises InvalidRequestError or EngineDeadError."""
-        core_request = self._check(request)
-        try:
-            await self._llm.engine_core.add_request_async(core_request)
-        except self._dead_errors as error:
-            raise EngineDeadError(str(error)) from None
-        except (OverflowError, TypeError, ValueError):
-            # Raised while the request is put into bytes, so nothing of it has been sent.
-            raise InvalidRequestError("A number of the request is too large.") from None
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Add the sequences of one job, which differ in id, seed and `prompt_logprobs` only.
+
+        Takes a while where the prompt has images or the job a grammar. Raises EngineDeadError, or
+        InvalidRequestError: what has been added by then is to be aborted.
+        """
+        executor = self._executor_for(requests[0])
+        if executor is None:
+            core_requests = self._check(requests)
+        else:
+            loop = asyncio.get_running_loop()
+            core_requests = await loop.run_in_executor(executor, self._check, requests)
+        for core_request in core_requests:
+            await self._add(core_request)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences at once, without a further output. Unknown ids are ignored."""
@@ -117,49 +120,54 @@ class VllmEngine:
             outputs = await self._llm.engine_core.get_output_async()
         except Exception as error:  # noqa: BLE001  (whatever ends the stream of outputs)
             raise EngineDeadError(str(error)) from None
-        stats = outputs.scheduler_stats
-        if stats is not None:
+        if outputs.scheduler_stats is not None:
             self._llm.logger_manager.record(
-                scheduler_stats=stats, iteration_stats=None, engine_idx=outputs.engine_index
+                scheduler_stats=outputs.scheduler_stats,
+                iteration_stats=None,
+                engine_idx=outputs.engine_index,
             )
-        return EngineStep([_output(each) for each in outputs.outputs], _stats(stats))
+        return step_of(outputs)
 
     # --- starting ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        _set_environment(self._settings)
+        for name, value in environment_variables(self._settings).items():
+            os.environ.setdefault(name, value)
         import vllm
         import zmq
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs import tokens_input
         from vllm.platforms import current_platform
+        from vllm.renderers.inputs.preprocess import parse_model_prompt
         from vllm.v1.engine import exceptions
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
-        self._is_cpu = current_platform.is_cpu()
-        arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=self._is_cpu)
+        is_cpu = current_platform.is_cpu()
+        arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=is_cpu)
         if self._closing:
             raise EngineDeadError("closed while starting")
         # Made outside of an event loop, AsyncLLM does not start its own output handling.
         self._llm = AsyncLLM.from_engine_args(arguments)
-        self._tokens_input = tokens_input
-        self._params_type = vllm.SamplingParams
         self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
-        self._info = self._describe(vllm.__version__)
-
-    def _describe(self, version: str) -> EngineInfo:
-        config = self._llm.vllm_config
-        cache = config.cache_config
-        tokenizer = self._llm.tokenizer
-        return EngineInfo(
-            name=f"vllm {version}",
-            context_window=config.model_config.max_model_len,
-            vocabulary_size=config.model_config.get_vocab_size(),
-            max_sequences=config.scheduler_config.max_num_seqs,
-            kv_cache_tokens=cache.kv_cache_size_tokens or cache.num_gpu_blocks * cache.block_size,
-            tokenizer_json=_tokenizer_json(self._settings.model_path, tokenizer),
-            bos_token_id=tokenizer.bos_token_id,
+        self._prompts = Prompts(
+            self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
+        )
+        self._info = describe(
+            self._llm,
+            self._prompts,
+            self._settings,
+            version=vllm.__version__,
+            has_grammars=GuidanceBackend.is_tokenizer_supported(self._llm.tokenizer),
+        )
+        self._parameters = SamplingParameters(
+            vllm.sampling_params,
+            self._info.tokenizer_json,
+            self._info.eos_token_ids,
+            # vLLM's runner for CPUs draws each seeded sequence by itself, which takes a thirtieth of
+            # the throughput of a full batch; its runner for GPUs draws all alike.
+            seeds_cost_time=is_cpu,
         )
 
     async def _warm_up(self) -> None:
@@ -176,101 +184,69 @@ class VllmEngine:
             cache_salt="warm-up",
             logprobs=1,
             prompt_logprobs=1,
+            grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self._info.features else "",
         )
-        await self.submit(request)
+        await self.submit([request])
         while not any(output.end for output in (await self.step()).outputs):
             pass
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _check(self, request: EngineRequest) -> Any:
-        """Have vLLM check a request, before anything reaches the engine's processes."""
+    def _executor_for(self, request: EngineRequest) -> ThreadPoolExecutor | None:
+        """Return where a job is checked if that takes longer than an event loop may be held up."""
+        chain = request.sampling.chain
+        if request.images or request.sampling.bad_words:
+            return self._tokenizing
+        if request.grammar or (chain is not None and chain.dry is not None):
+            return self._compiling
+        return None
+
+    def _check(self, requests: Sequence[EngineRequest]) -> list[Any]:
+        """Have vLLM check a job, before anything of it reaches the engine's processes."""
+        first, *others = requests
         try:
-            return self._llm.input_processor.process_inputs(
-                request.id,
-                self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None),
-                self._sampling_params(request, request.sampling),
-                supported_tasks=self._tasks,
+            prompt = self._prompts.make(first)
+            prompt_tokens = len(prompt["prompt_token_ids"])
+            max_tokens = fitting_max_tokens(first, prompt_tokens, self._info.context_window)
+            params = self._parameters.make(
+                first, prompt_tokens=prompt_tokens, max_tokens=max_tokens
+            )
+            made = self._llm.input_processor.process_inputs(
+                first.id, prompt, params, supported_tasks=self._tasks
             )
         except self._client_errors as error:
             _log.info("Refused a request: %s", error)
             raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
+        check_bad_words(made.sampling_params)
+        return [made, *(self._sibling(made, each, prompt_tokens) for each in others)]
 
-    def _is_seeded(self, sampling: SamplingSpec) -> bool:
-        # vLLM's runner for CPUs draws each seeded sequence by itself, which takes a thirtieth of the
-        # throughput of a full batch; its runner for GPUs draws all alike.
-        return not sampling.is_greedy and (sampling.is_seed_requested or not self._is_cpu)
-
-    def _sampling_params(self, request: EngineRequest, sampling: SamplingSpec) -> Any:
-        return self._params_type(
-            temperature=sampling.temperature,
-            top_p=max(sampling.top_p, _SMALLEST_TOP_P),
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            logit_bias=sampling.logit_bias or None,
-            ignore_eos=sampling.ignore_eos,
-            seed=request.seed if self._is_seeded(sampling) else None,
-            max_tokens=request.max_tokens,
-            logprobs=request.logprobs,
-            prompt_logprobs=request.prompt_logprobs,
-            detokenize=False,
+    def _sibling(self, first: Any, request: EngineRequest, prompt_tokens: int) -> Any:
+        sibling = copy.copy(first)
+        sibling.request_id = request.id
+        sibling.sampling_params = self._parameters.vary(
+            first.sampling_params, request, prompt_tokens=prompt_tokens
         )
+        return sibling
+
+    async def _add(self, core_request: Any) -> None:
+        try:
+            await self._llm.engine_core.add_request_async(core_request)
+        except self._dead_errors as error:
+            raise EngineDeadError(str(error)) from None
+        except (OverflowError, TypeError, ValueError):
+            # Raised while the request is put into bytes, so nothing of it has been sent.
+            raise InvalidRequestError("A number of the request is too large.") from None
 
 
-def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> Any:
-    """Return vLLM's engine arguments (an instance of `engine_args`) for these settings."""
-    more = settings.engine_arguments
-    unknown = sorted(set(more) - {field.name for field in fields(engine_args)})
-    if unknown:
-        raise ValueError(f"engine_arguments: vLLM knows no {', '.join(unknown)}")
-    fixed = _FIXED_ARGUMENTS | (_CPU_FIXED_ARGUMENTS if is_cpu else set())
-    if chosen := sorted(fixed.intersection(more)):
-        raise ValueError(f"engine_arguments: {', '.join(chosen)} cannot be chosen here")
-    arguments: dict[str, Any] = {
-        "model": settings.model_path,
-        "served_model_name": settings.served_name,
-        # Defaults that a model brings along would change requests that leave a parameter out.
-        "generation_config": "vllm",
-        "max_logprobs": int(LOGPROBS.maximum),
-        "enable_prefix_caching": True,
-        "use_tqdm_on_load": False,
-        "enforce_eager": is_cpu if settings.enforce_eager is None else settings.enforce_eager,
-        **({} if settings.context_window is None else {"max_model_len": settings.context_window}),
-        **({} if settings.max_sequences is None else {"max_num_seqs": settings.max_sequences}),
-        **more,
-    }
-    if is_cpu:
-        # A seeded prompt that is split over steps kills the engine on a CPU, so none is split.
-        arguments["enable_chunked_prefill"] = False
-        longest = engine_args(**arguments).create_model_config().max_model_len
-        arguments["max_num_batched_tokens"] = max(longest, _CPU_STEP_TOKENS)
-    return engine_args(**arguments)
+async def _end_messaging(engine_core: Any) -> None:
+    """End ZeroMQ's threads. vLLM has closed its sockets and leaves the rest to the garbage collector.
 
-
-def _set_environment(settings: Settings) -> None:
-    defaults = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "INFO" if settings.log_level == "DEBUG" else "ERROR",
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_kv_cache_gib),
-        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
-        "HF_HUB_OFFLINE": "1" if Path(settings.model_path).is_dir() else "0",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def _tokenizer_json(model_path: str, tokenizer: Any) -> bytes:
-    path = Path(model_path) / "tokenizer.json"
-    if path.is_file():
-        return path.read_bytes()
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ValueError(f"{model_path}: the model has no tokenizer in the `tokenizers` format")
-    content: str = backend.to_str()
-    return content.encode()
+    The context that owns the threads is ended, not the one that asyncio's sockets were made with: that
+    one would end them behind the owner's back, who says so when it is collected.
+    """
+    ending = Thread(target=engine_core.resources.ctx.term, name="end-messaging", daemon=True)
+    ending.start()
+    await asyncio.to_thread(ending.join, _START_STOP_SECONDS)
 
 
 def _settle(future: "asyncio.Future[None]", outcome: BaseException | None) -> None:
@@ -278,34 +254,3 @@ def _settle(future: "asyncio.Future[None]", outcome: BaseException | None) -> No
         future.set_result(None)
     else:
         future.set_exception(outcome)
-
-
-def _stats(stats: Any) -> EngineStats | None:
-    if stats is None:
-        return None
-    waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
-    return EngineStats(stats.num_running_reqs, waiting, stats.kv_cache_usage)
-
-
-def _output(output: Any) -> SequenceOutput:
-    reason, prefill = output.finish_reason, output.prefill_stats
-    stop = output.stop_reason
-    return SequenceOutput(
-        output.request_id,
-        output.new_token_ids,
-        None if reason is None else _ENDS[str(reason)],
-        stop if isinstance(stop, int) else None,
-        None if output.new_logprobs is None else _scores(output.new_logprobs),
-        None
-        if output.new_prompt_logprobs_tensors is None
-        else _scores(output.new_prompt_logprobs_tensors),
-        None if prefill is None else prefill.num_cached_tokens,
-    )
-
-
-def _scores(logprobs: Any) -> list[TokenScores]:
-    """Pair the rows of token ids and log-probabilities; column 0 is the token that stands there."""
-    return [
-        list(zip(ids, values, strict=True))
-        for ids, values in zip(logprobs[0].tolist(), logprobs[1].tolist(), strict=True)
-    ]

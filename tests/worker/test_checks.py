@@ -1,0 +1,191 @@
+"""The worker's last check: whatever an engine could not take is refused by name, bound and value."""
+
+import math
+from typing import Any
+
+import pytest
+
+from contract.messages import Feature, GenerationJob
+from contract.sampling import (
+    DEFAULT_SAMPLERS,
+    Dry,
+    Mirostat,
+    RepetitionDetection,
+    Sampler,
+    SamplerChain,
+    SamplingSpec,
+    Xtc,
+)
+from tests.worker.conftest import make_job
+from worker.checks import check_job
+from worker.engine.base import EngineInfo, InvalidRequestError
+
+INFO = EngineInfo(
+    name="test",
+    context_window=100,
+    vocabulary_size=2048,
+    max_sequences=8,
+    kv_cache_tokens=1000,
+    tokenizer_json=b"",
+    bos_token_id=None,
+    eos_token_ids=[1, 2],
+    features=list(Feature),
+    image_token="<image>",
+    max_images=2,
+)
+NAN = float("nan")
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return {"sampling": SamplingSpec(**{"seed": 1, **changes})}
+
+
+def chain(**changes: Any) -> dict[str, Any]:
+    return spec(chain=SamplerChain(order=changes.pop("order", []), **changes))
+
+
+def dry(**changes: Any) -> dict[str, Any]:
+    fields = {"multiplier": 0.8, "base": 1.75, "allowed_length": 2, "last_n": -1, "breakers": []}
+    return chain(dry=Dry(**{**fields, **changes}))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt_token_ids": []}, "must not be empty"),
+    ({"prompt_token_ids": [5, 2048]}, "between 0 and 2047. Given: 2048"),
+    ({"prompt_token_ids": [-1]}, "between 0 and 2047. Given: -1"),
+    ({"prompt_token_ids": [2**70]}, "between 0 and 2047"),
+    ({"prompt_token_ids": [1] * 90, "max_tokens": 11}, "at most 100 tokens. Given: 90 [+] 11"),
+    ({"max_tokens": -1}, "Given: 3 [+] -1"),
+    ({"max_tokens": 2**80}, "at most 100 tokens"),
+    ({"max_predict_ms": -1}, "t_max_predict_ms"),
+    ({"best_of": 0}, "best_of must be at least n"),
+    ({"best_of": 129}, "best_of"),
+    ({"n": 129}, "n must be between"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"stop": ["a", ""]}, "stop must not be an empty string"),
+    ({"stop": ["a"] * 65}, "stop must have at most 64 entries. Given: 65"),
+    ({"stop": ["a" * 513]}, "stop must have at most 512 characters. Given: 513"),
+    ({"grammar": "a" * 1_000_001}, "grammar must have at most"),
+    ({"images": [b""] * 3}, "images must have at most 2 entries. Given: 3"),
+    ({"images": [b""], "score_prompt": True}, "logprobs of an echoed prompt"),
+    (spec(temperature=NAN), "temperature"),
+    (spec(temperature=math.inf), "temperature"),
+    (spec(seed=2**63), "seed"),
+    (spec(min_tokens=-1), "min_tokens"),
+    (spec(min_tokens=2**31), "min_tokens"),
+    (spec(logit_bias={3: NAN}), "logit_bias"),
+    (spec(logit_bias={3: math.inf}), "logit_bias"),
+    (spec(logit_bias={3: -100.5}), "logit_bias"),
+    (spec(logit_bias={2048: 1.0}), "logit_bias"),
+    (spec(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias must have at most 1024"),
+    (spec(stop_token_ids=[2048]), "stop_token_ids"),
+    (spec(stop_token_ids=[-1]), "stop_token_ids"),
+    (spec(stop_token_ids=[3] * 129), "stop_token_ids must have at most 128"),
+    (spec(stop_token_ids=list(range(3, 130)), min_tokens=1), "at most 128 where min_tokens"),
+    (spec(allowed_token_ids=[2048]), "allowed_token_ids"),
+    (spec(allowed_token_ids=[3] * 1025), "allowed_token_ids must have at most 1024"),
+    (spec(allowed_token_ids=[5], logit_bias={5: -math.inf}), "must leave a token"),
+    (spec(allowed_token_ids=[1, 2], min_tokens=1), "must leave a token"),
+    (spec(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1), "must leave a token"),
+    (spec(bad_words=[""]), "bad_words must not be empty"),
+    (spec(bad_words=[" \n"]), "bad_words must not be empty"),
+    (spec(bad_words=["a"] * 129), "bad_words must have at most 128"),
+    (spec(bad_words=["a" * 129]), "bad_words must have at most 128 characters"),
+    (spec(repetition_detection=RepetitionDetection(4097, 1, 2)), "max_pattern_size"),
+    (spec(repetition_detection=RepetitionDetection(2, -1, 2)), "min_pattern_size"),
+    (spec(repetition_detection=RepetitionDetection(2, 1, 2**40)), "min_count"),
+    (chain(order=[Sampler.TOP_K] * 33), "samplers must have at most 32"),
+    (chain(penalty_last_n=-2), "penalty_last_n"),
+    (chain(typical_p=NAN), "typical_p"),
+    (chain(top_n_sigma=1e9), "top_n_sigma"),
+    (chain(min_keep=-1), "min_keep"),
+    (chain(dynatemp_range=NAN), "dynatemp_range"),
+    (chain(dynatemp_exponent=0.0), "dynatemp_exponent"),
+    (chain(xtc=Xtc(1.5, 0.1)), "xtc_probability"),
+    (chain(xtc=Xtc(0.5, NAN)), "xtc_threshold"),
+    (chain(mirostat=Mirostat(3, 5.0, 0.1)), "mirostat must"),
+    (chain(mirostat=Mirostat(2, NAN, 0.1)), "mirostat_tau"),
+    (chain(mirostat=Mirostat(2, 5.0, -0.1)), "mirostat_eta"),
+    (dry(multiplier=NAN), "dry_multiplier"),
+    (dry(base=-1.0), "dry_base"),
+    (dry(allowed_length=-1), "dry_allowed_length"),
+    (dry(last_n=-2), "dry_penalty_last_n"),
+    (dry(breakers=["a"] * 17), "dry_sequence_breakers must have at most 16"),
+    (dry(breakers=["a" * 41]), "dry_sequence_breakers must have at most 40"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: str(value)[-40:])
+def test_job_that_no_engine_could_take_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as refused:
+        check_job(make_job(**changes), INFO)
+    assert len(str(refused.value)) < 200
+
+
+TAKEN: dict[str, dict[str, Any]] = {
+    "just fits": {"prompt_token_ids": [0] * 90, "max_tokens": 10},
+    "nothing but the prompt": {"max_tokens": 0},
+    "64 stops": {"stop": ["a" * 512] * 64},
+    "bans": spec(logit_bias={5: -math.inf, 6: -100.0, 7: 100.0}, allowed_token_ids=[5, 6]),
+    "min_tokens above max_tokens": spec(min_tokens=2**31 - 1),
+    "the end of text only": spec(allowed_token_ids=[1]),
+    "every stop token": spec(stop_token_ids=list(range(3, 129)), min_tokens=1),
+    "bad words": spec(bad_words=["a b", "日"] * 64),
+    "repetition": spec(repetition_detection=RepetitionDetection(20, 0, 2)),
+    "chain": chain(
+        order=list(DEFAULT_SAMPLERS),
+        xtc=Xtc(1.0, 1.0),
+        mirostat=Mirostat(1, 5.0, 0.1),
+        dry=Dry(0.8, 1.75, 2, -1, ["\n"]),
+    ),
+    "images": {"images": [b"", b""]},
+    "grammar": {"grammar": 'start: "a"'},
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_job_within_all_bounds_is_taken(name: str) -> None:
+    job: GenerationJob = make_job(**TAKEN[name])
+    check_job(job, INFO)
+    assert job.best_of == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        (chain(), "sampler_chain"),
+        ({"grammar": "start: /a/"}, "structure"),
+        ({"images": [b""]}, "images"),
+    ],
+    ids=["chain", "grammar", "images"],
+)
+def test_what_the_engine_does_not_offer_is_refused(changes: dict[str, Any], feature: str) -> None:
+    bare = EngineInfo(
+        name="bare",
+        context_window=100,
+        vocabulary_size=2048,
+        max_sequences=8,
+        kv_cache_tokens=1000,
+        tokenizer_json=b"",
+        bos_token_id=None,
+    )
+    check_job(make_job(), bare)
+    with pytest.raises(InvalidRequestError, match=f"does not support {feature}"):
+        check_job(make_job(**changes), bare)
+
+
+def test_small_vocabulary_may_not_be_forbidden_whole() -> None:
+    tiny = EngineInfo(
+        name="tiny",
+        context_window=100,
+        vocabulary_size=400,
+        max_sequences=8,
+        kv_cache_tokens=1000,
+        tokenizer_json=b"",
+        bos_token_id=None,
+        eos_token_ids=[1],
+    )
+    allowed = dict.fromkeys(range(399), -math.inf)
+    check_job(make_job(**spec(logit_bias=allowed)), tiny)
+    with pytest.raises(InvalidRequestError, match="must leave a token"):
+        check_job(make_job(**spec(logit_bias={**allowed, 399: -math.inf})), tiny)

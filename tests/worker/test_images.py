@@ -1,0 +1,103 @@
+"""Image files: decoded within bounds, and hostile ones refused by name before they can do harm."""
+
+import struct
+import time
+import zlib
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from worker.engine.base import InvalidRequestError
+from worker.engine.images import FORMATS, MAX_PIXELS, MAX_PIXELS_TOGETHER, read_images
+
+
+def image_file(
+    file_format: str = "PNG", size: tuple[int, int] = (40, 30), color: str = "red"
+) -> bytes:
+    """Return an image of one colour as a file."""
+    buffer = BytesIO()
+    Image.new("RGB", size, color).save(buffer, file_format)
+    return buffer.getvalue()
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """Return a PNG of a few bytes whose header promises this size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_each_format_becomes_rgb(file_format: str) -> None:
+    (image,) = read_images([image_file(file_format)])
+    assert (image.mode, image.size) == ("RGB", (40, 30))
+    red, green, blue = image.getpixel((20, 15))  # type: ignore[misc]  # Three, being RGB.
+    assert red > 240
+    assert max(green, blue) < 20
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16"])
+def test_other_kinds_of_pixels_become_rgb(mode: str) -> None:
+    buffer = BytesIO()
+    Image.new(mode, (4, 4)).save(buffer, "PNG")
+    assert read_images([buffer.getvalue()])[0].mode == "RGB"
+
+
+def test_first_frame_of_an_animation_counts() -> None:
+    buffer = BytesIO()
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    assert read_images([buffer.getvalue()])[0].getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_order_is_kept() -> None:
+    files = [image_file(color=color) for color in ("red", "blue", "lime")]
+    assert [image.getpixel((0, 0)) for image in read_images(files)] == [
+        (255, 0, 0),
+        (0, 0, 255),
+        (0, 255, 0),
+    ]
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "damaged or not an image"),
+    "text": (b"hello", "damaged or not an image"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'></svg>", "JPEG, PNG, WEBP, GIF"),
+    "bmp": (image_file("BMP"), "JPEG, PNG, WEBP, GIF"),
+    "tiff": (image_file("TIFF"), "JPEG, PNG, WEBP, GIF"),
+    "half a jpeg": (image_file("JPEG", (400, 400))[:900], "damaged"),
+    "half a png": (image_file("PNG", (400, 400))[:200], "damaged"),
+    "header of a webp": (image_file("WEBP")[:20], "damaged"),
+    "bomb": (png_that_claims(2**31 - 1, 2**31 - 1), "at most 16000000 pixels"),
+    "large bomb": (png_that_claims(20_000, 20_000), "at most 16000000 pixels"),
+    "small bomb": (png_that_claims(4001, 4000), "Given: 4001 x 4000"),
+    "thin line": (png_that_claims(20_000, 1), "16384 on a side"),
+    "no width": (png_that_claims(0, 10), "damaged"),
+    "less than promised": (png_that_claims(4000, 4000), "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_file_is_refused_by_its_place(name: str) -> None:
+    content, message = HOSTILE[name]
+    started = time.process_time()
+    with pytest.raises(InvalidRequestError, match=message) as refused:
+        read_images([image_file(), content])
+    assert str(refused.value).startswith("images[1] ")
+    assert time.process_time() - started < 1.0
+
+
+def test_largest_images_are_taken_as_far_as_they_fit_together() -> None:
+    side = int(MAX_PIXELS**0.5)
+    largest = image_file("PNG", (side, side))
+    most = MAX_PIXELS_TOGETHER // MAX_PIXELS
+    assert [image.size for image in read_images([largest] * most)] == [(side, side)] * most
+    with pytest.raises(
+        InvalidRequestError, match=r"images\[4\] is one too many: .* 64000000 pixels"
+    ):
+        read_images([largest] * most + [image_file()])

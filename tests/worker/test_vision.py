@@ -1,0 +1,189 @@
+"""Images on the real engine, with a tiny model of random weights: they count, and bad ones do no harm."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from contract.messages import Feature, GenerationJob, JobFinished
+from contract.queue import Claim
+from contract.sampling import SamplingSpec
+from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
+from tests.worker.conftest import MODEL_FOLDER, make_job
+from tests.worker.test_images import HOSTILE, image_file
+from worker.engine.base import InvalidRequestError
+from worker.engine.vllm import VllmEngine
+from worker.generation import Generation
+from worker.logprobs import TokenTexts
+from worker.model_files import context_window
+from worker.replies import Outbox
+from worker.settings import Settings
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+ROOT = Path(__file__).parents[2]
+CONTEXT_WINDOW = 256
+RED, BLUE = image_file(color="red"), image_file(color="blue")
+AROUND = 3
+"""Tokens that the model puts around an image."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the model in a process of its own: what that imports is not for the engine's."""
+    folder = tmp_path_factory.mktemp("vision")
+    program = [sys.executable, "-m", "tests.support.vision_model"]
+    subprocess.run([*program, str(MODEL_FOLDER), str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(
+        Settings(model_path=str(folder), context_window=CONTEXT_WINDOW, max_sequences=16)
+    )
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+def seeing(engine: VllmEngine, text: str, *images: bytes, **changes: object) -> GenerationJob:
+    tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
+    spec = SamplingSpec(seed=1, temperature=0.0, ignore_eos=True)
+    fields = {"max_tokens": 8, "logprobs": 0, "sampling": spec, **changes}
+    return make_job(prompt_token_ids=tokenizer.encode(text).ids, images=list(images), **fields)
+
+
+def generation(engine: VllmEngine, job: GenerationJob) -> Generation:
+    tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
+    texts = TokenTexts(tokenizer)
+    return Generation(Claim(job, 1), Outbox("g1"), tokenizer=tokenizer, texts=texts)
+
+
+async def answers(engine: VllmEngine, *jobs: GenerationJob) -> list[Outbox]:
+    """Run jobs as the worker does, without a queue."""
+    generations = [generation(engine, job) for job in jobs]
+    by_sequence: dict[str, Generation] = {}
+    for each in generations:
+        requests = each.requests()
+        by_sequence.update((request.id, each) for request in requests)
+        await engine.submit(requests)
+    while by_sequence:
+        for output in (await engine.step()).outputs:
+            owner = by_sequence.get(output.sequence_id)
+            if owner is not None and owner.receive(output):
+                del by_sequence[output.sequence_id]
+    return [each.outbox for each in generations]
+
+
+def scores(outbox: Outbox) -> list[float | None]:
+    return [entry.logprob for delta in outbox.deltas for entry in delta.logprobs or []]
+
+
+def finished(outbox: Outbox) -> JobFinished:
+    (end,) = outbox.finished
+    return end
+
+
+async def test_model_says_that_it_sees(engine: VllmEngine, folder: Path) -> None:
+    assert Feature.IMAGES in engine.info.features
+    assert (engine.info.image_token, engine.info.max_images) == (IMAGE_TOKEN, 8)
+    assert context_window(folder) == 2048
+
+
+async def test_content_number_and_order_of_images_matter(engine: VllmEngine) -> None:
+    jobs = [
+        seeing(engine, "What is this?"),
+        seeing(engine, "<image>What is this?", RED),
+        seeing(engine, "<image>What is this?", BLUE),
+        seeing(engine, "<image><image>What is this?", RED, BLUE),
+        seeing(engine, "<image><image>What is this?", BLUE, RED),
+        seeing(engine, "<image>What is this?", RED, cache_salt="another tenant"),
+    ]
+    outboxes = await answers(engine, *jobs)
+    told = [tuple(scores(outbox)) for outbox in outboxes]
+    assert len(set(told[:5])) == 5
+    assert told[5] == pytest.approx(told[1], abs=1e-2)
+
+
+async def test_prompt_tokens_are_counted_with_the_images(engine: VllmEngine) -> None:
+    jobs = [seeing(engine, "<image>" * n + "What is this?", *[RED] * n, n=2) for n in range(3)]
+    text, one, two = [finished(outbox) for outbox in await answers(engine, *jobs)]
+    assert text.prompt_tokens == len(jobs[0].prompt_token_ids)
+    assert one.prompt_tokens == text.prompt_tokens + TOKENS_OF_IMAGE + AROUND
+    assert two.prompt_tokens == one.prompt_tokens + TOKENS_OF_IMAGE + AROUND
+
+
+async def test_images_are_cached_for_one_tenant_only(engine: VllmEngine) -> None:
+    prompt = "<image>" + "the file " * 70
+
+    async def cached(image: bytes, salt: str) -> int:
+        job = seeing(engine, prompt, image, max_tokens=1, cache_salt=salt)
+        return finished((await answers(engine, job))[0]).cached_tokens
+
+    assert await cached(RED, "a") == 0
+    assert await cached(RED, "a") >= 128
+    assert await cached(RED, "b") == 0
+    assert await cached(BLUE, "a") == 0
+
+
+async def test_images_take_room_from_max_tokens(engine: VllmEngine) -> None:
+    job = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=CONTEXT_WINDOW - 8)
+    (outbox,) = await answers(engine, job)
+    end = finished(outbox)
+    assert end.prompt_tokens > 8 * TOKENS_OF_IMAGE
+    assert end.prompt_tokens + end.completion_tokens == CONTEXT_WINDOW
+    strict = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=240, may_shorten=False)
+    with pytest.raises(InvalidRequestError, match=r"at most 256 tokens. Given: \d+ \+ 240"):
+        await answers(engine, strict)
+    full = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=1)
+    full.prompt_token_ids.extend([300] * (CONTEXT_WINDOW - 20))
+    with pytest.raises(InvalidRequestError, match="must be less than the context window of 256"):
+        await answers(engine, full)
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "message"),
+    [
+        ("<image>", [], r"as many as the prompt has <image> tokens \(1\). Given: 0"),
+        ("none", [RED], r"tokens \(0\). Given: 1"),
+        ("<image><image>", [RED], r"tokens \(2\). Given: 1"),
+        ("<image>" * 9, [RED] * 9, "at most 8 for this model. Given: 9"),
+    ],
+    ids=["too few", "unmarked", "one missing", "too many"],
+)
+async def test_number_of_images_must_fit_the_prompt(
+    engine: VllmEngine, text: str, images: list[bytes], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await answers(engine, seeing(engine, text, *images))
+
+
+async def test_hostile_files_are_refused_and_the_engine_lives(engine: VllmEngine) -> None:
+    alone = await answers(engine, seeing(engine, "<image>What", RED, max_tokens=150))
+    running = asyncio.create_task(
+        answers(engine, seeing(engine, "<image>What", RED, max_tokens=150))
+    )
+    await asyncio.sleep(0.2)
+    refused = {}
+    odd = {f"{w} x {h}": image_file(size=(w, h)) for w, h in [(1, 1), (16_000, 1), (1, 16_000)]}
+    for name, content in {**{key: file for key, (file, _) in HOSTILE.items()}, **odd}.items():
+        try:
+            job = seeing(engine, "<image>", content, max_tokens=1)
+            await engine.submit(generation(engine, job).requests())
+        except InvalidRequestError as error:
+            refused[name] = str(error)
+        await asyncio.sleep(0)
+    assert set(HOSTILE) <= set(refused)
+    assert all(message.startswith("images") for message in refused.values())
+    assert scores((await running)[0]) == pytest.approx(scores(alone[0]), abs=1e-2)

@@ -1,0 +1,62 @@
+"""Image files of a request, decoded within bounds. To be called in a thread: it takes a while."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from worker.engine.base import InvalidRequestError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+MAX_PIXELS = 16_000_000
+"""Width times height, at most; checked before anything is decoded."""
+MAX_PIXELS_TOGETHER = 64_000_000
+"""Pixels of all images of a request, at most: three bytes each while they are read."""
+MAX_SIDE = 16_384
+"""Width and height, at most: a thin line of few pixels may be as bad as a large image."""
+
+
+def read_images(files: Sequence[bytes]) -> list["Image"]:
+    """Decode image files to RGB, of animations the first frame.
+
+    Raises InvalidRequestError, which names the first bad one as `images[i]`.
+    """
+    images: list[Image] = []
+    room = MAX_PIXELS_TOGETHER
+    for index, content in enumerate(files):
+        images.append(_read(content, f"images[{index}]", room))
+        room -= images[-1].width * images[-1].height
+    return images
+
+
+def _read(content: bytes, name: str, room: int) -> "Image":
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
+            _check_size(image.width, image.height, name)
+            if image.width * image.height > room:
+                raise InvalidRequestError(
+                    f"{name} is one too many: all images together must have at most "
+                    f"{MAX_PIXELS_TOGETHER} pixels."
+                )
+            return image.convert("RGB")
+    except InvalidRequestError:
+        raise
+    except Image.DecompressionBombError:
+        raise InvalidRequestError(_too_large(name)) from None
+    except Exception:  # noqa: BLE001  (whatever a hostile file makes a decoder raise)
+        raise InvalidRequestError(
+            f"{name} is damaged or not an image in one of these formats: {', '.join(FORMATS)}"
+        ) from None
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise InvalidRequestError(f"{_too_large(name)} Given: {width} x {height}")
+
+
+def _too_large(name: str) -> str:
+    return f"{name} must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."

@@ -1,0 +1,50 @@
+"""What vLLM's engine core puts out, in the worker's own words."""
+
+from typing import Any
+
+from worker.engine.base import EngineStats, EngineStep, SequenceEnd, SequenceOutput, TokenScores
+
+_ENDS = {
+    "stop": SequenceEnd.STOP,
+    "repetition": SequenceEnd.REPETITION,
+    "length": SequenceEnd.LENGTH,
+    "abort": SequenceEnd.ABORTED,
+    "error": SequenceEnd.ERROR,
+}
+
+
+def step_of(outputs: Any) -> EngineStep:
+    """Translate everything one step of vLLM's produced (`EngineCoreOutputs`)."""
+    return EngineStep([_output(each) for each in outputs.outputs], _stats(outputs.scheduler_stats))
+
+
+def _stats(stats: Any) -> EngineStats | None:
+    if stats is None:
+        return None
+    waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+    return EngineStats(stats.num_running_reqs, waiting, stats.kv_cache_usage)
+
+
+def _output(output: Any) -> SequenceOutput:
+    reason, prefill = output.finish_reason, output.prefill_stats
+    stop = output.stop_reason
+    return SequenceOutput(
+        output.request_id,
+        output.new_token_ids,
+        None if reason is None else _ENDS[str(reason)],
+        stop if isinstance(stop, int) else None,
+        None if output.new_logprobs is None else _scores(output.new_logprobs),
+        None
+        if output.new_prompt_logprobs_tensors is None
+        else _scores(output.new_prompt_logprobs_tensors),
+        None if prefill is None else prefill.num_cached_tokens,
+        None if prefill is None else prefill.num_prompt_tokens,
+    )
+
+
+def _scores(logprobs: Any) -> list[TokenScores]:
+    """Pair the rows of token ids and log-probabilities; column 0 is the token that stands there."""
+    return [
+        list(zip(ids, values, strict=True))
+        for ids, values in zip(logprobs[0].tolist(), logprobs[1].tolist(), strict=True)
+    ]
