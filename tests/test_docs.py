@@ -1,6 +1,8 @@
 """The docs name what there is: settings, error codes, files."""
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from pydantic_settings import BaseSettings
 import gateway.settings
 import worker.settings
 from gateway import errors
+from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.refused import REFUSED
 from tests.support.stack import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
@@ -56,3 +60,60 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), target
+
+
+API = (REPOSITORY / "docs" / "api.md").read_text()
+CONFLICTS = 26
+COLUMNS = 11
+"""Parameter, meaning, range, default, the six dialects, tests."""
+
+
+def rows(columns: int) -> list[list[str]]:
+    """Return the cells of the tables of docs/api.md with so many columns, without their heads."""
+    lines = [line for line in API.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if len(row) == columns and row[-1] != "tests"]
+
+
+@cache
+def names_of_tests(path: Path) -> frozenset[str]:
+    """Return the names of the tests of a file."""
+    body = ast.parse(path.read_text()).body
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in body if isinstance(node, functions))
+
+
+def test_every_parameter_is_in_the_table_once() -> None:
+    named = [row[0].strip("`") for row in rows(COLUMNS)]
+    assert sorted(named) == sorted(CompletionRequest.model_fields)
+
+
+def test_no_cell_of_the_table_is_empty() -> None:
+    assert [row for row in rows(COLUMNS) if not all(row)] == []
+
+
+def test_every_parameter_names_a_test() -> None:
+    assert [row[0] for row in rows(COLUMNS) if "::test_" not in row[-1]] == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", API)
+    assert len(named) > CONFLICTS
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (REPOSITORY / "tests" / path).is_file()
+        or name not in names_of_tests(REPOSITORY / "tests" / path)
+    ]
+    assert missing == []
+
+
+def test_every_conflict_names_tests_of_its_number() -> None:
+    conflicts = {int(row[0]): row[-1] for row in rows(4) if row[0].isdigit()}
+    assert sorted(conflicts) == list(range(1, CONFLICTS + 1))
+    for number, tests in conflicts.items():
+        assert f"::test_conflict_{number:02}_" in tests
+
+
+def test_every_refused_parameter_is_documented() -> None:
+    assert [name for name in REFUSED if f"`{name}`" not in API] == []

@@ -7,6 +7,7 @@ from openai import AsyncOpenAI, OpenAI
 from redis import Redis
 
 from tests.e2e.asking import wait_until_listed
+from tests.e2e.seeds.calling import Caller
 from tests.support.stack import MODEL, Stack, running_stack
 
 MAX_SEQUENCES = 96
@@ -44,6 +45,14 @@ async def async_client(stack: Stack, client: OpenAI) -> AsyncIterator[AsyncOpenA
         base_url=f"{stack.gateways[1]}/v1", api_key=client.api_key, max_retries=0
     ) as async_client:
         yield async_client
+
+
+@pytest.fixture(scope="session")
+def caller(stack: Stack, client: OpenAI) -> Iterator[Caller]:
+    """HTTP without a client library. The key may use one model only, as if there were no other."""
+    caller = Caller(stack.url, stack.key("documents", allowed_models=(MODEL,)))
+    yield caller
+    caller.close()
 
 
 @pytest.fixture

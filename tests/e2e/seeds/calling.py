@@ -1,0 +1,160 @@
+"""Requests sent byte for byte in a dialect, and reading what comes back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.stack import MODEL
+
+FOLDER = Path(__file__).parent
+DONE = "[DONE]"
+TIMEOUT_SECONDS = 120.0
+
+Body = dict[str, Any]
+
+
+def example_bytes(name: str) -> bytes:
+    """Return a request body exactly as an API's document has it."""
+    return (FOLDER / "bodies" / f"{name}.json").read_bytes()
+
+
+def example(name: str) -> Body:
+    """Return a request body of an API's document, to be changed."""
+    body: Body = json.loads(example_bytes(name))
+    return body
+
+
+def documented_answer(name: str) -> Body:
+    """Return an answer as an API's document shows it."""
+    body: Body = json.loads((FOLDER / "answers" / f"{name}.json").read_bytes())
+    return body
+
+
+class Caller:
+    """One key at one gateway."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def post(
+        self,
+        dialect: str | None,
+        body: Body | bytes,
+        path: str = "/v1/completions",
+        **headers: str,
+    ) -> httpx.Response:
+        """Send a body, as it is if it is bytes; a body that names no model gets the tiny one."""
+        content = body if isinstance(body, bytes) else json.dumps({"model": MODEL, **body}).encode()
+        named = {"x-api-dialect": dialect} if dialect else {}
+        return self._http.post(
+            path, content=content, headers={"content-type": "application/json", **named, **headers}
+        )
+
+    def get(self, path: str) -> httpx.Response:
+        """Ask for a page."""
+        return self._http.get(path)
+
+    def complete(self, dialect: str | None, body: Body | bytes) -> Body:
+        """Return a whole answer, which must be a success."""
+        response = self.post(dialect, body)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "application/json"
+        answer: Body = response.json()
+        check_usage(answer["usage"])
+        return answer
+
+    def stream(self, dialect: str | None, body: Body | bytes) -> list[Body]:
+        """Return the chunks of a streamed answer, which must be a success ended by `[DONE]`."""
+        response = self.post(dialect, {**body, "stream": True} if isinstance(body, dict) else body)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return chunks_of(response.text)
+
+    def refused(self, dialect: str | None, body: Body | bytes) -> Body:
+        """Return the error of a request that must be refused as wrong."""
+        response = self.post(dialect, body)
+        expected = 422 if dialect == "mistralrs" else 400
+        assert response.status_code == expected, (dialect, response.status_code, response.text)
+        assert response.headers["x-should-retry"] == "false"
+        error: Body = response.json()["error"]
+        return error
+
+
+def chunks_of(text: str) -> list[Body]:
+    """Return the JSON of each event; the last event must be `[DONE]`, and no other line be there."""
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
+    events = [block.removeprefix("data: ") for block in blocks]
+    assert events[-1] == DONE, events[-1]
+    chunks: list[Body] = [json.loads(event) for event in events[:-1]]
+    assert all("error" not in chunk for chunk in chunks), text
+    return chunks
+
+
+def check_usage(usage: Body) -> None:
+    """Check that the counts are there and add up."""
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens"] >= 0
+    assert usage["completion_tokens"] >= 0
+
+
+def text_of(answer: Body) -> str:
+    """Return the text of an answer with one choice."""
+    [choice] = answer["choices"]
+    text: str = choice["text"]
+    return text
+
+
+def texts_of(answer: Body) -> list[str]:
+    """Return the texts of all choices, which must come in the order of their index."""
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
+    return [choice["text"] for choice in answer["choices"]]
+
+
+def joined(chunks: list[Body], index: int = 0) -> str:
+    """Return the text of one streamed choice."""
+    return "".join(
+        choice["text"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == index
+    )
+
+
+def finishes(chunks: list[Body]) -> list[tuple[int, str]]:
+    """Return index and reason of every choice that ended, in the order in which they did."""
+    return [
+        (choice["index"], choice["finish_reason"])
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["finish_reason"] is not None
+    ]
+
+
+def check_like(documented: Any, given: Any, *, at: str = "answer") -> None:
+    """Check that everything of a documented answer is there, with a value of the same type."""
+    if isinstance(documented, dict):
+        assert isinstance(given, dict), at
+        missing = documented.keys() - given.keys()
+        assert not missing, f"{at} has no {missing}"
+        for name, value in documented.items():
+            check_like(value, given[name], at=f"{at}.{name}")
+    elif isinstance(documented, list):
+        assert isinstance(given, list), at
+        assert given, f"{at} is empty"
+        for position, item in enumerate(given):
+            check_like(documented[0], item, at=f"{at}[{position}]")
+    elif documented is not None and given is not None:
+        kinds = (int, float) if isinstance(documented, float) else type(documented)
+        assert isinstance(given, kinds), f"{at}: {given!r} is not like {documented!r}"
+    else:
+        # The document says null: what it may be otherwise is checked by the test itself.
+        assert given is None or documented is None, f"{at}: null instead of {documented!r}"

@@ -1,0 +1,113 @@
+"""The parameter `images` of the Fireworks document, on a model that sees."""
+
+import base64
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from PIL import Image
+
+from tests.e2e.conftest import ENGINE_START_SECONDS
+from tests.e2e.examples import ids_of
+from tests.e2e.seeds.calling import Body, Caller, joined, text_of
+from tests.support.processes import wait_until
+from tests.support.stack import CHECKPOINT, REPOSITORY, Stack
+from tests.support.vision_model import TOKENS_OF_IMAGE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+DIALECT = "fireworks"
+SEEING = "sluice-seeing"
+AROUND_IMAGE = 3
+"""Tokens that the model puts around those of an image."""
+
+
+def picture(color: str, kind: str = "jpeg") -> str:
+    """Return a data URI as the document describes it."""
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), color).save(file, kind)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.fixture(scope="module")
+def seer(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """A key for a worker of its own, whose model sees."""
+    folder = tmp_path_factory.mktemp("seeing")
+    program = [sys.executable, "-m", "tests.support.vision_model", str(CHECKPOINT), str(folder)]
+    subprocess.run(program, check=True, cwd=REPOSITORY, capture_output=True, timeout=240)
+    stack.start_worker(
+        "seeing",
+        ready_seconds=ENGINE_START_SECONDS,
+        SLUICE_MODEL_PATH=str(folder),
+        SLUICE_MODEL_NAME=SEEING,
+        SLUICE_MAX_SEQUENCES="8",
+    )
+    caller = Caller(stack.url, stack.key("documents", allowed_models=(SEEING,)))
+    wait_until(
+        lambda: caller.get(f"/v1/models/{SEEING}").status_code == 200,
+        seconds=10,
+        what=f"{SEEING} being listed",
+    )
+    yield caller
+    caller.close()
+    stack.stop("seeing")
+
+
+def asking(*images: str, prompt: str = "Look: <image> and <image>.") -> Body:
+    body = {"model": SEEING, "prompt": prompt, "images": list(images), "max_tokens": 8}
+    return body | {"temperature": 0}
+
+
+def test_images_change_what_is_said(seer: Caller) -> None:
+    def first_logprob(*images: str) -> float:
+        answer = seer.complete(DIALECT, asking(*images) | {"logprobs": 0, "max_tokens": 1})
+        [value] = answer["choices"][0]["logprobs"]["token_logprobs"]
+        return float(value)
+
+    red, blue = picture("red"), picture("blue", "png")
+    seen = {first_logprob(*pair) for pair in ((red, red), (red, blue), (blue, red), (blue, blue))}
+    assert len(seen) == 4
+
+
+def test_images_are_counted_as_prompt_tokens(seer: Caller) -> None:
+    body = asking(picture("red"), picture("green", "webp"))
+    usage = seer.complete(DIALECT, body)["usage"]
+    texts = "".join(body["prompt"].split("<image>"))
+
+    assert usage["prompt_tokens"] > len(ids_of(texts)) + 2 * TOKENS_OF_IMAGE
+    assert usage["prompt_tokens"] <= len(ids_of(body["prompt"])) + 2 * (
+        TOKENS_OF_IMAGE + AROUND_IMAGE
+    )
+
+
+def test_images_work_in_streams_and_for_several_prompts(seer: Caller) -> None:
+    body = asking(picture("red"), picture("red"))
+    plain = text_of(seer.complete(DIALECT, body))
+    each = [[picture("red"), picture("red")], [picture("blue")]]
+    several = body | {"prompt": [body["prompt"], "<image>"], "images": each}
+
+    assert joined(seer.stream(DIALECT, body)) == plain
+    assert seer.complete(DIALECT, several)["choices"][0]["text"] == plain
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_number_of_images_must_match_the_marks(seer: Caller, number: int) -> None:
+    error = seer.refused(DIALECT, asking(*[picture("red")] * number))
+
+    assert "images" in error["message"]
+    assert f"Given: {number}" in error["message"]
+    assert "2" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["http://127.0.0.1/a.png", "data:image/png;base64,AAAA", "data:text/plain;base64,AAAA", "x"],
+    ids=["url", "broken", "text", "nothing"],
+)
+def test_what_is_no_image_is_refused(seer: Caller, image: str) -> None:
+    error = seer.refused(DIALECT, asking(image, prompt="<image>"))
+
+    assert "images" in error["message"]
+    seer.complete(DIALECT, asking(picture("red"), prompt="<image>"))

@@ -1,0 +1,210 @@
+"""The document of llama.cpp's server, replayed: its examples byte for byte."""
+
+import asyncio
+import json
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from redis.asyncio import Redis
+
+from contract.messages import WorkerState
+from tests.e2e.examples import OPEN, ids_of
+from tests.e2e.seeds.arithmetic import begins_sentence, is_sentence
+from tests.e2e.seeds.calling import (
+    Body,
+    Caller,
+    check_like,
+    documented_answer,
+    example,
+    example_bytes,
+    finishes,
+    joined,
+    text_of,
+    texts_of,
+)
+from tests.support.fake_worker import FakeWorker
+from tests.support.processes import wait_until
+from tests.support.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+DIALECT = "llamacpp"
+
+
+def replay(caller: Caller, name: str) -> Body:
+    return caller.complete(DIALECT, example_bytes(name))
+
+
+def test_request_example_gets_the_answer_example(caller: Caller) -> None:
+    answer = replay(caller, "llamacpp_request")
+
+    check_like(documented_answer("llamacpp_standard"), answer)
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == "gpt-3.5-turbo"
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+    assert answer["choices"][0]["logprobs"] is None
+    assert answer["usage"]["prompt_tokens"] == len(ids_of("Once upon a time"))
+    assert 0 < answer["usage"]["completion_tokens"] <= 50
+    assert text_of(answer)
+
+
+def test_streamed_chunks_are_like_the_example(caller: Caller) -> None:
+    chunks = caller.stream(DIALECT, example("llamacpp_request"))
+
+    for chunk in chunks[:-1]:
+        check_like(documented_answer("llamacpp_chunk"), chunk)
+        assert chunk["choices"][0]["finish_reason"] is None
+    check_like(documented_answer("llamacpp_final_chunk"), chunks[-1])
+    [(index, reason)] = finishes(chunks)
+    assert (index, reason in ("stop", "length")) == (0, True)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert joined(chunks)
+
+
+def test_logprobs_example_reports_every_token(caller: Caller) -> None:
+    answer = replay(caller, "llamacpp_logprobs")
+    [choice] = answer["choices"]
+    logprobs = choice["logprobs"]
+
+    assert set(documented_answer("llamacpp_logprobs")["choices"][0]["logprobs"]) <= set(logprobs)
+    lengths = {len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs")}
+    assert lengths == {len(logprobs["text_offset"])} == {answer["usage"]["completion_tokens"]}
+    assert logprobs["text_offset"][0] == 0
+    assert "".join(logprobs["tokens"]).startswith(choice["text"])
+    for token, value, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert value <= 0
+        assert top[token] == pytest.approx(value)
+        # Three, and the chosen token if it is not one of them.
+        assert 3 <= len(top) <= 4
+
+
+def test_batch_example_answers_each_prompt_in_order(caller: Caller) -> None:
+    answer = replay(caller, "llamacpp_batch")
+
+    documented = documented_answer("llamacpp_batch")["choices"]
+    assert len(texts_of(answer)) == len(documented)
+    for expected, choice in zip(documented, answer["choices"], strict=True):
+        check_like(expected, choice)
+        assert choice["index"] == expected["index"]
+        assert choice["text"].startswith(expected["text"])
+    prompts = example("llamacpp_batch")["prompt"]
+    assert answer["usage"]["prompt_tokens"] == sum(len(ids_of(prompt)) for prompt in prompts)
+
+
+def test_infill_example_generates_between_prompt_and_suffix(caller: Caller) -> None:
+    body = example("llamacpp_infill")
+    answer = replay(caller, "llamacpp_infill")
+
+    assert answer["model"] == "codellama"
+    markers = 3
+    both = len(ids_of(body["prompt"])) + len(ids_of(body["suffix"]))
+    assert answer["usage"]["prompt_tokens"] == both + markers
+    middle = text_of(caller.complete(DIALECT, body | {"temperature": 0}))
+    plain = text_of(caller.complete(DIALECT, body | {"temperature": 0, "suffix": None}))
+    assert middle != plain
+    assert "<|" not in middle
+
+
+def test_grammar_example_keeps_to_the_grammar(caller: Caller) -> None:
+    answer = replay(caller, "llamacpp_grammar")
+
+    check_sentence(text_of(answer), answer["choices"][0]["finish_reason"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_grammar_holds_for_every_seed_and_in_streams(caller: Caller, seed: int) -> None:
+    body = example("llamacpp_grammar") | {"seed": seed, "temperature": 1.5, "max_tokens": 60}
+    chunks = caller.stream(DIALECT, body)
+
+    check_sentence(joined(chunks), finishes(chunks)[0][1])
+
+
+def check_sentence(text: str, reason: str) -> None:
+    assert text
+    if reason == "stop":
+        assert is_sentence(text), text
+    else:
+        assert begins_sentence(text), text
+
+
+def test_json_schema_example_gives_json_that_matches(caller: Caller) -> None:
+    answer = replay(caller, "llamacpp_json_schema")
+
+    assert text_of(answer).startswith("{")
+    if answer["choices"][0]["finish_reason"] == "stop":
+        check_product(text_of(answer))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_schema_holds_to_the_end(caller: Caller, seed: int) -> None:
+    body = example("llamacpp_json_schema") | {"seed": seed, "max_tokens": 1500}
+    answer = caller.complete(DIALECT, body)
+
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    check_product(text_of(answer))
+
+
+def check_product(text: str) -> None:
+    jsonschema.validate(json.loads(text), example("llamacpp_json_schema")["json_schema"])
+
+
+def test_mirostat_example_runs(caller: Caller) -> None:
+    answer = replay(caller, "llamacpp_mirostat")
+
+    assert 0 < answer["usage"]["completion_tokens"] <= 200
+    assert text_of(answer)
+    assert "x-ignored-params" not in caller.post(DIALECT, example("llamacpp_mirostat")).headers
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_holds_the_surprise_near_its_target(caller: Caller, version: int) -> None:
+    means = []
+    for tau in (0.4, 3.0):
+        body = {"prompt": OPEN, "max_tokens": 200, "ignore_eos": True, "logprobs": 0, "seed": 5}
+        chosen = {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": 0.1, "n": 2}
+        answer = caller.complete(DIALECT, body | chosen | {"temperature": 1})
+        values = [v for c in answer["choices"] for v in c["logprobs"]["token_logprobs"]]
+        means.append(-sum(values) / len(values))
+
+    assert means[0] < means[1]
+
+
+def test_missing_prompt_is_the_error_example(caller: Caller) -> None:
+    documented = documented_answer("llamacpp_error")
+    response = caller.post(DIALECT, {"max_tokens": 1})
+
+    assert response.status_code == documented["error"]["code"] == 400
+    check_like(documented, response.json())
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == (400, "invalid_request_error")
+    assert "prompt" in error["message"]
+
+
+def test_invalid_key_is_401(stack: Stack) -> None:
+    stranger = Caller(stack.url, "no-key")
+    response = stranger.post(DIALECT, example_bytes("llamacpp_request"))
+    stranger.close()
+
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == 401
+
+
+def test_model_that_is_loading_is_503(stack: Stack) -> None:
+    async def announce() -> None:
+        async with Redis.from_url(stack.redis.url) as redis:
+            await FakeWorker(redis, "still-loading").announce(WorkerState.LOADING)
+
+    asyncio.run(announce())
+    caller = Caller(stack.url, stack.key("documents", allowed_models=("still-loading",)))
+    wait_until(
+        lambda: caller.get("/v1/models/still-loading").status_code == 200,
+        seconds=10,
+        what="the model being listed",
+    )
+    response = caller.post(DIALECT, {"model": "still-loading", "prompt": OPEN})
+    caller.close()
+
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == 503

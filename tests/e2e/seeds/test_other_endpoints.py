@@ -1,0 +1,69 @@
+"""Estimates and tokens beside completions: they say what a completion then does."""
+
+import pytest
+
+from tests.e2e.examples import COUNTING, OPEN, ids_of
+from tests.e2e.seeds.calling import Body, Caller
+from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+from tests.support.stack import MODEL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ESTIMATE = "/v1/completions:estimate"
+WINDOW = 2048
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": OPEN},
+        {"prompt": [OPEN, COUNTING], "n": 2, "max_tokens": 4},
+        {"prompt": [5] * (WINDOW - 3), "max_tokens": 3},
+        {"prompt": [5] * WINDOW, "max_tokens": 8, "truncate_sequence": True},
+    ],
+    ids=["plain", "several", "full", "cut"],
+)
+def test_estimate_is_what_then_happens(caller: Caller, dialect: str, body: Body) -> None:
+    asked = body | {"ignore_eos": True, "zeta": 1}
+    if "max_tokens" not in body and dialect in (*LLAMACPP, "mistralrs", "omlx"):
+        asked |= {"max_tokens": 20}
+    estimate = caller.post(dialect, asked, ESTIMATE)
+    response = caller.post(dialect, asked)
+
+    assert (estimate.status_code, response.status_code) == (200, 200)
+    told, usage = estimate.json(), response.json()["usage"]
+    assert (told["model"], told["dialect"]) == (MODEL, dialect)
+    assert told["prompt_tokens"] == usage["prompt_tokens"]
+    assert told["completion_tokens_max"] == usage["completion_tokens"]
+    assert str(told["max_tokens"]) == response.headers["x-max-tokens-applied"]
+    assert str(told["prompt_truncated"]) == response.headers.get("x-prompt-truncated", "0")
+    assert told["ignored_parameters"] == ["zeta"]
+    assert told["context_window"] == WINDOW
+    assert told["parameters"]["temperature"] == (0.8 if dialect in LLAMACPP else 1.0)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_estimate_refuses_what_the_completion_refuses(caller: Caller, dialect: str) -> None:
+    body = {"prompt": OPEN, "temperature": 3}
+
+    estimate, response = caller.post(dialect, body, ESTIMATE), caller.post(dialect, body)
+    assert (estimate.status_code, estimate.json()) == (response.status_code, response.json())
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize("text", [COUNTING, "日本の首都は 🚀", ""])
+def test_tokens_go_there_and_back(caller: Caller, prefix: str, text: str) -> None:
+    as_vllm = caller.post(None, {"prompt": text}, f"{prefix}/tokenize").json()
+    as_llamacpp = caller.post(None, {"content": text}, f"{prefix}/tokenize").json()
+
+    assert as_vllm["tokens"] == as_llamacpp["tokens"] == ids_of(text)
+    assert (as_vllm["count"], as_vllm["max_model_len"]) == (len(ids_of(text)), WINDOW)
+    back = caller.post(None, {"tokens": as_vllm["tokens"]}, f"{prefix}/detokenize").json()
+    assert back == {"prompt": text}
+
+
+def test_tokens_need_a_key(caller: Caller) -> None:
+    response = caller.post(None, {"prompt": "a"}, "/tokenize", authorization="Bearer sk-nonsense")
+
+    assert response.status_code == 401

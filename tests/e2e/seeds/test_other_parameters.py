@@ -1,0 +1,264 @@
+"""Parameters that none of the documents has, or only today's servers have: each does what it says."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
+from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of, texts_of
+from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+GREEDY: Body = {"temperature": 0, "max_tokens": 24}
+HOT: Body = {"temperature": 2, "max_tokens": 24, "seed": 9, "prompt": OPEN, "n": 4}
+BLOCK_TOKENS = 128
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", ["max_tokens", "n_predict", "max_completion_tokens"])
+def test_names_of_max_tokens(caller: Caller, dialect: str, name: str) -> None:
+    body = {"prompt": COUNTING, name: 5, "ignore_eos": True}
+
+    assert caller.complete(dialect, body)["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_names_of_max_tokens_that_disagree(caller: Caller, dialect: str) -> None:
+    body = {"prompt": COUNTING, "max_tokens": 5, "n_predict": 3, "ignore_eos": True}
+
+    if dialect in LLAMACPP:
+        assert caller.complete(dialect, body)["usage"]["completion_tokens"] == 3
+    else:
+        assert "n_predict" in caller.refused(dialect, body)["message"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_other_names_of_n_and_logprobs(caller: Caller, dialect: str) -> None:
+    body = {"prompt": OPEN, "max_tokens": 3, "n_cmpl": 2, "n_probs": 2, "return_tokens": True}
+    answer = caller.complete(dialect, body)
+
+    assert len(texts_of(answer)) == 2
+    for choice in answer["choices"]:
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["tokens"])
+        assert all(2 <= len(top) <= 3 for top in choice["logprobs"]["top_logprobs"])
+
+
+def test_min_tokens_holds_the_end_back(caller: Caller) -> None:
+    body = {"prompt": ENDING.prompt, "temperature": 0, "max_tokens": ENDING.max_tokens + 40}
+    natural = caller.complete("openai", body)["usage"]["completion_tokens"]
+    asked = body | {"min_tokens": natural + 6}
+
+    assert caller.complete("openai", asked)["usage"]["completion_tokens"] >= natural + 6
+
+
+def test_stop_token_ends_the_text_before_it(caller: Caller) -> None:
+    [eight] = ids_of("8")
+    answer = caller.complete("openai", {"prompt": COUNTING, "stop_token_ids": [eight]} | GREEDY)
+
+    assert text_of(answer) == " 5, 6, 7, "
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == eight
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_sixty_four_stop_strings_where_the_dialect_has_no_bound(
+    caller: Caller, dialect: str
+) -> None:
+    stop = [f" never {number}" for number in range(63)] + [" 8"]
+    body = {"prompt": COUNTING, "stop": stop, "repetition_penalty": 1} | GREEDY
+
+    if dialect in ("openai", "fireworks", "fireworks-2026"):
+        assert "4" in caller.refused(dialect, body)["message"]
+    else:
+        assert text_of(caller.complete(dialect, body)) == " 5, 6, 7,"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_last_returns_the_end_of_the_prompt(caller: Caller, stream: bool) -> None:
+    body = {"prompt": COUNTING} | GREEDY
+    plain = text_of(caller.complete("fireworks", body))
+    echoed = body | {"echo_last": 2}
+    text = (
+        joined(caller.stream("fireworks", echoed))
+        if stream
+        else text_of(caller.complete("fireworks", echoed))
+    )
+
+    assert text == "4," + plain
+
+
+def test_truncate_prompt_tokens_keeps_the_last(caller: Caller) -> None:
+    body = {"prompt": COUNTING, "truncate_prompt_tokens": 3, "echo": True, "max_tokens": 1}
+    response = caller.post("vllm", body)
+
+    assert response.json()["usage"]["prompt_tokens"] == 3
+    assert response.headers["x-prompt-truncated"] == str(len(ids_of(COUNTING)) - 3)
+
+
+def test_t_max_predict_ms_ends_after_a_line(caller: Caller) -> None:
+    body = {"prompt": "def fibonacci(n):", "max_tokens": 1500, "ignore_eos": True}
+    answer = caller.complete("llamacpp", body | {"t_max_predict_ms": 1, "temperature": 0})
+
+    assert answer["usage"]["completion_tokens"] < 1500
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert "\n" in text_of(answer)
+
+
+def test_repetition_detection_ends_a_loop(caller: Caller) -> None:
+    [z] = ids_of("z")
+    body = {"prompt": OPEN, "logit_bias": {str(z): 100}, "max_tokens": 100}
+    pattern = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 5}
+    answer = caller.complete("vllm", body | {"repetition_detection": pattern})
+
+    assert answer["usage"]["completion_tokens"] < 100
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == "repetition"
+
+
+def test_allowed_token_ids_are_the_only_ones(caller: Caller) -> None:
+    [y], [z] = ids_of("y"), ids_of("z")
+    answer = caller.complete("vllm", HOT | {"allowed_token_ids": [y, z]})
+
+    assert set("".join(texts_of(answer))) == {"y", "z"}
+
+
+def test_bad_words_do_not_come(caller: Caller) -> None:
+    body = {"prompt": "The quick brown fox"} | GREEDY
+    assert " jumps" in text_of(caller.complete("vllm", body))
+
+    assert " jumps" not in text_of(caller.complete("vllm", body | {"bad_words": ["jumps"]}))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("parameters", "off"),
+    [
+        ({"dynatemp_range": 1.5, "dynatemp_exponent": 1.0}, {"dynatemp_range": 0}),
+        ({"typical_p": 0.3}, {"typical_p": 1.0}),
+        ({"top_n_sigma": 0.2}, {"top_n_sigma": -1}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.02}, {"xtc_probability": 0.0}),
+        ({"mirostat": 2, "mirostat_tau": 1.0}, {"mirostat": 0}),
+        ({"dry_multiplier": 4.0, "dry_allowed_length": 0}, {"dry_multiplier": 0.0}),
+    ],
+    ids=["dynatemp", "typical_p", "top_n_sigma", "xtc", "mirostat", "dry"],
+)
+def test_samplers_work_in_every_dialect(
+    caller: Caller, dialect: str, parameters: Body, off: Body
+) -> None:
+    plain = texts_of(caller.complete(dialect, HOT))
+
+    changed = texts_of(caller.complete(dialect, HOT | parameters))
+    assert changed != plain
+    assert texts_of(caller.complete(dialect, HOT | parameters)) == changed
+    assert texts_of(caller.complete(dialect, HOT | off)) == plain
+
+
+@pytest.mark.parametrize("dialect", ["openai", "llamacpp"])
+def test_min_keep_leaves_tokens(caller: Caller, dialect: str) -> None:
+    """Truncation to next to nothing is greedy, unless so many tokens have to stay."""
+    wide = {"prompt": LONG.prompt, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    narrow = HOT | wide | {"top_p": 1e-6}
+    greedy = texts_of(caller.complete(dialect, narrow | {"temperature": 0}))
+
+    assert texts_of(caller.complete(dialect, narrow)) == greedy
+    assert texts_of(caller.complete(dialect, narrow | {"min_keep": 50})) != greedy
+
+
+@pytest.mark.parametrize("dialect", ["openai", "llamacpp"])
+def test_samplers_that_are_not_named_are_not_applied(caller: Caller, dialect: str) -> None:
+    one = HOT | {"prompt": LONG.prompt, "top_k": 1, "repetition_penalty": 1}
+    greedy = texts_of(caller.complete(dialect, one | {"temperature": 0}))
+
+    assert (
+        texts_of(caller.complete(dialect, one | {"samplers": ["temperature", "top_k"]})) == greedy
+    )
+    assert texts_of(caller.complete(dialect, one | {"samplers": ["temperature"]})) != greedy
+
+
+def test_dry_searches_the_last_tokens_only(caller: Caller) -> None:
+    body = {"prompt": f"{COUNTING} 5, 6, 7.\n{COUNTING}", "temperature": 0, "max_tokens": 12}
+    dry = {"dry_multiplier": 5.0, "dry_allowed_length": 1, "dry_sequence_breakers": []}
+    plain = text_of(caller.complete("openai", body))
+
+    assert text_of(caller.complete("openai", body | dry | {"dry_penalty_last_n": 0})) == plain
+    assert text_of(caller.complete("openai", body | dry | {"dry_penalty_last_n": -1})) != plain
+
+
+def test_grammar_syntax_says_how_a_string_is_read(caller: Caller) -> None:
+    body = {"prompt": OPEN, "max_tokens": 8, "grammar": 'start: "on"', "grammar_syntax": "lark"}
+
+    assert text_of(caller.complete("llamacpp", body)) == "on"
+    refused = caller.refused("llamacpp", body | {"grammar_syntax": "gbnf"})
+    assert "grammar" in refused["message"]
+
+
+def test_one_tool_call_only_is_not_promised(caller: Caller) -> None:
+    body = {"prompt": OPEN, "max_tokens": 2, "parallel_tool_calls": False}
+    function = {"name": "f", "parameters": {"type": "object"}}
+    tools = {"tools": [{"type": "function", "function": function}]}
+
+    assert caller.refused("openai", body | tools)["param"] == "parallel_tool_calls"
+
+
+def test_obfuscation_pads_chunks(caller: Caller) -> None:
+    options = {"stream_options": {"include_obfuscation": True}}
+    chunks = caller.stream("openai", {"prompt": OPEN, "max_tokens": 8} | options)
+
+    padded = [chunk for chunk in chunks if chunk["choices"] and not finishes([chunk])]
+    assert padded
+    assert all(chunk["obfuscation"] for chunk in padded)
+
+
+def test_timings_per_token_are_in_every_chunk(caller: Caller) -> None:
+    body = {"prompt": COUNTING, "timings_per_token": True} | GREEDY
+
+    chunks = caller.stream("llamacpp", body)
+    assert all(chunk["timings"]["predicted_n"] >= 1 for chunk in chunks)
+
+
+@pytest.mark.parametrize("name", ["prompt_cache_isolation_key", "cache_salt"])
+def test_prompt_cache_is_separate_for_each_isolation_key(caller: Caller, name: str) -> None:
+    body = {"prompt": [21 + len(name)] * (BLOCK_TOKENS + 1), "max_tokens": 1}
+
+    def cached(**options: Any) -> int:
+        usage = caller.complete("openai", body | options)["usage"]
+        count: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    assert [cached(**{name: "a"}), cached(**{name: "a"})] == [0, BLOCK_TOKENS]
+    assert [cached(**{name: "b"}), cached()] == [0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_returned(caller: Caller, stream: bool) -> None:
+    body = {"prompt": COUNTING, "return_token_ids": True} | GREEDY
+    if stream:
+        chunks = caller.stream("vllm", body)
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        ids = [token for choice in choices for token in choice["token_ids"]]
+        prompts = [choice.get("prompt_token_ids") for choice in choices]
+    else:
+        [choice] = caller.complete("vllm", body)["choices"]
+        ids, prompts = choice["token_ids"], [choice["prompt_token_ids"]]
+
+    assert ids == ids_of(" 5, 6, 7, 8, 9, 10, 11, 12")[: len(ids)]
+    assert len(ids) == GREEDY["max_tokens"]
+    assert prompts[0] == ids_of(COUNTING)
+
+
+def test_special_tokens_show_where_asked_for(caller: Caller) -> None:
+    [special] = ids_of("<|user|>")
+    body = {"prompt": OPEN, "logit_bias": {str(special): 100}, "max_tokens": 2, "temperature": 0}
+
+    assert text_of(caller.complete("vllm", body)) == ""
+    shown = caller.complete("vllm", body | {"skip_special_tokens": False})
+    assert text_of(shown) == "<|user|><|user|>"
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_tokens_of_the_text_are_the_tokenizers(caller: Caller, value: bool) -> None:
+    """This model's tokenizer puts nothing around a text."""
+    body = {"prompt": COUNTING, "add_special_tokens": value, "max_tokens": 1}
+
+    assert caller.complete("vllm", body)["usage"]["prompt_tokens"] == len(ids_of(COUNTING))

@@ -1,0 +1,71 @@
+"""The OpenAPI page describes what is answered, in every dialect."""
+
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from tests.e2e.examples import OPEN
+from tests.e2e.seeds.calling import Body, Caller
+from tests.e2e.test_conflicts_lengths import DIALECTS
+from tests.support.stack import MODEL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+EVERYTHING: Body = {
+    "prompt": [OPEN, "a"],
+    "max_tokens": 3,
+    "n": 2,
+    "echo": True,
+    "logprobs": 2,
+    "return_token_ids": True,
+    "timings_per_token": True,
+    "perf_metrics_in_response": True,
+}
+
+
+@pytest.fixture(scope="module")
+def page(caller: Caller) -> dict[str, Any]:
+    document: dict[str, Any] = caller.get("/openapi.json").json()
+    return document
+
+
+def check(page: dict[str, Any], name: str, value: Any) -> None:
+    """Check a value against a schema of the page, which must name all of its keys."""
+    schema = page["components"]["schemas"][name]
+    jsonschema.validate(value, schema | {"components": page["components"]})
+    assert set(value) <= set(schema["properties"])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("body", [{"prompt": OPEN, "max_tokens": 3}, EVERYTHING])
+def test_answers_are_described(
+    caller: Caller, page: dict[str, Any], dialect: str, body: Body
+) -> None:
+    check(page, "Completion", caller.complete(dialect, body))
+    for chunk in caller.stream(dialect, body | {"stream_options": {"include_usage": True}}):
+        check(page, "CompletionChunk", chunk)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_refusals_are_described(caller: Caller, page: dict[str, Any], dialect: str) -> None:
+    for body in ({"prompt": OPEN, "n": 0}, {"prompt": [5] * 3000}, {"prompt": 5}):
+        check(page, "Error", caller.post(dialect, body).json())
+
+
+def test_models_are_described(caller: Caller, page: dict[str, Any]) -> None:
+    check(page, "ModelList", caller.get("/v1/models").json())
+    check(page, "Model", caller.get(f"/v1/models/{MODEL}").json())
+
+
+@pytest.mark.parametrize(
+    "dialect", ["openai", "fireworks", "llamacpp", "mistralrs", "omlx", "vllm"]
+)
+def test_examples_of_the_page_are_served(
+    caller: Caller, page: dict[str, Any], dialect: str
+) -> None:
+    content = page["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+    body = content["application/json"]["examples"][dialect]["value"]
+
+    assert caller.complete(dialect, body)["choices"]
+    assert "x-ignored-params" not in caller.post(dialect, body).headers

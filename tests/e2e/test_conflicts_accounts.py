@@ -1,0 +1,82 @@
+"""Where the served APIs disagree about unknown parameters, absent models and end users."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.examples import COUNTING, OPEN
+from tests.e2e.seeds.calling import Body, Caller, text_of
+from tests.e2e.test_conflicts_lengths import DIALECTS
+from tests.support.stack import MODEL, REPOSITORY, Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+BLOCK_TOKENS = 128
+REQUIRING_A_MODEL = ("openai", "fireworks", "fireworks-2026", "omlx")
+
+
+def sluice(stack: Stack, *arguments: str) -> None:
+    """Run the command line on the deployment's accounts."""
+    variables = {name: v for name, v in stack.environment.items() if name.startswith("SLUICE_")}
+    subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *arguments],
+        env={**os.environ, **variables},
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def strict_caller(stack: Stack) -> Iterator[Caller]:
+    """A key of a tenant for whom nothing may be ignored."""
+    key = stack.key("strict", allowed_models=(MODEL,))
+    sluice(stack, "tenants", "set", "strict", "--strict")
+    caller = Caller(stack.url, key)
+    yield caller
+    caller.close()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_23_unknown_parameter(caller: Caller, strict_caller: Caller, dialect: str) -> None:
+    body = {"prompt": OPEN, "max_tokens": 1, "frobnicate": 1, "zeta": {"a": 1}}
+
+    response = caller.post(dialect, body)
+    assert response.status_code == 200
+    assert {"frobnicate", "zeta"} <= set(response.headers["x-ignored-params"].split(","))
+    error = strict_caller.refused(dialect, body)
+    assert "frobnicate" in error["message"]
+    strict_caller.complete(dialect, {"prompt": OPEN, "max_tokens": 1})
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_24_absent_model(caller: Caller, dialect: str) -> None:
+    body = f'{{"prompt": "{COUNTING}", "max_tokens": 12, "temperature": 0}}'.encode()
+
+    if dialect in REQUIRING_A_MODEL:
+        assert "model" in caller.refused(dialect, body)["message"]
+    else:
+        assert text_of(caller.complete(dialect, body)).startswith(" 5, 6,")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_25_user_is_no_identity(stack: Stack, caller: Caller, dialect: str) -> None:
+    """Neither a parameter nor a header named `user` makes a request somebody else's."""
+    prompt = [11 + DIALECTS.index(dialect)] * (2 * BLOCK_TOKENS + 1)
+    body: Body = {"prompt": prompt, "max_tokens": 1}
+    caller.complete(dialect, body)
+
+    answer = caller.post(dialect, body | {"user": "another-tenant"}, user="another-tenant").json()
+    # The tenant's own prefix cache still answers, and nobody else's does.
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * BLOCK_TOKENS
+    stranger = Caller(stack.url, "sk-nonsense")
+    assert stranger.post(dialect, body | {"user": "documents"}, user="documents").status_code == 401
+    stranger.close()
+    other = Caller(stack.url, stack.key("other", allowed_models=(MODEL,)))
+    uncached = other.post(dialect, body | {"user": "documents"}, user="documents").json()
+    assert uncached["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    other.close()

@@ -1,0 +1,188 @@
+"""Where the served APIs disagree about sampling: defaults, windows, names, units and ranges."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
+from tests.e2e.seeds.calling import Body, Caller, text_of, texts_of
+from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+NEUTRAL: Body = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+OF_LLAMACPP: Body = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "top_k": 40,
+    "min_p": 0.05,
+    "repeat_penalty": 1.1,
+}
+GREEDY: Body = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_05_sampler_defaults(caller: Caller, dialect: str) -> None:
+    """Given explicitly, the defaults of the dialect change nothing, and those of another do."""
+    body = {"prompt": OPEN, "n": 6, "max_tokens": 60, "seed": 21}
+    defaults, others = NEUTRAL, OF_LLAMACPP
+    if dialect in LLAMACPP:
+        defaults, others = OF_LLAMACPP, NEUTRAL
+    if dialect == "llamacpp-2026":
+        defaults = defaults | {"repeat_penalty": 1.0}
+    implicit = texts_of(caller.complete(dialect, body))
+
+    assert texts_of(caller.complete(dialect, body | defaults)) == implicit
+    assert texts_of(caller.complete(dialect, body | others)) != implicit
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_06_what_penalties_look_at(caller: Caller, dialect: str) -> None:
+    """llama.cpp counts the last 64 tokens, the prompt's too; the others what was generated."""
+    # The space, which comes next, stands in it so often that no certainty outweighs the penalty.
+    body = {"prompt": "".join(f"{number}, " for number in range(1, 16)) + "16,"}
+    body |= GREEDY | {"max_tokens": 1}
+    plain = text_of(caller.complete(dialect, body))
+    penalized = text_of(caller.complete(dialect, body | {"frequency_penalty": 2.0}))
+
+    assert plain == " "
+    assert (penalized != plain) is (dialect in LLAMACPP)
+    windowless = body | {"frequency_penalty": 2.0, "repeat_last_n": 0}
+    assert text_of(caller.complete(dialect, windowless)) == plain
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_06_window_of_the_repetition_penalty(caller: Caller, dialect: str) -> None:
+    """What lies more than 64 tokens back counts everywhere but in llama.cpp."""
+    filler = ids_of("x") * 70
+    body = {"prompt": ids_of(COUNTING) + filler, "max_tokens": 12, "temperature": 0}
+    windowed = {"repetition_penalty": 1.9, "repeat_last_n": 64}
+    everything = {"repetition_penalty": 1.9, "repeat_last_n": -1}
+    default = text_of(caller.complete(dialect, body | {"repetition_penalty": 1.9}))
+    near = text_of(caller.complete(dialect, body | windowed))
+    far = text_of(caller.complete(dialect, body | everything))
+
+    assert near != far
+    assert default == (near if dialect in LLAMACPP else far)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_07_names_of_the_repetition_penalty(caller: Caller, dialect: str) -> None:
+    body = {"prompt": COUNTING, "temperature": 0, "max_tokens": 12}
+    both = {"repeat_penalty": 1.7, "repetition_penalty": 1.7}
+    texts = {
+        text_of(caller.complete(dialect, body | named))
+        for named in ({"repeat_penalty": 1.7}, {"repetition_penalty": 1.7}, both)
+    }
+
+    assert len(texts) == 1
+    error = caller.refused(dialect, body | both | {"repeat_penalty": 1.8})
+    assert "repeat_penalty" in error["message"]
+    assert "repetition_penalty" in error["message"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_08_names_and_units_of_mirostat(caller: Caller, dialect: str) -> None:
+    body = {"prompt": OPEN, "max_tokens": 40, "seed": 13, "temperature": 1, "ignore_eos": True}
+    bits = 1.5
+    target = bits if dialect == "fireworks-2026" else 2**bits
+    llamacpp = {"mirostat": 2, "mirostat_tau": bits, "mirostat_eta": 0.2}
+    fireworks = {"mirostat_target": target, "mirostat_lr": 0.2}
+
+    expected = text_of(caller.complete(dialect, body | llamacpp))
+    assert text_of(caller.complete(dialect, body | fireworks)) == expected
+    assert "mirostat" in caller.refused(dialect, body | llamacpp | fireworks)["message"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_08_learning_rate_alone_is_off(caller: Caller, dialect: str) -> None:
+    body = {"prompt": OPEN, "max_tokens": 30, "seed": 13}
+    plain = text_of(caller.complete(dialect, body))
+
+    assert text_of(caller.complete(dialect, body | {"mirostat_lr": 0.1})) == plain
+    assert text_of(caller.complete(dialect, body | {"mirostat": 0, "mirostat_tau": 5})) == plain
+
+
+@pytest.mark.parametrize("target", [0.99, 0, -1])
+def test_conflict_08_perplexity_is_at_least_one(caller: Caller, target: float) -> None:
+    body = {"prompt": OPEN, "max_tokens": 2, "mirostat_target": target}
+
+    assert caller.refused("fireworks", body)["param"] == "mirostat_target"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("parameters", [{"top_k": 0}, {"top_k": -1}, {"top_k": 10**6}])
+def test_conflict_15_top_k_off(caller: Caller, dialect: str, parameters: Body) -> None:
+    body = {"prompt": [OPEN] * 2, "max_tokens": 20, "seed": 4} | NEUTRAL
+    off = texts_of(caller.complete(dialect, body))
+
+    assert texts_of(caller.complete(dialect, body | parameters)) == off
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_15_top_p_of_zero_is_greedy(caller: Caller, dialect: str) -> None:
+    # At every token of this text one is clearly the likeliest.
+    body = {"prompt": LONG.prompt, "max_tokens": 20, "seed": 4} | NEUTRAL
+    hot = body | {"temperature": 2}
+
+    greedy = text_of(caller.complete(dialect, body | {"temperature": 0}))
+    assert text_of(caller.complete(dialect, hot | {"top_p": 0})) == greedy
+    assert text_of(caller.complete(dialect, hot)) != greedy
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("name", "edges", "beyond"),
+    [
+        ("n", (1, 128), (0, 129)),
+        ("top_k", (1, 128), ()),
+        ("top_p", (0, 1), (-0.1, 1.1)),
+        ("temperature", (0, 2), (-0.1, 2.1)),
+        ("presence_penalty", (-2, 2), (-2.1, 2.1)),
+        ("frequency_penalty", (-2, 2), (-2.1, 2.1)),
+        ("repetition_penalty", (0.01, 2), (0, 2.1)),
+        ("logprobs", (0, 5), (-1, 21)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_conflict_16_edges_belong_to_ranges(
+    caller: Caller, dialect: str, name: str, edges: tuple[float, ...], beyond: tuple[float, ...]
+) -> None:
+    body = {"prompt": OPEN, "max_tokens": 1}
+
+    for value in edges:
+        caller.complete(dialect, body | {name: value})
+    for value in beyond:
+        assert name in caller.refused(dialect, body | {name: value})["message"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_22_seeds(caller: Caller, dialect: str) -> None:
+    body = {"prompt": [OPEN] * 3, "max_tokens": 30} | NEUTRAL
+
+    for seed in (0, 2**32 - 1, 2**63 - 1, -(2**63)):
+        first, second = (texts_of(caller.complete(dialect, body | {"seed": seed})) for _ in "ab")
+        assert first == second
+    random = {tuple(texts_of(caller.complete(dialect, body | {"seed": -1}))) for _ in range(3)}
+    assert len(random) > 1
+    caller.refused(dialect, body | {"seed": 2**63})
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_conflict_26_forms_of_logit_bias(caller: Caller, dialect: str) -> None:
+    [z] = ids_of("z")
+    body = {"prompt": OPEN} | GREEDY | {"max_tokens": 3}
+    forms: list[Any] = [{str(z): 100}, [[z, 100]], {"z": 100}, [["z", 100]], {str(z): 1000}]
+
+    for form in forms:
+        assert text_of(caller.complete(dialect, body | {"logit_bias": form})) == "zzz", form
+    first = caller.complete(dialect, body | {"return_token_ids": True, "max_tokens": 1})
+    [token] = first["choices"][0]["token_ids"]
+    banned = caller.complete(dialect, body | {"logit_bias": [[token, False]]})
+    assert text_of(banned) != text_of(first)

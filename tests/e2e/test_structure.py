@@ -1,0 +1,202 @@
+"""Every kind of structure, asked for as its API has it, on the real engine: the text matches."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of
+
+PRODUCT = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["lamp", "chair"]},
+        "price": {"type": "integer", "minimum": 0, "maximum": 999},
+        "tags": {"type": "array", "items": {"enum": ["new", "old"]}, "maxItems": 2},
+    },
+    "required": ["name", "price", "tags"],
+    "additionalProperties": False,
+}
+ARITHMETIC = (
+    "root ::= expr\nexpr ::= term (('+' | '-') term)*\nterm ::= factor (('*' | '/') factor)*\n"
+    "factor ::= [0-9]+ | '(' expr ')'"
+)
+SUM = "root ::= '(' [0-9]{1,3} ('+' | '-') [0-9]{1,3} ')'"
+WEATHER: Body = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+Check = Callable[[str], object]
+
+
+def is_product(text: str) -> None:
+    jsonschema.validate(json.loads(text), PRODUCT)
+
+
+def is_match(expression: str) -> Check:
+    def check(text: str) -> None:
+        assert re.fullmatch(expression, text, re.DOTALL)
+
+    return check
+
+
+def is_any_json(text: str) -> None:
+    json.loads(text)
+
+
+CASES: list[tuple[str, Body, Check]] = [
+    ("vllm", {"structured_outputs": {"json": PRODUCT}}, is_product),
+    (
+        "vllm",
+        {"structured_outputs": {"regex": r"^[a-c]{2}-\d{3}$"}},
+        is_match(r"[a-c]{2}-[0-9]{3}"),
+    ),
+    ("vllm", {"structured_outputs": {"choice": ["yes", "yesterday"]}}, is_match("yes|yesterday")),
+    ("vllm", {"structured_outputs": {"grammar": SUM}}, is_match(r"\(\d{1,3}[+-]\d{1,3}\)")),
+    ("vllm", {"structured_outputs": {"grammar": 'start: "a" /b{2}/'}}, is_match("abb")),
+    ("omlx", {"structured_outputs": {"choice": ["one", "two"]}}, is_match("one|two")),
+    ("llamacpp", {"grammar": SUM}, is_match(r"\(\d{1,3}[+-]\d{1,3}\)")),
+    ("llamacpp", {"json_schema": PRODUCT}, is_product),
+    ("mistralrs", {"grammar": {"type": "regex", "value": "example"}}, is_match("example")),
+    ("mistralrs", {"grammar": {"type": "lark", "value": 'start: "x" | "y"'}}, is_match("x|y")),
+    ("mistralrs", {"grammar": {"type": "json_schema", "value": PRODUCT}}, is_product),
+    (
+        "mistralrs",
+        {"grammar": {"type": "llguidance", "value": {"grammars": [{"json_schema": PRODUCT}]}}},
+        is_product,
+    ),
+    ("fireworks", {"response_format": {"type": "json_object", "schema": PRODUCT}}, is_product),
+    (
+        "fireworks-2026",
+        {"response_format": {"type": "grammar", "grammar": SUM}},
+        is_match(r"\(.+\)"),
+    ),
+    (
+        "openai",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "schema": PRODUCT},
+            }
+        },
+        is_product,
+    ),
+    ("openai", {"json_schema": {"const": "a::=b\nstart: c"}}, is_any_json),
+]
+IDS = [f"{dialect}-{next(iter(body))}-{index}" for index, (dialect, body, _) in enumerate(CASES)]
+
+
+def asked(body: Body, **more: Any) -> Body:
+    return {"prompt": "Describe a product as JSON:", "max_tokens": 60, "seed": 5, **body, **more}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("dialect", "body", "check"), CASES, ids=IDS)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_text_matches_its_structure(
+    caller: Caller, dialect: str, body: Body, check: Check, temperature: float
+) -> None:
+    # llama.cpp's penalty would make the model avoid what it must write.
+    body = asked(body, temperature=temperature, repetition_penalty=1.0)
+    answer = caller.complete(dialect, body)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    check(text_of(answer))
+    chunks = caller.stream(dialect, body)
+    check(joined(chunks))
+    assert finishes(chunks) == [(0, "stop")]
+
+
+@pytest.mark.e2e
+def test_the_grammar_of_llamacpps_document_yields_arithmetic(caller: Caller) -> None:
+    body = asked({"grammar": ARITHMETIC}, prompt="Generate a simple expression:", max_tokens=20)
+    text = text_of(caller.complete("llamacpp", body))
+    assert re.fullmatch(r"[0-9()+*/-]+", text)
+    # What 20 tokens leave unfinished is a start of an expression: closing it makes it one.
+    whole = text if text[-1] in "0123456789)" else text + "1"
+    whole += ")" * (whole.count("(") - whole.count(")"))
+    assert re.search(r"[0-9]", whole)
+    compile(re.sub(r"\b0+(?=[0-9])", "", whole), "expression", "eval")
+
+
+@pytest.mark.e2e
+def test_any_json_object_has_no_idle_white_space(caller: Caller) -> None:
+    body = asked({"response_format": {"type": "json_object"}}, max_tokens=80, temperature=1)
+    text = text_of(caller.complete("openai", body))
+    assert text.startswith("{")
+    outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"?', "", text)
+    assert not re.search(r"\s\s|^\s|\n", outside_strings)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("choice", "check"),
+    [
+        ("required", is_match(r"(?:.*<tool_call>.*</tool_call>)+")),
+        (
+            {"type": "function", "function": {"name": "weather"}},
+            is_match(
+                r'<tool_call>\n?\{"name": ?"weather", ?"arguments": ?\{"city": ?"(Oslo|Rome)"\}\}'
+                r"\n?</tool_call>"
+            ),
+        ),
+    ],
+    ids=["required", "named"],
+)
+def test_a_required_tool_is_called_with_arguments_of_its_schema(
+    caller: Caller, choice: Any, check: Check
+) -> None:
+    body = asked({"tools": [WEATHER], "tool_choice": choice}, max_tokens=60)
+    answer = caller.complete("mistralrs", body)
+    check(text_of(answer))
+    call = answer["choices"][0]["tool_calls"][0]["function"]
+    assert call["name"] == "weather"
+    assert json.loads(call["arguments"])["city"] in ("Oslo", "Rome")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        (
+            {"grammar": "root ::= 'a' foo"},
+            "grammar",
+            "line 1, column 14: rule 'foo' is not defined",
+        ),
+        ({"json_schema": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
+        (
+            {"structured_outputs": {"regex": "(?=a)b"}},
+            "structured_outputs.regex",
+            "look ahead or behind",
+        ),
+        (
+            {
+                "tools": [
+                    {**WEATHER, "function": {**WEATHER["function"], "parameters": {"not": {}}}}
+                ]
+            },
+            "tools",
+            "not",
+        ),
+    ],
+    ids=["grammar", "schema", "regex", "tools"],
+)
+def test_what_cannot_be_honoured_is_refused(
+    caller: Caller, body: Body, param: str, reason: str
+) -> None:
+    error = caller.refused("openai", asked(body))
+    assert error["code"] == "invalid_grammar"
+    assert error["param"] == param
+    assert reason in error["message"]

@@ -1,0 +1,87 @@
+"""Requests that schemathesis makes from the OpenAPI page: what is answered is what the page says."""
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.fuzz.soundness import check_sound
+from tests.support.stack import MODEL, Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
+
+REQUESTS = {
+    "/v1/completions": 600,
+    "/v1/completions:estimate": 200,
+    "/tokenize": 100,
+    "/detokenize": 100,
+}
+LEAST_SERVED = 20
+"""Requests to each path that must be served, so that not only refusals are looked at."""
+
+FEW = 4
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def page(target: Stack) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{target.url}/openapi.json")
+
+
+def test_page_is_valid_openapi(page: schemathesis.BaseSchema) -> None:
+    page.validate()
+    assert page.raw_schema["openapi"].startswith("3.1")
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_answers_are_as_the_page_says(
+    target: Stack, page: schemathesis.BaseSchema, path: str
+) -> None:
+    operation = page[path]["POST"]
+    strategies = [
+        operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode
+    ]
+    headers = {"authorization": f"Bearer {target.key()}"}
+
+    @seed(1)
+    @settings(
+        max_examples=REQUESTS[path],
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.one_of(strategies), st.booleans())
+    def shoot(case: Any, is_brief: bool) -> None:
+        if is_brief and isinstance(case.body, dict) and "completions" in path:
+            # Many parameters at once nearly always contradict each other somewhere.
+            case.body = {"prompt": "a", **dict(islice(case.body.items(), FEW))}
+        if isinstance(case.body, dict) and (is_brief or isinstance(case.body.get("model"), str)):
+            # A made-up name would end every request as unknown, and no limit would let it run long.
+            case.body.update(model=MODEL, max_tokens=2, n_predict=None, max_completion_tokens=None)
+        response = case.call(headers=headers)
+        case.validate_response(response, checks=CHECKS)
+        statuses[response.status_code] += 1
+
+    statuses: Counter[int] = Counter()
+    shoot()
+    assert statuses[200] >= LEAST_SERVED, statuses
+    check_sound(target)
