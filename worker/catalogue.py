@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ class Catalogue:
         engine: str,
         folder: Path,
         dialect: str = "",
+        aliases: Sequence[str] = (),
     ) -> None:
         self._redis = redis
         self._queue = queue
@@ -46,6 +48,7 @@ class Catalogue:
             created=clock.now_seconds(),
             context_window=context_window(folder),
             dialect=dialect,
+            aliases=list(aliases),
         )
 
     @property

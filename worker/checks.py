@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from contract import sampling as ranges
+from contract.grammar import MAX_GRAMMAR_CHARACTERS
 from contract.messages import Feature, GenerationJob
 from contract.sampling import Dry, Mirostat, Range, SamplerChain, SamplingSpec, Xtc
 from worker.engine.base import EngineInfo, InvalidRequestError
@@ -36,7 +37,6 @@ _PATTERN_TOKENS = Range(0, 4096)
 
 _MAX_STEPS = 32
 """Steps of a sampler chain, which may name one more than once."""
-_MAX_GRAMMAR_CHARACTERS = 1_000_000
 _MAX_PREDICT_MS = Range(0, 2**31 - 1)
 
 
@@ -88,7 +88,7 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
     for feature, is_wanted in wanted.items():
         if is_wanted and feature not in info.features:
             raise InvalidRequestError(f"This model or its engine does not support {feature.value}.")
-    _check_characters("grammar", [job.grammar], _MAX_GRAMMAR_CHARACTERS)
+    _check_characters("grammar", [job.grammar], MAX_GRAMMAR_CHARACTERS)
     if job.images:
         _check_number("images", job.images, info.max_images)
         if job.score_prompt:

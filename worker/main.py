@@ -90,6 +90,7 @@ class _Process:
             engine=settings.engine,
             folder=Path(settings.model_path),
             dialect=settings.dialect or "",
+            aliases=settings.model_aliases,
         )
         self._runner: Runner | None = None
         self._stop_asked = asyncio.Event()

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
 from contract import clock, keys
-from contract.messages import JobFailed
+from contract.messages import GenerationJob, JobFailed
 from contract.outcomes import FailureCode
 from contract.queue import Claim, JobQueue, LeaseReport, Room
 from worker import telemetry
@@ -308,7 +308,7 @@ class Runner:
             self._leases.hand_back([generation.report])
             return
         if output.end is SequenceEnd.ERROR:
-            self._fail(generation, FailureCode.ENGINE_ERROR, "The engine gave up on this prompt.")
+            self._fail(generation, *_why_engine_gave_up(generation.job))
             return
         try:
             has_ended = generation.receive(output, is_due=is_due)
@@ -415,3 +415,12 @@ class Runner:
         for gateway in self._gateways.missing_for(FORGOTTEN_SECONDS) - in_use:
             self._writer.forget(gateway)
         await self._abort_unwanted()
+
+
+def _why_engine_gave_up(job: GenerationJob) -> tuple[FailureCode, str]:
+    if not job.grammar:
+        return FailureCode.ENGINE_ERROR, "The engine gave up on this prompt."
+    return (
+        FailureCode.INVALID_REQUEST,
+        "The grammar became too complex, or it and the forbidden tokens left no token to go on with.",
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
 
@@ -33,6 +33,12 @@ def _from_json(value: object) -> object:
         raise ValueError("must be a JSON object") from None
 
 
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",")] if value.strip() else []
+
+
 class Settings(BaseSettings):
     """Everything that can be set about a worker."""
 
@@ -45,6 +51,10 @@ class Settings(BaseSettings):
     )
     model_name: str = Field(
         default="", description="Name under which the model is served; the folder's name if empty."
+    )
+    model_aliases: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        default=(),
+        description="Other names under which clients may ask for the model, comma-separated.",
     )
     redis_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
@@ -153,4 +163,16 @@ class Settings(BaseSettings):
         is_folder_meant = folder.is_absolute() or self.model_path.startswith(".")
         if is_folder_meant and not (folder / "config.json").is_file():
             raise ValueError(f"model_path: {self.model_path} holds no config.json")
+        return self
+
+    @model_validator(mode="after")
+    def _check_aliases(self) -> Self:
+        names = [self.served_name, *self.model_aliases]
+        if not all(names):
+            raise ValueError("model_aliases: a name must not be empty")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                "model_aliases: names must differ from each other and from the model's. "
+                f"Given twice: {', '.join(repeated)}"
+            )
         return self

@@ -56,6 +56,7 @@ async def _body(
     profile = choose_profile(None, principal, model_dialect=card.dialect, settings=context.settings)
     return {
         "id": card.model,
+        "aliases": card.aliases,
         "object": "model",
         "created": card.created,
         "owned_by": "sluice",

@@ -196,6 +196,11 @@ DETOKENIZED: Schema = {
 MODEL: Schema = _object(
     {
         "id": _TEXT,
+        "aliases": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "Other names under which requests may ask for it.",
+        },
         "object": {"const": "model"},
         "created": _INTEGER,
         "owned_by": _TEXT,

@@ -189,16 +189,19 @@ def _check_combinations(request: GenerationRequest) -> None:
     constraint = _constraint(request.structure, request.tool_use)
     if constraint is None:
         return
-    # The text ends where its structure is complete; these ask for more text than may follow.
-    for name, is_given in (
-        ("ignore_eos", request.sampling.ignore_eos),
-        ("min_tokens", request.sampling.min_tokens > 0),
+    ends = "the text ends where its structure is complete."
+    for name, is_given, why in (
+        ("ignore_eos", request.sampling.ignore_eos, ends),
+        ("min_tokens", request.sampling.min_tokens > 0, ends),
+        (
+            "allowed_token_ids",
+            bool(request.sampling.allowed_token_ids),
+            "they may leave no token to go on with.",
+        ),
     ):
         if is_given:
             raise InvalidParameterError(
-                f"'{name}' cannot be combined with '{constraint}': the text ends where its structure is "
-                "complete.",
-                param=name,
+                f"'{name}' cannot be combined with '{constraint}': {why}", param=name
             )
 
 

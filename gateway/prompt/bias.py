@@ -1,6 +1,7 @@
 """Token ids that steer sampling: texts resolved to them, and none outside the vocabulary."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -10,8 +11,16 @@ from gateway.errors import InvalidParameterError
 from gateway.prompt.tokenizers import PromptEncoder
 
 
-def resolve_sampling(request: GenerationRequest, encoder: PromptEncoder) -> SamplingSpec:
+def resolve_sampling(
+    request: GenerationRequest, encoder: PromptEncoder, *, eos_token_ids: Sequence[int]
+) -> SamplingSpec:
     """Return how the request is sampled, biases for texts included. Raises InvalidParameterError."""
+    sampling = _with_texts(request, encoder)
+    _check_end_may_come(request, sampling, eos_token_ids)
+    return sampling
+
+
+def _with_texts(request: GenerationRequest, encoder: PromptEncoder) -> SamplingSpec:
     sampling = request.sampling
     size = encoder.vocabulary_size
     _check("logit_bias", sampling.logit_bias, size)
@@ -26,6 +35,22 @@ def resolve_sampling(request: GenerationRequest, encoder: PromptEncoder) -> Samp
             param="logit_bias",
         )
     return msgspec.structs.replace(sampling, logit_bias=bias)
+
+
+def _check_end_may_come(
+    request: GenerationRequest, sampling: SamplingSpec, eos_token_ids: Sequence[int]
+) -> None:
+    is_tool_forced = request.tool_use is not None and request.tool_use.is_constraint
+    if request.structure is None and not is_tool_forced:
+        return
+    constraint = "tools" if request.structure is None else request.structure.param
+    for token in eos_token_ids:
+        if sampling.logit_bias.get(token) == -math.inf:
+            raise InvalidParameterError(
+                f"'logit_bias' that forbids the end of the text (token {token}) cannot be combined with "
+                f"'{constraint}': the text ends where its structure is complete.",
+                param="logit_bias",
+            )
 
 
 def _of_texts(texts: dict[str, float], encoder: PromptEncoder) -> dict[int, float]:

@@ -87,7 +87,9 @@ class _Preparation:
 
     def run(self) -> PreparedRequest:
         """Prepare everything."""
-        sampling = resolve_sampling(self._request, self._encoder)
+        sampling = resolve_sampling(
+            self._request, self._encoder, eos_token_ids=self._card.eos_token_ids
+        )
         prompts = [self._prompt(index) for index in range(len(self._request.prompts))]
         return PreparedRequest(prompts, sampling)
 

@@ -6,27 +6,10 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from contract.grammar import MAX_GRAMMAR_CHARACTERS, PARSER_LIMITS
 from gateway.structure.errors import RefusedError
-from gateway.structure.limits import (
-    INITIAL_LEXER_FUEL,
-    MAX_GRAMMAR_CHARACTERS,
-    MAX_GRAMMAR_SYMBOLS,
-    MAX_ITEMS_IN_ROW,
-    MAX_LEXER_STATES,
-    STEP_LEXER_FUEL,
-    STEP_MAX_ITEMS,
-)
 
-LIMITS: Final = LLParserLimits(
-    max_items_in_row=MAX_ITEMS_IN_ROW,
-    initial_lexer_fuel=INITIAL_LEXER_FUEL,
-    step_lexer_fuel=STEP_LEXER_FUEL,
-    step_max_items=STEP_MAX_ITEMS,
-    max_lexer_states=MAX_LEXER_STATES,
-    max_grammar_size=MAX_GRAMMAR_SYMBOLS,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
+LIMITS: Final = LLParserLimits(**PARSER_LIMITS)
 
 _MAX_REASON_CHARACTERS = 300
 _REGEX_ERROR = "error: "

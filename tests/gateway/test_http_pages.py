@@ -166,7 +166,13 @@ async def test_models_tell_their_dialect_and_answer_to_their_aliases(
     await serve(store, "spoken", dialect="llamacpp", aliases=["vendor/spoken"])
     await hear_of_news(client)
     page = (await client.get("/v1/models/vendor/spoken")).json()
-    assert (page["id"], page["dialect"]) == ("spoken", "llamacpp")
+    assert (page["id"], page["dialect"], page["aliases"]) == (
+        *("spoken", "llamacpp"),
+        ["vendor/spoken"],
+    )
+    listed = (await client.get("/v1/models")).json()["data"]
+    aliases = {model["id"]: model["aliases"] for model in listed}
+    assert (aliases["spoken"], aliases[MODEL]) == (["vendor/spoken"], [])
     own = await asyncio.to_thread(stack.key, "acme", dialect=Dialect.OMLX)
     async with gateway_client(stack.url, own) as client_of_dialect:
         page = (await client_of_dialect.get("/v1/models/spoken")).json()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from contract.sampling import (
     DEFAULT_SAMPLERS,
@@ -17,7 +18,7 @@ from contract.sampling import (
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.arguments import MAX_BAD_WORD_TOKENS
 from worker.engine.base import EngineRequest, InvalidRequestError
-from worker.engine.parameters import SamplingParameters, check_bad_words
+from worker.engine.parameters import SamplingParameters
 from worker.engine.prompts import fitting_max_tokens
 from worker.samplers.arguments import chain_parameters
 
@@ -137,11 +138,34 @@ def test_other_fields_are_passed_on(parameters: SamplingParameters) -> None:
     assert params.skip_reading_prefix_cache is True
 
 
-def test_bad_words_of_too_many_tokens_are_refused() -> None:
-    check_bad_words(SimpleNamespace(bad_words_token_ids=[[1] * MAX_BAD_WORD_TOKENS]))
-    check_bad_words(SimpleNamespace(bad_words_token_ids=None))
+def ids_of(text: str) -> list[int]:
+    return Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json")).encode(text).ids
+
+
+@pytest.mark.parametrize("word", ["jumps", " jumps", "the"])
+def test_bad_words_come_neither_with_nor_without_a_space(
+    parameters: SamplingParameters, word: str
+) -> None:
+    params = SimpleNamespace(bad_words=[word, word], _bad_words_token_ids=[[1]])
+    parameters.forbid_words(params)
+    bare = word.lstrip()
+    assert sorted(params._bad_words_token_ids) == sorted([ids_of(bare), ids_of(f" {bare}")])
+
+
+def test_nothing_is_forbidden_without_bad_words(parameters: SamplingParameters) -> None:
+    params = SimpleNamespace(bad_words=[], _bad_words_token_ids=None)
+    parameters.forbid_words(params)
+    assert params._bad_words_token_ids is None
+
+
+def test_bad_words_of_too_many_tokens_are_refused(parameters: SamplingParameters) -> None:
+    words = ["\u65e5" * (MAX_BAD_WORD_TOKENS // 3 // 2 - 1)]
+    params = SimpleNamespace(bad_words=words, _bad_words_token_ids=None)
+    parameters.forbid_words(params)
+    assert len(params._bad_words_token_ids) == 2
+    params.bad_words = ["\u65e5" * (MAX_BAD_WORD_TOKENS // 3)]
     with pytest.raises(InvalidRequestError, match="bad_words must have at most 4096 tokens"):
-        check_bad_words(SimpleNamespace(bad_words_token_ids=[[1] * MAX_BAD_WORD_TOKENS, [1]]))
+        parameters.forbid_words(params)
 
 
 def test_images_lower_max_tokens_only_where_that_is_allowed() -> None:

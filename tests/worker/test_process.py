@@ -217,6 +217,7 @@ async def test_signal_while_loading_stops_the_process(
     settings = Settings(
         model_path=str(MODEL_FOLDER),
         model_name=MODEL,
+        model_aliases=("vendor/one", "two"),
         worker_id="w1",
         redis_url=SecretStr(redis_server.url),
     )
@@ -225,6 +226,7 @@ async def test_signal_while_loading_stops_the_process(
         while (card := await card_of(redis)) is None:
             await asyncio.sleep(0.01)
     assert (card.state, card.context_window) == (WorkerState.LOADING, 2048)
+    assert card.aliases == ["vendor/one", "two"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(serving, 5) == 0
 
@@ -245,6 +247,9 @@ def test_help_names_every_setting_and_its_environment_variable() -> None:
         (["--model-path=/nowhere"], "/nowhere holds no config.json"),
         (["--engine-arguments={"], "--engine-arguments: must be a JSON object"),
         (["--engine=other"], "--engine: Input should be 'vllm' or 'scripted'"),
+        (["--model-aliases=one,,two"], "model_aliases: a name must not be empty"),
+        (["--model-aliases=one, two,one"], "Given twice: one"),
+        (["--model-aliases=one", "--model-name=one"], "Given twice: one"),
         (["--lease-seconds=0"], "--lease-seconds: Input should be greater than or equal to 0.3"),
     ],
     ids=lambda value: str(value)[:30],
@@ -262,3 +267,14 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     settings = Settings()
     assert settings.engine_arguments == {"tensor_parallel_size": 2}
     assert (settings.lease_ms, settings.served_name) == (9000, "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("value", "aliases"),
+    [("", ()), (" ", ()), ("one", ("one",)), ("vendor/one, two", ("vendor/one", "two"))],
+)
+def test_aliases_are_separated_by_commas(
+    monkeypatch: pytest.MonkeyPatch, value: str, aliases: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("SLUICE_MODEL_ALIASES", value)
+    assert Settings(model_path=str(MODEL_FOLDER)).model_aliases == aliases

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
@@ -23,7 +24,13 @@ from tests.worker.conftest import (
     running_worker,
 )
 from worker import gateways as gateways_module
-from worker.engine.base import EngineDeadError, EngineRequest, InvalidRequestError
+from worker.engine.base import (
+    EngineDeadError,
+    EngineRequest,
+    EngineStep,
+    InvalidRequestError,
+    SequenceEnd,
+)
 from worker.engine.scripted import Script, ScriptedEngine
 
 STEADY = Script(step_seconds=0.01)
@@ -474,6 +481,39 @@ async def test_job_that_cannot_be_submitted_fails_alone(
         assert isinstance(end, JobFailed)
         assert end.code is code
         assert isinstance(gateway.end(good), JobFinished)
+
+
+class GivesUp(ScriptedEngine):
+    """Gives up on sequences where they should end for their length."""
+
+    @override
+    async def step(self) -> EngineStep:
+        step = await super().step()
+        outputs = [
+            msgspec.structs.replace(each, end=SequenceEnd.ERROR)
+            if each.end is SequenceEnd.LENGTH
+            else each
+            for each in step.outputs
+        ]
+        return step._replace(outputs=outputs)
+
+
+async def test_job_that_the_engine_gives_up_on_fails_alone(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    async with running_worker(redis_server, STRUCTURED, engine_type=GivesUp) as (_, engine, _):
+        structured = make_job(grammar="start: /a/", max_tokens=3, n=2)
+        plain, other = make_job(max_tokens=3), make_job(max_tokens=500)
+        await gateway.enqueue(other, structured, plain)
+        await gateway.finished(structured, plain)
+        await gateway.read_until(lambda: len(gateway.token_ids(other)) > 20)
+        ends = [gateway.end(structured), gateway.end(plain)]
+        assert running(engine) == 1
+    assert [(type(end), getattr(end, "code", None)) for end in ends] == [
+        (JobFailed, FailureCode.INVALID_REQUEST),
+        (JobFailed, FailureCode.ENGINE_ERROR),
+    ]
+    assert "The grammar became too complex, or it and" in getattr(ends[0], "message", "")
 
 
 async def test_stop_tokens_and_min_tokens(redis_server: RedisServer, gateway: Gateway) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from contract.sampling import (
     Xtc,
 )
 from tests.worker.conftest import MODEL_FOLDER, make_job
-from worker.engine.base import EngineRequest, EngineStats, InvalidRequestError
+from worker.engine.base import EngineRequest, EngineStats, InvalidRequestError, SequenceEnd
 from worker.engine.vllm import VllmEngine
 from worker.generation import Generation
 from worker.logprobs import TokenTexts
@@ -148,7 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"stop": ["qzx" * 9, "turn the", "t", "n t", *map(str, range(60))]},
     ),
     "allowed_token_ids": ({"allowed_token_ids": list(range(300, 340))}, {}),
-    "bad_words": ({"temperature": 0.0, "bad_words": ["return", "Return", " the", "é"]}, {}),
+    "bad_words": ({"temperature": 0.0, "bad_words": ["the", " read", "and", "License"]}, {}),
     "forbidden": ({"logit_bias": dict.fromkeys(range(260, 1284), -math.inf)}, {}),
     "repetition": (
         {
@@ -545,6 +546,76 @@ async def test_nothing_a_request_can_say_kills_the_engine(engine: VllmEngine) ->
     }
     assert must_be_refused - set(refused) == set()
     assert not any(str(MODEL_FOLDER) in message for message in refused.values())
+
+
+AMBIGUOUS = """%llguidance {"no_forcing": true}
+start: e
+e: e e e | e e | "a" | "b" | ""
+"""
+
+
+async def run_endless(engine: VllmEngine, request: EngineRequest) -> tuple[list[float], list[Any]]:
+    """Run a request beside one that would not end. Return the steps' seconds, and the request's outputs.
+
+    The other one must go on for ten steps after the request's end.
+    """
+    other = raw(id="other", max_tokens=900, sampling=spec(ignore_eos=True))
+    await engine.submit([other])
+    await engine.submit([request])
+    seconds: list[float] = []
+    outputs: list[Any] = []
+    left = 10
+    while left:
+        before = time.perf_counter()
+        step = await engine.step()
+        seconds.append(time.perf_counter() - before)
+        outputs += [each for each in step.outputs if each.sequence_id == request.id]
+        has_other = any(each.sequence_id == other.id for each in step.outputs)
+        assert not any(each.end for each in step.outputs if each.sequence_id == other.id)
+        left -= has_other and bool(outputs) and outputs[-1].end is not None
+    await engine.abort([other.id])
+    return seconds, outputs
+
+
+async def test_grammar_that_becomes_too_complex_ends_alone(engine: VllmEngine) -> None:
+    no_end = spec(logit_bias={EOS: -100.0}, temperature=2.0)
+    request = raw(id="ambiguous", grammar=AMBIGUOUS, sampling=no_end, max_tokens=900)
+    seconds, outputs = await run_endless(engine, request)
+    assert 20 < len(outputs) < 300
+    assert outputs[-1].end is SequenceEnd.ERROR
+    assert {each.end for each in outputs[:-1]} == {None}
+    assert max(seconds) < 0.15
+
+
+TOO_LARGE = """%llguidance {}
+start: A
+A: /(.*[abc].{30}){5}/ & /(.*x.{40}){9}/ & ~/(.*x.{10}){3}/
+"""
+
+
+@pytest.mark.parametrize(
+    "grammar", ['%llguidance {}\nstart: "aa"', TOO_LARGE], ids=["nothing is left", "too large"]
+)
+async def test_grammar_that_cannot_go_on_ends_alone(engine: VllmEngine, grammar: str) -> None:
+    allowed = spec(allowed_token_ids=ids_of("z"))
+    request = raw(id="stuck", grammar=grammar, sampling=allowed, max_tokens=900)
+    _, outputs = await run_endless(engine, request)
+    assert outputs[-1].end is SequenceEnd.ERROR
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_bad_words_come_neither_with_nor_without_a_space(
+    engine: VllmEngine, temperature: float
+) -> None:
+    prompt = ids_of("The quick brown fox")
+    plain = make_job(prompt_token_ids=prompt, sampling=spec(temperature=0.0), max_tokens=3)
+    assert " jumps" in (await run_jobs(engine, [plain])).text(0)
+    without = spec(temperature=temperature, bad_words=["jumps"])
+    job = make_job(prompt_token_ids=prompt, sampling=without, max_tokens=8, n=16)
+    results = await run_jobs(engine, [job])
+    texts = [results.text(0, choice) for choice in range(16 if temperature else 1)]
+    assert all(texts)
+    assert not any("jumps" in text for text in texts)
 
 
 async def test_many_long_seeded_prompts_at_once(engine: VllmEngine) -> None:

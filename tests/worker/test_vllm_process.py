@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,19 +20,25 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
 
 
+def children(pid: int) -> set[int]:
+    """Return the ids of the processes that a process's threads have started; none if it is gone."""
+    found: set[int] = set()
+    for thread in Path("/proc").glob(f"{pid}/task/*/children"):
+        # A thread may end between being listed and being read.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(int(child) for child in thread.read_text().split())
+    return found
+
+
 def descendants(pid: int) -> set[int]:
     """Return the ids of a process's children, their children, and so on."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    threads = Path(f"/proc/{pid}/task")
-    found: set[int] = set()
-    for thread in threads.iterdir() if children.exists() else []:
-        found.update(int(child) for child in (thread / "children").read_text().split())
-    return found.union(*(descendants(child) for child in found)) if found else found
+    found = children(pid)
+    return found.union(*map(descendants, found))
 
 
 def engine_core(pid: int) -> int:
     """Return the process that vLLM's scheduler runs in: the child that has children of its own."""
-    return next(child for child in descendants(pid) if len(descendants(child)) >= 1)
+    return next(child for child in children(pid) if children(child))
 
 
 def is_alive(pid: int) -> bool:
@@ -78,13 +85,14 @@ async def test_end_of_a_worker(
         processes = descendants(process.pid)
         assert len(processes) >= 2
         await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        # Like the start, the first step takes its time on a busy machine.
+        await gateway.read_until(lambda: bool(gateway.deltas(job)), seconds=60)
         os.kill(victim(process.pid), number)
         if code == 0:
             await gateway.finished(job, seconds=30)
             assert isinstance(gateway.end(job), JobFinished)
         # The engine's processes share the pipe that `wait` waits for: look at them first.
-        assert await gone({process.pid, *processes}, 15 if code == 0 else 5)
+        assert await gone({process.pid, *processes}, 15)
         assert await asyncio.wait_for(process.wait(), 5) == code
     if code == EXIT_ENGINE_DEAD:
         assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]

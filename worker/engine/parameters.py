@@ -35,7 +35,7 @@ class SamplingParameters:
         """
         self._types = types
         self._seeds_cost_time = seeds_cost_time
-        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._tokenizer = tokenizer = Tokenizer.from_buffer(tokenizer_json)
         self._breakers = DryBreakers(tokenizer)
         # What is resolved first takes its time, so that is done before there are requests.
         self._breakers.resolve(["\n"])
@@ -75,6 +75,24 @@ class SamplingParameters:
         params.extra_args = self._extra(request, prompt_tokens)
         return params
 
+    def forbid_words(self, params: Any) -> None:
+        """Forbid bad words at the start of a word and inside one, in parameters that vLLM has checked.
+
+        vLLM lets a word come behind a space unless it has as many tokens there. Raises InvalidRequestError
+        for more tokens than its runner for GPUs has room for.
+        """
+        if not params.bad_words:
+            return
+        words = [word.lstrip() for word in params.bad_words]
+        forms = [form for word in words for form in (word, f" {word}")]
+        ids = {tuple(self._tokenizer.encode(form, add_special_tokens=False).ids) for form in forms}
+        tokens = sum(map(len, ids))
+        if tokens > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequestError(
+                f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens together. Given: {tokens}"
+            )
+        params._bad_words_token_ids = [list(each) for each in sorted(ids) if each]  # noqa: SLF001
+
     def _seed(self, request: EngineRequest) -> int | None:
         spec = request.sampling
         is_needed = not spec.is_greedy and (spec.is_seed_requested or not self._seeds_cost_time)
@@ -101,15 +119,6 @@ class SamplingParameters:
             prompt_tokens=prompt_tokens,
             breakers=[] if dry is None else self._breakers.resolve(dry.breakers),
             spared_token_ids=self._special_token_ids,
-        )
-
-
-def check_bad_words(params: Any) -> None:
-    """Raise InvalidRequestError for more bad words, in tokens, than vLLM's runner for GPUs has room for."""
-    tokens = sum(len(word) for word in params.bad_words_token_ids or ())
-    if tokens > MAX_BAD_WORD_TOKENS:
-        raise InvalidRequestError(
-            f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens together. Given: {tokens}"
         )
 
 

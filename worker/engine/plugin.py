@@ -4,7 +4,9 @@ import logging
 import multiprocessing
 import os
 from threading import Thread
-from typing import Protocol
+from typing import Any, Protocol
+
+from contract.grammar import PARSER_LIMITS
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +20,7 @@ class _Parent(Protocol):
 def prepare() -> None:
     """Make a process of vLLM safe to run beside us."""
     _allow_matrix_tiles()
+    _limit_grammars()
     parent = multiprocessing.parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()
@@ -33,6 +36,40 @@ def _allow_matrix_tiles() -> None:
 
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # noqa: SLF001 - torch has no public name
         _log.warning("The kernel refuses the CPU's matrix tiles (AMX), which vLLM will try to use.")
+
+
+def _limit_grammars() -> None:
+    """Have grammars run within limits, of which vLLM itself sets none.
+
+    Some grammars become ever more ambiguous the longer their text is. One of them alone would hold up
+    every step, and so everybody, by a quarter of a second.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+    from vllm.v1.structured_output import backend_guidance as guidance
+
+    limits = LLParserLimits(**PARSER_LIMITS)
+    accept_any = guidance.GuidanceGrammar.accept_tokens
+
+    def compile_grammar(backend: Any, kind: Any, text: str, **_: Any) -> Any:
+        """Compile a grammar. Raises ValueError, which ends the one request only."""
+        serialized = guidance.serialize_guidance_grammar(
+            kind, text, backend.disable_any_whitespace, backend.disable_additional_properties
+        )
+        matcher = LLMatcher(backend.ll_tokenizer, serialized, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return guidance.GuidanceGrammar(
+            ll_matcher=matcher, ll_tokenizer=backend.ll_tokenizer, vocab_size=backend.vocab_size
+        )
+
+    def accept_tokens(grammar: Any, request_id: str, tokens: list[int]) -> bool:
+        # Beyond the limits llguidance allows nothing but the end of the text, which vLLM would take
+        # for the end of a whole one.
+        is_accepted: bool = accept_any(grammar, request_id, tokens)
+        return is_accepted and not grammar.ll_matcher.is_error()
+
+    guidance.GuidanceBackend.compile_grammar = compile_grammar
+    guidance.GuidanceGrammar.accept_tokens = accept_tokens
 
 
 def _end_with(parent: _Parent) -> None:

@@ -29,7 +29,7 @@ from worker.engine.base import (
 )
 from worker.engine.description import describe
 from worker.engine.outputs import step_of
-from worker.engine.parameters import SamplingParameters, check_bad_words
+from worker.engine.parameters import SamplingParameters
 from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.settings import Settings
 
@@ -217,7 +217,7 @@ class VllmEngine:
         except self._client_errors as error:
             _log.info("Refused a request: %s", error)
             raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
-        check_bad_words(made.sampling_params)
+        self._parameters.forbid_words(made.sampling_params)
         return [made, *(self._sibling(made, each, prompt_tokens) for each in others)]
 
     def _sibling(self, first: Any, request: EngineRequest, prompt_tokens: int) -> Any:

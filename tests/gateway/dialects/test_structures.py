@@ -257,6 +257,37 @@ def test_second_structure_is_refused_naming_both(first: str, second: str) -> Non
     assert "cannot be combined: the text can be given one structure only." in error.message
 
 
+TOOLS: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+}
+
+
+@pytest.mark.parametrize("constraint", [*STRUCTURES, "tools"])
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("ignore_eos", True, "the text ends where its structure is complete."),
+        ("min_tokens", 3, "the text ends where its structure is complete."),
+        ("allowed_token_ids", [5], "they may leave no token to go on with."),
+    ],
+)
+def test_parameters_that_fight_with_a_structure_are_refused(
+    constraint: str, name: str, value: Any, why: str
+) -> None:
+    fields = TOOLS if constraint == "tools" else {constraint: STRUCTURES[constraint]}
+    assert read(**fields)
+    assert read(**{name: value})
+    error = refusal(**fields, **{name: value})
+    assert error.message.startswith(f"'{name}' cannot be combined with '{constraint}")
+    assert error.message.endswith(why)
+    assert error.param == name
+
+
+def test_tools_that_constrain_nothing_go_with_allowed_tokens() -> None:
+    assert read(tools=TOOLS["tools"], allowed_token_ids=[5]).sampling.allowed_token_ids == [5]
+
+
 def test_options_of_structured_outputs_are_named_as_ignored() -> None:
     request = read(structured_outputs={"regex": "a", "whitespace_pattern": " ", "json": None})
     assert request.ignored_parameters == ("structured_outputs.whitespace_pattern",)

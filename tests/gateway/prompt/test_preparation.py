@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.sampling import SamplingSpec
-from gateway.dialects.request import FIT, ContextLengthBehavior
+from gateway.dialects.request import (
+    FIT,
+    ContextLengthBehavior,
+    Structure,
+    StructureKind,
+    Tool,
+    ToolMode,
+    ToolUse,
+)
 from gateway.errors import (
     ApiError,
     ContextLengthExceededError,
@@ -210,6 +218,30 @@ async def test_biases_for_too_many_tokens_are_refused() -> None:
     assert caught.value.param == "logit_bias"
 
 
+TOOLS = [Tool("f", {}, is_strict=False)]
+CONSTRAINED: dict[str, dict[str, Any]] = {
+    "grammar": {"structure": Structure(StructureKind.GBNF, 'root ::= "a"', "grammar")},
+    "tools": {"tool_use": ToolUse(TOOLS, ToolMode.REQUIRED)},
+}
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINED)
+async def test_end_of_a_structured_text_must_not_be_forbidden(constraint: str) -> None:
+    first, end = ids("ab")
+    card = card_of(TOKENIZER, eos_token_ids=[first, end])
+    fields = CONSTRAINED[constraint]
+    forbidding = SamplingSpec(seed=1, logit_bias={end: float("-inf")})
+    await prepared("a", card=card, sampling=forbidding)
+    await prepared("a", card=card, sampling=forbidding, tool_use=ToolUse(TOOLS, ToolMode.AUTO))
+    lowered = SamplingSpec(seed=1, logit_bias={end: -100.0})
+    await prepared("a", card=card, sampling=lowered, **fields)
+    ways: list[dict[str, Any]] = [{"sampling": forbidding}, {"bias_texts": {"b": float("-inf")}}]
+    for way in ways:
+        with pytest.raises(InvalidParameterError, match=f"with '{constraint}'") as caught:
+            await prepared("a", card=card, **way, **fields)
+        assert caught.value.param == "logit_bias"
+
+
 @pytest.mark.parametrize("param", ["logit_bias", "allowed_token_ids", "stop_token_ids"])
 async def test_ids_outside_the_vocabulary_are_refused(param: str) -> None:
     size = TOKENIZER.get_vocab_size()
@@ -237,7 +269,7 @@ async def test_much_work_is_done_beside_the_event_loop(
 ) -> None:
     threads = []
 
-    def watch(*_: Any) -> Any:
+    def watch(*_: Any, **__: Any) -> Any:
         threads.append(threading.current_thread())
         raise InvalidParameterError("Seen.")
 
