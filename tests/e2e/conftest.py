@@ -10,6 +10,9 @@ from tests.e2e.asking import wait_until_listed
 from tests.e2e.seeds.calling import Caller
 from tests.support.stack import MODEL, Stack, running_stack
 
+ALIASES = ("mistral", "your-model")
+"""Names under which the documents of other APIs ask for their model."""
+
 MAX_SEQUENCES = 96
 MAX_WAITING_JOBS_OF_TENANT = 100
 ENGINE_START_SECONDS = 240
@@ -23,7 +26,9 @@ def stack() -> Iterator[Stack]:
                 name, SLUICE_MAX_WAITING_JOBS_OF_TENANT=str(MAX_WAITING_JOBS_OF_TENANT)
             )
         stack.start_worker(
-            ready_seconds=ENGINE_START_SECONDS, SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES)
+            ready_seconds=ENGINE_START_SECONDS,
+            SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES),
+            SLUICE_MODEL_ALIASES=",".join(ALIASES),
         )
         for url in stack.gateways:
             with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:

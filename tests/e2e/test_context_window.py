@@ -12,6 +12,8 @@ from tests.support.stack import CHECKPOINT, MODEL
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 WINDOW: int = json.loads((CHECKPOINT / "config.json").read_text())["max_position_embeddings"]
+TRUNCATE = {"context_length_exceeded_behavior": "truncate"}
+ERROR = {"context_length_exceeded_behavior": "error"}
 
 
 def prompt_of(tokens: int) -> list[int]:
@@ -24,9 +26,8 @@ def test_model_announces_its_window(client: OpenAI) -> None:
     assert client.models.retrieve(MODEL).model_dump()["context_window"] == WINDOW
 
 
-@pytest.mark.parametrize("behavior", [{}, {"context_length_exceeded_behavior": "truncate"}])
-def test_truncate_lowers_max_tokens_to_what_fits(client: OpenAI, behavior: dict[str, str]) -> None:
-    options = {"max_tokens": 50, "ignore_eos": True, **behavior}
+def test_truncate_lowers_max_tokens_to_what_fits(client: OpenAI) -> None:
+    options = {"max_tokens": 50, "ignore_eos": True} | TRUNCATE
     raw = client.completions.with_raw_response.create(**parameters(prompt_of(WINDOW - 5), options))
     answer = raw.parse()
 
@@ -53,21 +54,17 @@ def test_unlimited_max_tokens_are_what_fits(client: OpenAI) -> None:
 def test_lowest_of_several_prompts_is_named(client: OpenAI) -> None:
     prompts = [prompt_of(20), prompt_of(WINDOW - 3)]
     raw = client.completions.with_raw_response.create(
-        **parameters(prompts, {"max_tokens": 10, "ignore_eos": True})
+        **parameters(prompts, {"max_tokens": 10, "ignore_eos": True} | TRUNCATE)
     )
 
     assert raw.headers["x-max-tokens-applied"] == "3"
     assert usage_of(raw.parse()).completion_tokens == 10 + 3
 
 
-def test_error_refuses_what_does_not_fit(client: OpenAI) -> None:
+@pytest.mark.parametrize("behavior", [{}, ERROR], ids=["default", "error"])
+def test_error_refuses_what_does_not_fit(client: OpenAI, behavior: dict[str, str]) -> None:
     with pytest.raises(BadRequestError) as caught:
-        complete(
-            client,
-            prompt_of(WINDOW - 5),
-            max_tokens=6,
-            context_length_exceeded_behavior="error",
-        )
+        complete(client, prompt_of(WINDOW - 5), max_tokens=6, **behavior)
 
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "max_tokens"
@@ -75,31 +72,21 @@ def test_error_refuses_what_does_not_fit(client: OpenAI) -> None:
         assert str(number) in caught.value.message
 
 
-def test_error_takes_what_just_fits(client: OpenAI) -> None:
-    answer = complete(
-        client,
-        prompt_of(WINDOW - 5),
-        max_tokens=5,
-        ignore_eos=True,
-        context_length_exceeded_behavior="error",
-    )
+@pytest.mark.parametrize("behavior", [{}, ERROR], ids=["default", "error"])
+def test_error_takes_what_just_fits(client: OpenAI, behavior: dict[str, str]) -> None:
+    answer = complete(client, prompt_of(WINDOW - 5), max_tokens=5, ignore_eos=True, **behavior)
 
     assert usage_of(answer).completion_tokens == 5
 
 
-@pytest.mark.parametrize("behavior", ["truncate", "error"])
+@pytest.mark.parametrize("behavior", [TRUNCATE, ERROR], ids=["truncate", "error"])
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 def test_prompt_longer_than_the_window_is_refused(
-    client: OpenAI, behavior: str, stream: bool
+    client: OpenAI, behavior: dict[str, str], stream: bool
 ) -> None:
     ask = streamed if stream else complete
     with pytest.raises(BadRequestError) as caught:
-        ask(
-            client,
-            prompt_of(WINDOW + 1),
-            max_tokens=1,
-            context_length_exceeded_behavior=behavior,
-        )
+        ask(client, prompt_of(WINDOW + 1), max_tokens=1, **behavior)
 
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "prompt"

@@ -1,9 +1,10 @@
 """Requests made by chance, but the same ones every time."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
-from hypothesis import strategies as st
 from typing_extensions import override
 
 from contract.dialect import Dialect
@@ -12,6 +13,14 @@ from tests.support.stack import MODEL
 
 NAMES = sorted({*SOUND, *ODD})
 FEW_TOKENS = '"max_tokens": 2'
+MOST_MEMBERS = 5
+
+ODDITIES = (0, 0, 0, 1, 2, 5)
+"""How many of ten members of a body are odd or junk: half of all bodies are sound in every part."""
+
+VERY_ODD = max(ODDITIES)
+DIALECTS = (None, *(dialect.value for dialect in Dialect))
+SCRAPS = (b"", b"\xff", b"\xc3", b"\x00", b"{", b"]", b'"', b",,", b"\\u")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,38 +43,43 @@ def _texts(table: dict[str, tuple[object, ...]]) -> dict[str, tuple[str, ...]]:
 _SOUND, _ODD = _texts(SOUND), _texts(ODD)
 
 
-@st.composite
-def members(draw: st.DrawFn, *, oddity: int) -> str:
-    """Return one `"name": value`. `oddity` of ten are odd or junk."""
-    name = draw(st.sampled_from(NAMES))
-    values = JUNK if oddity == 10 else _SOUND.get(name, _ODD.get(name, JUNK))
-    if draw(st.integers(1, 10)) <= oddity:
-        values = draw(st.sampled_from((_ODD.get(name, JUNK), JUNK)))
-    return f"{json.dumps(name)}: {draw(st.sampled_from(values))}"
+def different_cases(seed: int) -> Iterator[Case]:
+    """Yield requests without end, none of them twice."""
+    chance = Random(seed)
+    seen: set[Case] = set()
+    while True:
+        case = _case(chance)
+        if case not in seen:
+            seen.add(case)
+            yield case
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Return a request: half of them are sound in every part, few are not even JSON."""
-    oddity = draw(st.sampled_from((0, 0, 0, 1, 2, 5)))
-    stream = draw(st.sampled_from(('"stream": true', '"stream": false')))
+def _case(chance: Random) -> Case:
+    oddity = chance.choice(ODDITIES)
+    members = [_member(chance, oddity) for _ in range(chance.randint(0, MOST_MEMBERS))]
     parts = [
         f'"model": "{MODEL}"',
-        f'"prompt": {draw(st.sampled_from(_SOUND["prompt"]))}',
-        *draw(st.lists(members(oddity=oddity), max_size=5)),
-        stream,
+        f'"prompt": {chance.choice(_SOUND["prompt"])}',
+        *members,
+        chance.choice(('"stream": true', '"stream": false')),
         FEW_TOKENS,
     ]
     body = ("{" + ", ".join(parts) + "}").encode()
-    if oddity == 5 and draw(st.booleans()):
-        body = draw(mangled(body))
-    return Case(draw(st.sampled_from((None, *(each.value for each in Dialect)))), body)
+    if oddity == VERY_ODD and chance.random() < 0.5:
+        body = _mangled(chance, body)
+    return Case(chance.choice(DIALECTS), body)
 
 
-@st.composite
-def mangled(draw: st.DrawFn, body: bytes) -> bytes:
+def _member(chance: Random, oddity: int) -> str:
+    name = chance.choice(NAMES)
+    values = _SOUND.get(name, _ODD.get(name, JUNK))
+    if chance.randint(1, 10) <= oddity:
+        values = chance.choice((_ODD.get(name, JUNK), JUNK))
+    return f"{json.dumps(name)}: {chance.choice(values)}"
+
+
+def _mangled(chance: Random, body: bytes) -> bytes:
     """Return the bytes with a piece cut out and another put in."""
-    start = draw(st.integers(0, len(body)))
-    end = draw(st.integers(start, min(start + 20, len(body))))
-    piece = draw(st.sampled_from((b"", b"\xff", b"\xc3", b"\x00", b"{", b"]", b'"', b",,", b"\\u")))
-    return body[:start] + piece + body[end:]
+    start = chance.randint(0, len(body))
+    end = chance.randint(start, min(start + 20, len(body)))
+    return body[:start] + chance.choice(SCRAPS) + body[end:]

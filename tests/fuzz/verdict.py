@@ -10,6 +10,9 @@ from tests.fuzz.bodies import Case
 REFUSALS = frozenset({400, 404, 413, 422, 429})
 OVERLOADED = 503
 DONE = "data: [DONE]"
+CONTRADICTION = "left no token to go on with."
+"""A stream may fail by itself only if its words were forbidden that its structure needs."""
+
 REASONS = frozenset({"stop", "length", "tool_calls"})
 
 _KEYS: dict[str, set[str]] = {
@@ -45,13 +48,22 @@ def _of_stream(text: str) -> str:
         return f"no sound stream: {text[-500:]}"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     if any("error" in chunk for chunk in chunks):
-        return f"failed on its way: {chunks[-1]}"
+        return _of_failure(chunks)
     ended = [choice["index"] for c in chunks for choice in c["choices"] if choice["finish_reason"]]
     seen = {choice["index"] for chunk in chunks for choice in chunk["choices"]}
     if sorted(ended) != sorted(seen) or not ended:
         return f"ended {ended} of {seen}"
     usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
     return _of_usage(usages[-1]) if usages else "no usage"
+
+
+def _of_failure(chunks: list[dict[str, Any]]) -> str:
+    """Return what is wrong with a stream that failed; nothing if what was asked for was impossible."""
+    *before, last = chunks
+    is_last = not any("error" in chunk for chunk in before)
+    if is_last and last["error"]["message"].endswith(CONTRADICTION):
+        return ""
+    return f"failed on its way: {last}"
 
 
 def _of_completion(answer: dict[str, Any]) -> str:

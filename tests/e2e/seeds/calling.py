@@ -1,6 +1,7 @@
 """Requests sent byte for byte in a dialect, and reading what comes back."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def texts_of(answer: Body) -> list[str]:
     """Return the texts of all choices, which must come in the order of their index."""
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
     return [choice["text"] for choice in answer["choices"]]
+
+
+def texts_by_seed(
+    caller: Caller, dialect: str | None, body: Body, seeds: Iterable[int] = (21, 22, 23)
+) -> list[str]:
+    """Return the sampled text for each seed, one request after the other.
+
+    Which sequences share an engine step is a matter of chance, and decides how numbers are rounded:
+    sampled texts can be compared only if each of them runs alone.
+    """
+    return [text_of(caller.complete(dialect, body | {"seed": seed})) for seed in seeds]
 
 
 def joined(chunks: list[Body], index: int = 0) -> str:

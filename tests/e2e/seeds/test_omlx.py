@@ -21,10 +21,10 @@ from tests.e2e.seeds.calling import (
     text_of,
     texts_of,
 )
+from tests.support.stack import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-DOCUMENTED_MODEL = "your-model"
 DIALECT = "omlx"
 WINDOW = 2048
 SCHEMA: Body = {
@@ -35,8 +35,8 @@ SCHEMA: Body = {
 }
 
 
-def test_example_gets_the_answer_example(named_caller: Caller) -> None:
-    answer = named_caller.complete(DIALECT, example_bytes("omlx_request"))
+def test_example_gets_the_answer_example(caller: Caller) -> None:
+    answer = caller.complete(DIALECT, example_bytes("omlx_request"))
 
     check_like(documented_answer("omlx_response"), answer)
     assert answer["id"].startswith("cmpl-")
@@ -47,25 +47,26 @@ def test_example_gets_the_answer_example(named_caller: Caller) -> None:
     assert answer["usage"]["completion_tokens"] <= 50
 
 
-def test_example_completes_the_saying(named_caller: Caller) -> None:
-    answer = named_caller.complete(DIALECT, example("omlx_request") | {"temperature": 0})
+def test_example_completes_the_saying(caller: Caller) -> None:
+    answer = caller.complete(DIALECT, example("omlx_request") | {"temperature": 0})
 
     assert text_of(answer).startswith(" jumps over the lazy dog")
 
 
-def test_models_are_listed(named_caller: Caller) -> None:
-    listed = named_caller.get("/v1/models").json()
+def test_models_are_listed(caller: Caller) -> None:
+    listed = caller.get("/v1/models").json()
 
-    assert [model["id"] for model in listed["data"]] == ["your-model"]
+    [model] = listed["data"]
+    assert model["id"] == MODEL
+    assert "your-model" in model["aliases"]
+    assert caller.get("/v1/models/your-model").json() == model
 
 
 def test_list_of_prompts_is_completed_independently(caller: Caller) -> None:
     options = {"max_tokens": 10, "temperature": 0}
-    answer = caller.complete(DIALECT, {"prompt": [OPEN, COUNTING]} | options)
-    alone = [
-        text_of(caller.complete(DIALECT, {"prompt": prompt} | options))
-        for prompt in (OPEN, COUNTING)
-    ]
+    prompts = [LONG.prompt, COUNTING]
+    answer = caller.complete(DIALECT, {"prompt": prompts} | options)
+    alone = [text_of(caller.complete(DIALECT, {"prompt": prompt} | options)) for prompt in prompts]
 
     assert texts_of(answer) == alone
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
-from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of, texts_of
+from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of, texts_by_seed, texts_of
 from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 GREEDY: Body = {"temperature": 0, "max_tokens": 24}
-HOT: Body = {"temperature": 2, "max_tokens": 24, "seed": 9, "prompt": OPEN, "n": 4}
+HOT: Body = {"temperature": 2, "max_tokens": 24, "prompt": OPEN}
 BLOCK_TOKENS = 128
 
 
@@ -120,7 +120,7 @@ def test_allowed_token_ids_are_the_only_ones(caller: Caller) -> None:
     [y], [z] = ids_of("y"), ids_of("z")
     answer = caller.complete("vllm", HOT | {"allowed_token_ids": [y, z]})
 
-    assert set("".join(texts_of(answer))) == {"y", "z"}
+    assert set(text_of(answer)) == {"y", "z"}
 
 
 def test_bad_words_do_not_come(caller: Caller) -> None:
@@ -146,12 +146,12 @@ def test_bad_words_do_not_come(caller: Caller) -> None:
 def test_samplers_work_in_every_dialect(
     caller: Caller, dialect: str, parameters: Body, off: Body
 ) -> None:
-    plain = texts_of(caller.complete(dialect, HOT))
+    plain = texts_by_seed(caller, dialect, HOT)
 
-    changed = texts_of(caller.complete(dialect, HOT | parameters))
+    changed = texts_by_seed(caller, dialect, HOT | parameters)
     assert changed != plain
-    assert texts_of(caller.complete(dialect, HOT | parameters)) == changed
-    assert texts_of(caller.complete(dialect, HOT | off)) == plain
+    assert texts_by_seed(caller, dialect, HOT | parameters) == changed
+    assert texts_by_seed(caller, dialect, HOT | off) == plain
 
 
 @pytest.mark.parametrize("dialect", ["openai", "llamacpp"])
@@ -159,21 +159,20 @@ def test_min_keep_leaves_tokens(caller: Caller, dialect: str) -> None:
     """Truncation to next to nothing is greedy, unless so many tokens have to stay."""
     wide = {"prompt": LONG.prompt, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     narrow = HOT | wide | {"top_p": 1e-6}
-    greedy = texts_of(caller.complete(dialect, narrow | {"temperature": 0}))
+    greedy = texts_by_seed(caller, dialect, narrow | {"temperature": 0})
 
-    assert texts_of(caller.complete(dialect, narrow)) == greedy
-    assert texts_of(caller.complete(dialect, narrow | {"min_keep": 50})) != greedy
+    assert texts_by_seed(caller, dialect, narrow) == greedy
+    assert texts_by_seed(caller, dialect, narrow | {"min_keep": 50}) != greedy
 
 
 @pytest.mark.parametrize("dialect", ["openai", "llamacpp"])
 def test_samplers_that_are_not_named_are_not_applied(caller: Caller, dialect: str) -> None:
     one = HOT | {"prompt": LONG.prompt, "top_k": 1, "repetition_penalty": 1}
-    greedy = texts_of(caller.complete(dialect, one | {"temperature": 0}))
+    greedy = texts_by_seed(caller, dialect, one | {"temperature": 0})
 
-    assert (
-        texts_of(caller.complete(dialect, one | {"samplers": ["temperature", "top_k"]})) == greedy
-    )
-    assert texts_of(caller.complete(dialect, one | {"samplers": ["temperature"]})) != greedy
+    both = one | {"samplers": ["temperature", "top_k"]}
+    assert texts_by_seed(caller, dialect, both) == greedy
+    assert texts_by_seed(caller, dialect, one | {"samplers": ["temperature"]}) != greedy
 
 
 def test_dry_searches_the_last_tokens_only(caller: Caller) -> None:
