@@ -135,13 +135,26 @@ _COMPLETION_BODY: dict[str, Any] = {
     },
 }
 
+_EVENT: dict[str, Any] = {
+    "description": "One server-sent event. The last one's data is `[DONE]`.",
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": reference("CompletionChunk"),
+        }
+    },
+}
+
 _COMPLETION_ANSWER: dict[str, Any] = {
     "description": "The completion; with `stream: true` its chunks as server-sent events, each a "
     "`CompletionChunk`, ended by `data: [DONE]`.",
     "headers": _headers(_HEADER_TEXT),
     "content": {
         "application/json": {"schema": reference("Completion")},
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": {"schema": _EVENT},
     },
 }
 
