@@ -1,7 +1,8 @@
 """Connections to the SQL database: SQLite in a file, or PostgreSQL."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection, event
@@ -113,7 +114,10 @@ def _prepare_sqlite_connection(connection: Any, _record: object) -> None:
     # The driver must not begin transactions of its own: it would begin them too late and too weak.
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
+    # Changing the mode waits for nobody. Whoever is in the way has a connection, too, and the mode is the
+    # file's: it is changed by one of them, or by the next one.
+    with suppress(sqlite3.OperationalError):
+        cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

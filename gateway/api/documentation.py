@@ -136,16 +136,10 @@ _COMPLETION_BODY: dict[str, Any] = {
 }
 
 _EVENT: dict[str, Any] = {
-    "description": "One server-sent event. The last one's data is `[DONE]`.",
+    "description": "One server-sent event: a `CompletionChunk` or an `Error` as JSON, and at the end `[DONE]`.",
     "type": "object",
     "required": ["data"],
-    "properties": {
-        "data": {
-            "type": "string",
-            "contentMediaType": "application/json",
-            "contentSchema": reference("CompletionChunk"),
-        }
-    },
+    "properties": {"data": {"type": "string"}},
 }
 
 _COMPLETION_ANSWER: dict[str, Any] = {
