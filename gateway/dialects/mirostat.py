@@ -35,7 +35,8 @@ class MirostatParameters(Parameters):
     mirostat_target: Annotated[float, Field(ge=0, le=MAX_PERPLEXITY)] | None = Field(
         default=None,
         description="Turns Mirostat 2 on with this target perplexity (at least 1); dialect fireworks-2026 "
-        f"takes it in bits per token (at most {MIROSTAT_TAU.maximum:g}). Not together with `mirostat`.",
+        f"takes it in bits per token (at most {MIROSTAT_TAU.maximum:g}). Not together with `mirostat`. "
+        "Default: off.",
     )
     mirostat_lr: Annotated[float, bounded(MIROSTAT_ETA)] | None = Field(
         default=None,

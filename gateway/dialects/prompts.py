@@ -57,7 +57,7 @@ class PromptParameters(Parameters):
     )
     echo_last: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
         default=None,
-        description="Put only this many of the prompt's last tokens before the completion; 0: none.",
+        description="Put only this many of the prompt's last tokens before the completion; 0: none. Default: all, if `echo`.",
     )
 
 

@@ -43,7 +43,7 @@ class SamplingParameters(Parameters):
     )
     seed: Annotated[int, bounded(sampling.SEED), INTEGRAL] | None = Field(
         default=None,
-        description="Makes sampling repeatable; choice `i` uses `seed + i`. -1 is the same as none.",
+        description="Makes sampling repeatable; choice `i` uses `seed + i`. -1 is the same as none. Default: none.",
     )
     presence_penalty: Annotated[float, bounded(sampling.PRESENCE_PENALTY)] | None = Field(
         default=None,
