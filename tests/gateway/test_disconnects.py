@@ -8,6 +8,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from gateway.dispatch.catalogue import REFRESH_SECONDS
 from tests.gateway.conftest import asking, complete, eventually, jobs_in_redis, nothing_left, serve
 from tests.gateway.http import connection, head, post
 from tests.support.stack import MODEL, Stack, metric
@@ -26,6 +27,8 @@ def slow_reading(stack: Stack) -> Iterator[str]:
         SLUICE_ENGINE="scripted",
         SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="1",
     )
+    # Only the first gateway was asked; the others hear of the model with their next refresh.
+    time.sleep(REFRESH_SECONDS * 1.5)
     yield stack.worker_url("slow-reading")
     stack.stop("slow-reading")
 
