@@ -1,8 +1,10 @@
 """Every Redis key, one function each.
 
-All keys of one model share the hash tag `{m:MODEL}`, all keys of one gateway `{g:GATEWAY}`: each script
-touches one tag only, so it works on Redis Cluster.
+All keys of one model share the hash tag `{m:MODEL}`, all keys of one gateway `{g:GATEWAY}`, all quota keys of
+a tenant that of its bucket, `{b:NN}`: each script touches one tag only, so it works on Redis Cluster.
 """
+
+import zlib
 
 MODELS = "models"
 """Hash: model -> its latest WorkerCard. A model that was ever announced stays known."""
@@ -27,13 +29,18 @@ def last_active(model: str) -> str:
 
 
 def queue_prefix(model: str) -> str:
-    """Prefix of the tenants' queues (lists of job ids), to which the tenant is appended."""
+    """Prefix of the tenants' queues, to which the tenant is appended."""
     return f"{{m:{model}}}:queue:"
 
 
 def queue(model: str, tenant: str) -> str:
-    """List: ids of the tenant's waiting jobs, oldest first."""
+    """Sorted set: id of a waiting job of the tenant -> its place (by tier, then by arrival)."""
     return queue_prefix(model) + tenant
+
+
+def sequence(model: str) -> str:
+    """Integer: number of jobs that were ever enqueued, from which places are made."""
+    return f"{{m:{model}}}:sequence"
 
 
 def job_prefix(model: str) -> str:
@@ -42,7 +49,7 @@ def job_prefix(model: str) -> str:
 
 
 def job(model: str, job_id: str) -> str:
-    """Hash: one job, waiting or leased."""
+    """Hash: one job, waiting or leased, or the receipt of one that has ended."""
     return job_prefix(model) + job_id
 
 
@@ -94,3 +101,47 @@ def replies(gateway: str) -> str:
 def gateway_alive(gateway: str) -> str:
     """String with expiry: exists while the gateway process lives."""
     return f"{{g:{gateway}}}:alive"
+
+
+BUCKETS = 64
+"""Buckets into which tenants are hashed; all quota keys of one tenant are in its bucket."""
+
+
+def bucket_of(tenant: str) -> int:
+    """Return the bucket of a tenant, 0 to BUCKETS - 1."""
+    return zlib.crc32(tenant.encode()) % BUCKETS
+
+
+def bucket_prefix(bucket: int) -> str:
+    """Prefix of all quota keys of a bucket."""
+    return f"{{b:{bucket:02d}}}:"
+
+
+def reservation(bucket: int, request_id: str) -> str:
+    """Hash: an admitted request whose usage is not settled yet."""
+    return f"{bucket_prefix(bucket)}reservation:{request_id}"
+
+
+def open_reservations(bucket: int) -> str:
+    """Sorted set: request id of a reservation -> expiry of its lease in Unix milliseconds of the Redis server."""
+    return f"{bucket_prefix(bucket)}open"
+
+
+def running(bucket: int, subject: str) -> str:
+    """Sorted set: the subject's admitted requests, like `open_reservations`, where their number is limited."""
+    return f"{bucket_prefix(bucket)}running:{subject}"
+
+
+def window(bucket: int, subject: str) -> str:
+    """Hash: what the subject used in the last minute."""
+    return f"{bucket_prefix(bucket)}window:{subject}"
+
+
+def account(bucket: int, subject: str) -> str:
+    """Hash: what the subject used today and this month, and its credits; see `gateway.quota`."""
+    return f"{bucket_prefix(bucket)}account:{subject}"
+
+
+def usage(bucket: int) -> str:
+    """Stream: usage records that are not in the ledger yet (field `u`)."""
+    return f"{bucket_prefix(bucket)}usage"

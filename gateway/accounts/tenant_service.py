@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
-from gateway.accounts.records import Tenant, TenantOptions, TenantStatus
+from gateway.accounts.records import Tenant, TenantChanges, TenantOptions, TenantStatus
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
@@ -78,7 +78,7 @@ class TenantService:
         """Serve a suspended tenant again."""
         return await self._set_status(tenant_id, TenantStatus.ACTIVE)
 
-    async def update(self, tenant_id: str, **options: Unpack[TenantOptions]) -> Tenant:
+    async def update(self, tenant_id: str, **options: Unpack[TenantChanges]) -> Tenant:
         """Change the options that are given, on every gateway."""
         check_not_empty(options)
         _check_options(options)
@@ -113,7 +113,7 @@ def check_not_empty(options: Mapping[str, object]) -> None:
         raise InvalidParameterError("Nothing to change: give at least one option.")
 
 
-def _check_options(options: TenantOptions) -> None:
+def _check_options(options: TenantOptions | TenantChanges) -> None:
     model = options.get("default_model")
     if model is not None and not 0 < len(model.strip()) <= len(model) <= MAX_NAME_CHARACTERS:
         raise InvalidParameterError(

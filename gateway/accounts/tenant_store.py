@@ -1,10 +1,21 @@
 """Queries on the table `tenants`."""
 
-from sqlalchemy import select, update
+from typing import Any, NamedTuple
+
+from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.records import Tenant, TenantOptions, TenantStatus
-from gateway.accounts.tables import TenantRow
+from gateway.accounts.records import Member, Plan, Project, Tenant, TenantChanges, TenantStatus
+from gateway.accounts.tables import MemberRow, PlanRow, ProjectRow, TenantRow
+
+
+class Caller(NamedTuple):
+    """A tenant with what one of its people's tokens names."""
+
+    tenant: Tenant
+    plan: Plan | None
+    member: Member | None
+    project: Project | None
 
 
 class TenantStore:
@@ -25,6 +36,11 @@ class TenantStore:
                 dialect=tenant.dialect,
                 strict_parameters=tenant.strict_parameters,
                 default_model=tenant.default_model,
+                plan_id=tenant.plan_id,
+                limits=tenant.limits,
+                billing=tenant.billing,
+                service_tier=tenant.service_tier,
+                shows_cost=tenant.shows_cost,
             )
         )
         await self._transaction.flush()
@@ -34,6 +50,33 @@ class TenantStore:
         row = await self._transaction.get(TenantRow, tenant_id)
         return None if row is None else row.to_record()
 
+    async def find_caller(
+        self, tenant_id: str, *, subject: str, project_id: str | None
+    ) -> Caller | None:
+        """Return whom a token acts as, or None where there is no such tenant."""
+        found = await self._transaction.execute(
+            select(TenantRow, PlanRow, MemberRow, ProjectRow)
+            .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
+            .outerjoin(
+                MemberRow, and_(MemberRow.tenant_id == TenantRow.id, MemberRow.subject == subject)
+            )
+            .outerjoin(
+                ProjectRow,
+                and_(ProjectRow.tenant_id == TenantRow.id, ProjectRow.id == project_id),
+            )
+            .where(TenantRow.id == tenant_id)
+        )
+        row: Any = found.one_or_none()
+        if row is None:
+            return None
+        tenant, plan, member, project = row
+        return Caller(
+            tenant.to_record(),
+            None if plan is None else plan.to_record(),
+            None if member is None else member.to_record(),
+            None if project is None else project.to_record(),
+        )
+
     async def list_all(self) -> list[Tenant]:
         """Return all tenants, oldest first."""
         rows = await self._transaction.scalars(
@@ -41,7 +84,7 @@ class TenantStore:
         )
         return [row.to_record() for row in rows]
 
-    async def set_options(self, tenant_id: str, options: TenantOptions) -> None:
+    async def set_options(self, tenant_id: str, options: TenantChanges) -> None:
         """Change at least one of these options of an existing tenant."""
         await self._transaction.execute(
             update(TenantRow).where(TenantRow.id == tenant_id).values(**options)

@@ -12,6 +12,7 @@ from fastapi import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.schema import require_current_schema
 from gateway.auth.authenticator import Authenticator
@@ -36,6 +37,8 @@ class ProcessContext:
 
     settings: Settings
     redis: "Redis"
+    database: Database
+    announcer: ChangeAnnouncer
     authenticator: Authenticator
     catalogue: Catalogue
     tokenizers: TokenizerStore
@@ -82,6 +85,8 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         yield ProcessContext(
             settings=settings,
             redis=redis,
+            database=database,
+            announcer=ChangeAnnouncer(redis),
             authenticator=authenticator,
             catalogue=catalogue,
             tokenizers=TokenizerStore(catalogue.tokenizer),

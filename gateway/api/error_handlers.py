@@ -3,6 +3,7 @@
 import logging
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -16,9 +17,13 @@ from gateway.errors import (
     BadRequestError,
     ErrorStyle,
     InternalError,
+    InvalidJsonError,
+    InvalidParameterError,
     MethodNotAllowedError,
+    MissingParameterError,
     NotFoundError,
     StoreUnavailableError,
+    shown,
 )
 
 logger = logging.getLogger(__name__)
@@ -33,6 +38,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception with an ApiError."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(RedisError, _on_redis_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
@@ -84,6 +90,23 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         response.headers.update(error.headers or {})
         return response
     return to_response(BadRequestError("The request cannot be read."), style)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - FastAPI's registration guarantees it
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"][1:])
+    if problem["type"] == "json_invalid":
+        refusal: ApiError = InvalidJsonError("The body is not valid JSON.")
+    elif problem["type"] == "missing" and name:
+        refusal = MissingParameterError(name)
+    else:
+        reason = problem["msg"].removeprefix("Value error, ")
+        refusal = InvalidParameterError(
+            f"'{name or 'body'}': {reason}. Given: {shown(problem.get('input'))}.",
+            param=name or None,
+        )
+    return to_response(refusal, error_style_of(request))
 
 
 async def _on_redis_error(request: Request, error: Exception) -> Response:

@@ -4,17 +4,28 @@ import hmac
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypedDict
 
 from contract import clock
+from contract.tier import ServiceTier
 from gateway.accounts.database import Database
 from gateway.accounts.key_store import KeyOwner, KeyStore
-from gateway.accounts.records import Tenant, TenantStatus
-from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
+from gateway.accounts.records import (
+    Billing,
+    KeyRecord,
+    Plan,
+    Project,
+    ProjectStatus,
+    Tenant,
+    TenantStatus,
+)
+from gateway.accounts.tenant_store import Caller, TenantStore
 from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
-from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
 from gateway.auth.principal import Principal
+from gateway.auth.roles import ROLE_SCOPES
 from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
 from gateway.settings import Settings
 
@@ -26,7 +37,7 @@ MAX_CREDENTIAL_CHARACTERS: Final = 8192
 class _KnownKey:
     principal: Principal
     expires_at_ms: int | None
-    is_suspended: bool
+    refusal: str
 
 
 class Authenticator:
@@ -52,8 +63,8 @@ class Authenticator:
         self._keys = LookupCache[bytes, _KnownKey](
             ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
         )
-        self._tenants = LookupCache[str, Tenant](
-            ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_tenant
+        self._callers = LookupCache[tuple[str, str, str | None], Caller](
+            ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_caller
         )
 
     @classmethod
@@ -66,13 +77,16 @@ class Authenticator:
             max_entries=settings.key_cache_size,
         )
 
-    async def authenticate(self, authorization: str | None) -> Principal:
-        """Return who the request acts as.
+    async def authenticate(
+        self, authorization: str | None, *, address: str | None = None
+    ) -> Principal:
+        """Return who a request from the client's IP address acts as.
 
         Raises:
             AuthenticationError: the header is missing or malformed, or the credential is not valid.
             ExpiredCredentialError: the credential was valid once.
-            AccountSuspendedError: the credential is valid, but its tenant is suspended.
+            AccountSuspendedError: the credential is valid, but its tenant is suspended or its project archived.
+            AddressNotAllowedError: the credential is not for requests from this address.
             StoreUnavailableError: neither memory nor the database can tell.
         """
         credential = _bearer_credential(authorization)
@@ -81,7 +95,9 @@ class Authenticator:
         known = self._keys.fresh(digest(credential))
         if known is None:
             known = await self._find_key(_parse_key(credential))
-        return _checked(known)
+        principal = _checked(known)
+        principal.require_address(address)
+        return principal
 
     def forget_key(self, key_id: str) -> None:
         """Ask the database again before this key is believed."""
@@ -90,12 +106,12 @@ class Authenticator:
     def forget_tenant(self, tenant_id: str) -> None:
         """Ask the database again before any credential of this tenant is believed."""
         self._keys.forget(_tenant_subject(tenant_id))
-        self._tenants.forget(_tenant_subject(tenant_id))
+        self._callers.forget(_tenant_subject(tenant_id))
 
     def expire_all(self) -> None:
         """Ask the database again before any credential is believed."""
         self._keys.expire_all()
-        self._tenants.expire_all()
+        self._callers.expire_all()
 
     async def _find_key(self, key: ApiKey) -> _KnownKey:
         known = await self._keys.get(key.digest(), partial(self._load_key, key))
@@ -106,34 +122,25 @@ class Authenticator:
     async def _load_key(self, key: ApiKey) -> _KnownKey | None:
         async with self._database.reading() as transaction:
             owner = await KeyStore(transaction).find_owner(key.prefix)
-        if owner is None or not hmac.compare_digest(owner.key.digest, key.digest()):
-            return None
-        return None if owner.key.revoked_at is not None else _known_key(owner)
+        return None if owner is None else _known_key(owner, key)
 
     async def _authenticate_jwt(self, token: str) -> Principal:
         if self._verifier is None:
             raise AuthenticationError("JWTs are not accepted here. Use an API key (sk-...).")
         claims = self._verifier.verify(token)
-        tenant = await self._tenants.get(
-            claims.tenant_id, partial(self._load_tenant, claims.tenant_id)
+        caller = await self._callers.get(
+            (claims.tenant_id, claims.subject, claims.project_id),
+            partial(self._load_caller, claims),
         )
-        if tenant is None:
+        if caller is None:
             raise AuthenticationError("The token's tenant does not exist.")
-        _check_active(tenant.id, is_suspended=tenant.status is TenantStatus.SUSPENDED)
-        return Principal(
-            tenant_id=tenant.id,
-            tenant_weight=tenant.weight,
-            credential_id=f"jwt:{claims.subject}",
-            scopes=claims.scopes,
-            allowed_models=claims.allowed_models,
-            dialect=claims.dialect or tenant.dialect,
-            is_strict=tenant.strict_parameters,
-            default_model=tenant.default_model,
-        )
+        return _principal_of_token(claims, caller)
 
-    async def _load_tenant(self, tenant_id: str) -> Tenant | None:
+    async def _load_caller(self, claims: TokenClaims) -> Caller | None:
         async with self._database.reading() as transaction:
-            return await TenantStore(transaction).get(tenant_id)
+            return await TenantStore(transaction).find_caller(
+                claims.tenant_id, subject=claims.subject, project_id=claims.project_id
+            )
 
 
 def _bearer_credential(authorization: str | None) -> str:
@@ -164,36 +171,115 @@ def _parse_key(credential: str) -> ApiKey:
         ) from None
 
 
-def _known_key(owner: KeyOwner) -> _KnownKey:
-    key, tenant = owner
-    expires_at = key.expires_at
+def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
+    """Return what the key stands for, or None if the database knows another secret for its prefix."""
+    record, tenant = owner.key, owner.tenant
+    expires_at = record.expires_at
+    if hmac.compare_digest(record.digest, key.digest()):
+        pass
+    elif hmac.compare_digest(record.old_digest or b"", key.digest()):
+        ends = [time for time in (expires_at, record.old_expires_at) if time is not None]
+        expires_at = min(ends)
+    else:
+        return None
+    if record.revoked_at is not None:
+        return None
     return _KnownKey(
         principal=Principal(
-            tenant_id=tenant.id,
-            tenant_weight=tenant.weight,
-            credential_id=key.id,
-            scopes=key.scopes,
-            allowed_models=key.allowed_models,
-            dialect=key.dialect or tenant.dialect,
-            is_strict=tenant.strict_parameters,
-            default_model=tenant.default_model,
+            **_tenant_options(tenant),
+            credential_id=record.id,
+            scopes=record.scopes,
+            allowed_models=record.allowed_models,
+            dialect=record.dialect or tenant.dialect,
+            project_id=record.project_id,
+            allowed_addresses=record.allowed_addresses,
+            limits=_limits(owner.tenant, owner.plan, project=owner.project, key=record),
         ),
         expires_at_ms=None if expires_at is None else int(expires_at.timestamp() * 1000),
-        is_suspended=tenant.status is TenantStatus.SUSPENDED,
+        refusal=_refusal(tenant, owner.project),
     )
+
+
+def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
+    tenant, project, member = caller.tenant, caller.project, caller.member
+    if claims.project_id is not None and project is None:
+        raise AuthenticationError("The token's project does not exist.")
+    _check(_refusal(tenant, project))
+    scopes = claims.scopes
+    if member is not None:
+        # What the person may do, as far as the token does not ask for less.
+        granted = ROLE_SCOPES[member.role]
+        scopes = granted & scopes if claims.names_scopes else granted
+    return Principal(
+        **_tenant_options(tenant),
+        credential_id=f"jwt:{claims.subject}",
+        scopes=scopes,
+        allowed_models=claims.allowed_models,
+        dialect=claims.dialect or tenant.dialect,
+        project_id=claims.project_id,
+        limits=_limits(tenant, caller.plan, project=project, key=None),
+    )
+
+
+class _TenantOptions(TypedDict):
+    tenant_id: str
+    tenant_weight: float
+    is_strict: bool
+    default_model: str | None
+    is_prepaid: bool
+    service_tier: ServiceTier
+    shows_cost: bool
+
+
+def _tenant_options(tenant: Tenant) -> _TenantOptions:
+    return {
+        "tenant_id": tenant.id,
+        "tenant_weight": tenant.weight,
+        "is_strict": tenant.strict_parameters,
+        "default_model": tenant.default_model,
+        "is_prepaid": tenant.billing is Billing.PREPAID,
+        "service_tier": tenant.service_tier,
+        "shows_cost": tenant.shows_cost,
+    }
+
+
+def _limits(
+    tenant: Tenant, plan: Plan | None, *, project: Project | None, key: KeyRecord | None
+) -> tuple[SubjectLimits, ...]:
+    holders = (
+        (LimitScope.KEY, key),
+        (LimitScope.PROJECT, project),
+        (LimitScope.TENANT, tenant),
+    )
+    return tuple(
+        SubjectLimits(
+            scope, holder.id, Limits.from_values(holder.limits, plan.limits[scope] if plan else {})
+        )
+        for scope, holder in holders
+        if holder is not None
+    )
+
+
+def _refusal(tenant: Tenant, project: Project | None) -> str:
+    """Return why nothing of the tenant or its project is served; empty if it is."""
+    if tenant.status is TenantStatus.SUSPENDED:
+        return f"The account '{tenant.id}' is suspended."
+    if project is not None and project.status is ProjectStatus.ARCHIVED:
+        return f"The project '{project.id}' is archived."
+    return ""
 
 
 def _checked(known: _KnownKey) -> Principal:
     if known.expires_at_ms is not None and clock.now_ms() >= known.expires_at_ms:
         expired_at = datetime.fromtimestamp(known.expires_at_ms / 1000, UTC)
         raise ExpiredCredentialError(f"The API key expired at {expired_at:%Y-%m-%d %H:%M:%S} UTC.")
-    _check_active(known.principal.tenant_id, is_suspended=known.is_suspended)
+    _check(known.refusal)
     return known.principal
 
 
-def _check_active(tenant_id: str, *, is_suspended: bool) -> None:
-    if is_suspended:
-        raise AccountSuspendedError(f"The account '{tenant_id}' is suspended.")
+def _check(refusal: str) -> None:
+    if refusal:
+        raise AccountSuspendedError(refusal)
 
 
 def _subjects_of_key(known: _KnownKey) -> tuple[str, str]:
@@ -201,8 +287,8 @@ def _subjects_of_key(known: _KnownKey) -> tuple[str, str]:
     return _key_subject(principal.credential_id), _tenant_subject(principal.tenant_id)
 
 
-def _subjects_of_tenant(tenant: Tenant) -> tuple[str]:
-    return (_tenant_subject(tenant.id),)
+def _subjects_of_caller(caller: Caller) -> tuple[str]:
+    return (_tenant_subject(caller.tenant.id),)
 
 
 def _key_subject(key_id: str) -> str:

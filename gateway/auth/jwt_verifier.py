@@ -39,8 +39,11 @@ class TokenClaims:
     tenant_id: str
     subject: str
     scopes: frozenset[Scope]
+    names_scopes: bool
+    """Whether the token itself names scopes."""
     allowed_models: frozenset[str] | None
     dialect: Dialect | None
+    project_id: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +123,12 @@ class JwtVerifier:
             tenant_id=_claim(claims, self.tenant_claim, str),
             subject=_claim(claims, "sub", str) if "sub" in claims else "",
             scopes=_scopes(claims),
+            names_scopes="scope" in claims,
             allowed_models=(
                 frozenset(_claim(claims, "models", list[str])) if "models" in claims else None
             ),
             dialect=_dialect(claims),
+            project_id=_claim(claims, "project", str) if "project" in claims else None,
         )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -28,11 +29,19 @@ class RevocationListener:
     Args:
         redis: a client that answers with bytes; one of its connections is taken by the blocking read.
         authenticator: what has to forget.
+        on_prices_changed: called when the price table has grown, or may have.
     """
 
-    def __init__(self, redis: Redis, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        authenticator: Authenticator,
+        *,
+        on_prices_changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._redis = redis
         self._authenticator = authenticator
+        self._on_prices_changed = on_prices_changed
         self._last_id: bytes | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -74,6 +83,7 @@ class RevocationListener:
         newest: Any = await self._redis.xrevrange(keys.KEY_EVENTS, count=1)
         self._last_id = newest[0][0] if newest else _BEFORE_ALL
         self._authenticator.expire_all()
+        self._on_prices_changed()
 
     async def _follow(self) -> None:
         while True:
@@ -89,6 +99,10 @@ class RevocationListener:
             self._authenticator.forget_key(key_id.decode("utf-8", "replace"))
         if (tenant_id := fields.get(b"tenant")) is not None:
             self._authenticator.forget_tenant(tenant_id.decode("utf-8", "replace"))
+        if b"all" in fields:
+            self._authenticator.expire_all()
+        if b"prices" in fields:
+            self._on_prices_changed()
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -1,6 +1,7 @@
 """Options that several commands share, and what they open."""
 
 import asyncio
+import getpass
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 import click
+from redis.asyncio import Redis
 
 from contract.dialect import Dialect
 from gateway.accounts.changes import ChangeAnnouncer
@@ -59,8 +61,21 @@ def to_dialect(name: str | None) -> Dialect | None:
 class Accounts:
     """What the management commands work with."""
 
-    tenants: TenantService
-    keys: KeyService
+    database: Database
+    announcer: ChangeAnnouncer
+    redis: Redis
+    actor: str
+    """Who is audited: `cli:USER`."""
+
+    @property
+    def tenants(self) -> TenantService:
+        """The rules of tenants."""
+        return TenantService(self.database, self.announcer)
+
+    @property
+    def keys(self) -> KeyService:
+        """The rules of keys."""
+        return KeyService(self.database, self.announcer)
 
 
 @asynccontextmanager
@@ -72,7 +87,7 @@ async def open_accounts(database_url: str | None, redis_url: str | None) -> Asyn
     announcer = ChangeAnnouncer(redis)
     try:
         await require_current_schema(database)
-        yield Accounts(TenantService(database, announcer), KeyService(database, announcer))
+        yield Accounts(database, announcer, redis, actor=f"cli:{getpass.getuser()}")
     finally:
         await redis.aclose()
         await database.aclose()

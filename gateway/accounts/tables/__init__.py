@@ -1,7 +1,22 @@
-"""The SQL tables, one file each; importing this package registers all of them with the metadata."""
+"""The SQL tables, by topic; importing this package registers all of them with the metadata."""
 
 from gateway.accounts.tables.api_keys import ApiKeyRow
+from gateway.accounts.tables.audit_log import AuditRow
 from gateway.accounts.tables.base import Table
-from gateway.accounts.tables.tenants import TenantRow
+from gateway.accounts.tables.money import CreditRow, PriceRow
+from gateway.accounts.tables.tenants import MemberRow, PlanRow, ProjectRow, TenantRow
+from gateway.accounts.tables.webhooks import WebhookEventRow, WebhookRow
 
-__all__ = ["ApiKeyRow", "Table", "TenantRow"]
+__all__ = [
+    "ApiKeyRow",
+    "AuditRow",
+    "CreditRow",
+    "MemberRow",
+    "PlanRow",
+    "PriceRow",
+    "ProjectRow",
+    "Table",
+    "TenantRow",
+    "WebhookEventRow",
+    "WebhookRow",
+]

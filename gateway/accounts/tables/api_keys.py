@@ -1,14 +1,16 @@
 """Table `api_keys`: the tenants' credentials, without the keys themselves."""
 
 from datetime import datetime
+from ipaddress import ip_network
 
 from sqlalchemy import JSON, ForeignKey, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.dialect import Dialect
+from gateway.accounts.limits import LimitValues
 from gateway.accounts.records import KeyRecord
 from gateway.accounts.scopes import Scope
-from gateway.accounts.tables.base import DialectName, Table, UtcDateTime
+from gateway.accounts.tables.base import DialectName, LimitsColumn, Table, UtcDateTime
 
 
 class ApiKeyRow(Table):
@@ -32,20 +34,34 @@ class ApiKeyRow(Table):
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     dialect: Mapped[Dialect | None] = mapped_column(DialectName)
+    project_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    """No foreign key, see `TenantRow.plan_id`; projects are never removed."""
+    allowed_addresses: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Networks such as `10.0.0.0/8`; null stands for everywhere."""
+    limits: Mapped[LimitValues] = mapped_column(LimitsColumn, server_default="{}")
+    old_prefix: Mapped[str | None] = mapped_column(String(12), index=True)
+    old_digest: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    old_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
     def to_record(self) -> KeyRecord:
         """Return the row as the other rooms see it."""
-        models = self.allowed_models
+        models, addresses = self.allowed_models, self.allowed_addresses
         return KeyRecord(
             id=self.id,
             tenant_id=self.tenant_id,
             prefix=self.prefix,
             digest=self.digest,
             name=self.name,
-            scopes=frozenset(Scope(scope) for scope in self.scopes),
+            scopes=frozenset(scope for scope in Scope if scope in self.scopes),
             allowed_models=None if models is None else frozenset(models),
             expires_at=self.expires_at,
             revoked_at=self.revoked_at,
             created_at=self.created_at,
             dialect=self.dialect,
+            project_id=self.project_id,
+            allowed_addresses=None if addresses is None else tuple(map(ip_network, addresses)),
+            limits=self.limits,
+            old_prefix=self.old_prefix,
+            old_digest=self.old_digest,
+            old_expires_at=self.old_expires_at,
         )

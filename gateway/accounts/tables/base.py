@@ -2,14 +2,17 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import DateTime, Enum, MetaData, String
+from sqlalchemy import JSON, DateTime, Enum, MetaData, String
 from sqlalchemy import Dialect as Database
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
 from typing_extensions import override
 
 from contract.dialect import Dialect
+from contract.tier import ServiceTier
+from gateway.accounts.limits import LimitName, LimitValues
 
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_name)s",
@@ -69,13 +72,49 @@ class DialectName(TypeDecorator[Dialect]):
         return Dialect(value) if value in set(Dialect) else None
 
 
-def enum_column(enum: type[StrEnum], name: str) -> Enum:
-    """Return the type of a column that holds an enum's values as text, checked by the database."""
+class TierName(TypeDecorator[ServiceTier]):
+    """A service tier; one that only a later release knows reads as the default one."""
+
+    impl = String(32)
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: ServiceTier | None, dialect: Database) -> str | None:
+        return None if value is None else value.value
+
+    @override
+    def process_result_value(self, value: str | None, dialect: Database) -> ServiceTier | None:
+        if value is None:
+            return None
+        return ServiceTier(value) if value in set(ServiceTier) else ServiceTier.DEFAULT
+
+
+class LimitsColumn(TypeDecorator[LimitValues]):
+    """Limits by name, as JSON; names that only a later release knows are left out."""
+
+    impl = JSON
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: LimitValues | None, dialect: Database) -> Any:
+        return None if value is None else {name.value: limit for name, limit in value.items()}
+
+    @override
+    def process_result_value(self, value: Any, dialect: Database) -> LimitValues:
+        known = set(LimitName)
+        return {LimitName(name): limit for name, limit in (value or {}).items() if name in known}
+
+
+def enum_column(enum: type[StrEnum], name: str, *, is_checked: bool = True) -> Enum:
+    """Return the type of a column that holds an enum's values as text.
+
+    The database checks them unless the column was added later: SQLite cannot add the check.
+    """
     return Enum(
         enum,
         name=name,
         native_enum=False,
-        create_constraint=True,
+        create_constraint=is_checked,
         length=32,
         values_callable=lambda members: [member.value for member in members],
     )

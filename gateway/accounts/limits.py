@@ -1,0 +1,122 @@
+"""The limits of keys, projects and tenants, and the plans that give their defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from gateway.errors import InvalidParameterError, shown
+
+MAX_LIMIT: Final = 10**15
+"""Largest value of a limit: Redis' scripts count in doubles, which are exact up to 2**53."""
+
+
+class LimitScope(StrEnum):
+    """Whose limit it is."""
+
+    KEY = "key"
+    PROJECT = "project"
+    TENANT = "tenant"
+
+
+class LimitName(StrEnum):
+    """What can be limited. Minutes are any 60 seconds, days and months those of UTC."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"  # Prompt and completion tokens together.
+    PROMPT_TOKENS_PER_MINUTE = "prompt_tokens_per_minute"
+    COMPLETION_TOKENS_PER_MINUTE = "completion_tokens_per_minute"
+    REQUESTS_PER_DAY = "requests_per_day"
+    TOKENS_PER_DAY = "tokens_per_day"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
+
+
+LimitValues = Mapping[LimitName, int | None]
+"""Limits as they are stored: what is absent has the plan's default, None stands for no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits that apply to one holder; None stands for no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    prompt_tokens_per_minute: int | None = None
+    completion_tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    concurrent_requests: int | None = None
+    budget_micros: int | None = None
+
+    @classmethod
+    def from_values(cls, own: LimitValues, defaults: LimitValues) -> "Limits":
+        """Return the holder's own limits, and the plan's where it has none of its own."""
+        return cls(**{name.value: value for name, value in {**defaults, **own}.items()})
+
+    def get(self, name: LimitName) -> int | None:
+        """Return one limit."""
+        value: int | None = getattr(self, name.value)
+        return value
+
+    @property
+    def has_per_minute(self) -> bool:
+        """Whether anything is limited by the minute."""
+        return not (
+            self.requests_per_minute is None
+            and self.tokens_per_minute is None
+            and self.prompt_tokens_per_minute is None
+            and self.completion_tokens_per_minute is None
+        )
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether anything is limited for longer than Redis may be trusted to remember."""
+        return not (
+            self.requests_per_day is None
+            and self.tokens_per_day is None
+            and self.budget_micros is None
+        )
+
+    def body(self) -> dict[str, int | None]:
+        """Return all limits by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectLimits:
+    """One holder of limits, and what applies to it."""
+
+    scope: LimitScope
+    id: str
+    limits: Limits
+
+    @property
+    def subject(self) -> str:
+        """The holder's name in Redis: `t:acme`."""
+        return f"{self.scope.value[0]}:{self.id}"
+
+
+def read_limits(values: Mapping[str, Any], *, param: str = "limits") -> dict[LimitName, int | None]:
+    """Return limits that a person gave. Raises InvalidParameterError naming the one that is wrong."""
+    return {_name(name, param): _value(name, value, param) for name, value in values.items()}
+
+
+def _name(name: str, param: str) -> LimitName:
+    if name not in set(LimitName):
+        raise InvalidParameterError(
+            f"'{param}' has no member {shown(name)}. Known: {', '.join(LimitName)}.", param=param
+        )
+    return LimitName(name)
+
+
+def _value(name: str, value: Any, param: str) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MAX_LIMIT:
+        raise InvalidParameterError(
+            f"'{param}.{name}' must be null or an integer from 0 to {MAX_LIMIT}. "
+            f"Given: {shown(value)}.",
+            param=f"{param}.{name}",
+        )
+    return value

@@ -1,0 +1,64 @@
+"""Tables `webhooks` and `webhook_events`."""
+
+from datetime import datetime
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from gateway.accounts.records import Webhook
+from gateway.accounts.tables.base import Table, UtcDateTime
+
+
+class WebhookRow(Table):
+    """Where a tenant wants to be told something."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(
+        ForeignKey("tenants.id", ondelete="RESTRICT"), index=True
+    )
+    url: Mapped[str] = mapped_column(String(2000))
+    secret: Mapped[str] = mapped_column(String(100))
+    thresholds: Mapped[list[int]] = mapped_column(JSON)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    def to_record(self) -> Webhook:
+        """Return the row as the other rooms see it."""
+        return Webhook(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            url=self.url,
+            secret=self.secret,
+            thresholds=tuple(self.thresholds),
+            created_at=self.created_at,
+        )
+
+
+class WebhookEventRow(Table):
+    """Something that a webhook is told once, and how far that has come."""
+
+    __tablename__ = "webhook_events"
+    __table_args__ = (
+        UniqueConstraint("webhook_id", "kind", "subject", "period", "threshold"),
+        Index("ix_webhook_events_due", "delivered_at", "next_attempt_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="RESTRICT"))
+    kind: Mapped[str] = mapped_column(String(63))
+    """Such as `budget.threshold`."""
+    subject: Mapped[str] = mapped_column(String(100))
+    """Whose budget: `t:acme`, `p:prj_1`, `k:key_1`."""
+    period: Mapped[str] = mapped_column(String(32))
+    """The month, such as `2026-11`; empty where there is none."""
+    threshold: Mapped[int]
+    body: Mapped[str]
+    """What is sent: JSON."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    attempts: Mapped[int] = mapped_column(BigInteger)
+    next_attempt_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Null once it was delivered or given up."""
+    delivered_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_error: Mapped[str] = mapped_column(String(200))

@@ -1,0 +1,91 @@
+"""What is known of one admitted request when it has ended: one record each, whatever happened."""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from contract.tier import ServiceTier
+
+MICRO: Final = 1_000_000
+"""Tokens that a price is for, and micro-dollars in a dollar."""
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"  # Its client went away, or did not read.
+    TIMED_OUT = "timed_out"  # It took longer than it may.
+    FAILED = "failed"  # We, or its worker, could not finish it.
+    LOST = "lost"  # Its gateway died.
+
+
+class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One request's usage, with the engine's counts and the price that applied when it was admitted.
+
+    It travels as msgpack through Redis; fields may only be added, with defaults.
+    """
+
+    request_id: str
+    tenant_id: str
+    project_id: str | None
+    credential_id: str
+    """Id of the API key, or `jwt:` and the token's subject."""
+    model: str
+    endpoint: str
+    dialect: str
+    service_tier: ServiceTier = ServiceTier.DEFAULT
+    is_streamed: bool = False
+    is_prepaid: bool = False
+    """Whether the cost is taken from the tenant's credits."""
+    gateway: str = ""
+    jobs: int = 1
+    """Prompts of the request; job `i` has the id `REQUEST_ID-i`."""
+    prompt_price: int = 0
+    """Micro-dollars per million tokens, as are the other prices."""
+    cached_price: int = 0
+    completion_price: int = 0
+    created_ms: int = 0
+    """Unix time of the admission, by Redis' clock."""
+    ended_ms: int = 0
+    outcome: Outcome = Outcome.LOST
+    code: str = ""
+    """Code of the error that ended the request; empty without one."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_micros: int = 0
+    first_token_ms: int = 0
+    """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether the tenant pays: not for what we could not finish."""
+        if self.outcome is Outcome.TIMED_OUT:
+            return self.is_streamed
+        return self.outcome in (Outcome.FINISHED, Outcome.CANCELLED)
+
+    def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Return what so many tokens cost in micro-dollars, rounded up once."""
+        cost = (
+            (prompt_tokens - cached_tokens) * self.prompt_price
+            + cached_tokens * self.cached_price
+            + completion_tokens * self.completion_price
+        )
+        return -(-cost // MICRO)
+
+    def priced(self) -> "UsageRecord":
+        """Return the record with the cost of its tokens, 0 if the tenant does not pay."""
+        cost = 0
+        if self.is_charged:
+            cost = self.cost_of(
+                prompt_tokens=self.prompt_tokens,
+                cached_tokens=self.cached_tokens,
+                completion_tokens=self.completion_tokens,
+            )
+        return msgspec.structs.replace(self, cost_micros=cost)
+
+
+encode_usage = msgspec.msgpack.Encoder().encode
+decode_usage = msgspec.msgpack.Decoder(UsageRecord).decode

@@ -1,0 +1,18 @@
+"""What the members of a tenant may do by their roles."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from gateway.accounts.records import Role
+from gateway.accounts.scopes import TENANT_SCOPES, Scope
+
+ROLE_SCOPES: Final[Mapping[Role, frozenset[Scope]]] = MappingProxyType(
+    {
+        Role.OWNER: TENANT_SCOPES,
+        Role.ADMIN: TENANT_SCOPES - {Scope.MEMBERS},
+        Role.DEVELOPER: frozenset({Scope.COMPLETIONS}),
+        Role.BILLING: frozenset({Scope.USAGE}),
+        Role.VIEWER: frozenset({Scope.USAGE}),
+    }
+)
