@@ -142,6 +142,11 @@ def account(bucket: int, subject: str) -> str:
     return f"{bucket_prefix(bucket)}account:{subject}"
 
 
+def accounts(bucket: int) -> str:
+    """Set: subjects whose accounts were seeded."""
+    return f"{bucket_prefix(bucket)}accounts"
+
+
 def usage(bucket: int) -> str:
     """Stream: usage records that are not in the ledger yet (field `u`)."""
     return f"{bucket_prefix(bucket)}usage"

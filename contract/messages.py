@@ -11,6 +11,7 @@ import msgspec
 
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
+from contract.tier import ServiceTier
 
 
 class Ranking(StrEnum):
@@ -60,6 +61,7 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Image files, in the order of the image tokens in the prompt."""
     may_shorten: bool = True
     """Whether max_tokens is lowered if images make the prompt longer than fits, or the job refused."""
+    service_tier: ServiceTier = ServiceTier.DEFAULT
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

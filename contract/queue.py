@@ -2,7 +2,8 @@
 
 Fair between tenants by Virtual Token Counter (Sheng et al., OSDI'24): a tenant's counter grows by
 `(PROMPT_COST * prompt + COMPLETION_COST * completion) / weight`, and whoever has the lowest counter goes
-first. A claimed job is a lease; the pair (worker, attempt) is its fencing number.
+first. A claimed job is a lease; the pair (worker, attempt) is its fencing number. Tiers order the jobs of
+one tenant, and change its weight within bounds. An ended job leaves a receipt until it is forgotten.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,9 @@ from typing import NamedTuple
 
 from contract import clock, keys, messages
 from contract.messages import GenerationJob, WorkerCard, WorkerState
+from contract.receipts import JobReceipt, JobState
 from contract.scripts import CommandExecutor, LuaScript
+from contract.tier import TIER_BOOSTS, TIER_RANKS
 
 PROMPT_COST = 1
 """Service units for each prompt token."""
@@ -36,6 +39,8 @@ _FINISH = LuaScript("job_finish")
 _CANCEL = LuaScript("job_cancel")
 _RECLAIM = LuaScript("job_reclaim")
 _REQUEUE = LuaScript("job_requeue")
+_RECEIPTS = LuaScript("job_receipts")
+_FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
 _STATUS = LuaScript("model_status")
 
@@ -44,7 +49,7 @@ class EnqueueResult(Enum):
     """What became of jobs that were to be enqueued."""
 
     ENQUEUED = 1
-    DUPLICATE = 0  # The first job's id is on the queue or leased already.
+    DUPLICATE = 0  # The first job's id is on the queue or leased already, or has a receipt.
     MODEL_FULL = -1
     TENANT_FULL = -2
 
@@ -75,11 +80,14 @@ class Room(NamedTuple):
 
 
 class LeaseReport(NamedTuple):
-    """What a worker reports of a job when it extends its leases."""
+    """What a worker reports of a job when it extends its leases, and when it ends one."""
 
     job_id: str
     attempt: int
     completion_tokens: int
+    prompt_tokens: int = 0
+    """0 until the engine has read the prompt."""
+    cached_tokens: int = 0
 
 
 class LostJob(NamedTuple):
@@ -121,8 +129,11 @@ class JobQueue:
         most_waiting: int,
         most_waiting_of_tenant: int,
     ) -> EnqueueResult:
-        """Put the jobs of one request, all of one tenant, on the queue: all or none."""
-        tenant = jobs[0].tenant
+        """Put the jobs of one request, all of one tenant and tier, on the queue: all or none.
+
+        `weight` is the tenant's; the tier's boost is applied here.
+        """
+        tenant, tier = jobs[0].tenant, jobs[0].service_tier
         deadline_ms = max(job.deadline_ms for job in jobs)
         script_keys = [
             self._active,
@@ -131,14 +142,16 @@ class JobQueue:
             keys.queue(self.model, tenant),
             self._waiting,
             self._doorbell,
+            keys.sequence(self.model),
             *(keys.job(self.model, job.id) for job in jobs),
         ]
         arguments: list[str | bytes | int | float] = [
             tenant,
-            weight,
+            weight * TIER_BOOSTS[tier],
             most_waiting,
             most_waiting_of_tenant,
             max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
+            TIER_RANKS[tier],
         ]
         for job in jobs:
             arguments += [
@@ -187,7 +200,7 @@ class JobQueue:
     async def extend(
         self, worker: str, reports: Iterable[LeaseReport], *, lease_ms: int
     ) -> list[str]:
-        """Renew leases and charge progress. Return the ids of jobs that the worker must abort.
+        """Renew leases, keep and charge progress. Return the ids of jobs that the worker must drop.
 
         A lease of 0 ms hands the jobs back: they count as lost at once.
         """
@@ -205,7 +218,10 @@ class JobQueue:
         return [job_id.decode() for job_id in lost]
 
     async def finish(self, worker: str, report: LeaseReport) -> bool:
-        """End a leased job. Return False, changing nothing, if the lease is another's by now."""
+        """End a leased job and leave its receipt.
+
+        Return False, changing nothing, if the lease is another's by now or the job has ended.
+        """
         finished = await _FINISH.run(
             self._executor,
             [
@@ -214,12 +230,24 @@ class JobQueue:
                 self._leases,
                 keys.job(self.model, report.job_id),
             ],
-            [report.job_id, worker, report.attempt, report.completion_tokens, COMPLETION_COST],
+            [
+                report.job_id,
+                worker,
+                report.attempt,
+                COMPLETION_COST,
+                report.completion_tokens,
+                report.prompt_tokens,
+                report.cached_tokens,
+            ],
         )
         return bool(finished)
 
     async def cancel(self, job_id: str, tenant: str) -> bool:
-        """Take a job back, waiting or leased. Return False if it is not known (any more)."""
+        """Take a job back. Return False if it has ended or is not known.
+
+        A waiting job is gone at once. A leased one is RUNNING until its worker, which is told, has ended it
+        with its counts, or its lease has run out.
+        """
         cancelled = await _CANCEL.run(
             self._executor,
             [
@@ -235,7 +263,10 @@ class JobQueue:
         return bool(cancelled)
 
     async def reclaim(self, *, most: int = 100) -> list[LostJob]:
-        """Report jobs whose lease ran out, each again after two seconds until it is dealt with."""
+        """Report jobs whose lease ran out, each again after two seconds until it is dealt with.
+
+        Cancelled ones are not reported: they end here, with their workers' last reports.
+        """
         rows = await _RECLAIM.run(
             self._executor, [self._leases], [keys.job_prefix(self.model), most, _REPORT_AGAIN_MS]
         )
@@ -245,9 +276,9 @@ class JobQueue:
         ]
 
     async def requeue(self, job_id: str, tenant: str, attempt: int) -> bool:
-        """Put a lost job back at the head of its tenant's queue.
+        """Put a lost job back at the head of its tier in its tenant's queue.
 
-        Return False if attempt `attempt` is not lost: finished, cancelled, or its worker came back.
+        Return False if attempt `attempt` is not lost: ended, cancelled, or its worker came back.
         """
         requeued = await _REQUEUE.run(
             self._executor,
@@ -265,6 +296,15 @@ class JobQueue:
         )
         return bool(requeued)
 
+    async def receipts(self, job_ids: Sequence[str]) -> list[JobReceipt]:
+        """Tell where jobs stand and what was counted for them, in the order of `job_ids`."""
+        rows = await _RECEIPTS.run(self._executor, self._jobs(job_ids), [])
+        return [JobReceipt(JobState(state), *counts) for state, *counts in rows]
+
+    async def forget(self, job_ids: Sequence[str]) -> None:
+        """Drop the receipts of jobs that are settled; those that have not ended will leave none."""
+        await _FORGET.run(self._executor, self._jobs(job_ids), [])
+
     async def announce(self, card: WorkerCard, *, ttl_ms: int) -> None:
         """Say that a worker lives, for the next `ttl_ms`."""
         await _ANNOUNCE.run(
@@ -279,6 +319,9 @@ class JobQueue:
             self._executor, [keys.workers(self.model), self._waiting, self._leases], []
         )
         return ModelStatus(*reply)
+
+    def _jobs(self, job_ids: Sequence[str]) -> list[str]:
+        return [keys.job(self.model, job_id) for job_id in job_ids]
 
 
 def needed_tokens(job: GenerationJob) -> int:

@@ -4,7 +4,9 @@ The ranges are the union of what the served APIs document and what vLLM 0.32 acc
 validates against them and documents them; the worker relies on them.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -45,6 +47,32 @@ XTC_THRESHOLD = Range(0.0, 1.0)
 DRY_MULTIPLIER = Range(0.0, 1000.0)
 DRY_BASE = Range(0.0, 1000.0)
 DRY_ALLOWED_LENGTH = Range(0, 2**31 - 1)
+
+SAMPLING_RANGES: Mapping[str, Range] = MappingProxyType(
+    {
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
+        "top_k": TOP_K,
+        "min_p": MIN_P,
+        "presence_penalty": PRESENCE_PENALTY,
+        "frequency_penalty": FREQUENCY_PENALTY,
+        "repetition_penalty": REPETITION_PENALTY,
+        "seed": SEED,
+    }
+)
+"""By the fields of `SamplingSpec`."""
+
+CHAIN_RANGES: Mapping[str, Range] = MappingProxyType(
+    {
+        "penalty_last_n": LAST_N,
+        "typical_p": TYPICAL_P,
+        "top_n_sigma": TOP_N_SIGMA,
+        "min_keep": MIN_KEEP,
+        "dynatemp_range": DYNATEMP_RANGE,
+        "dynatemp_exponent": DYNATEMP_EXPONENT,
+    }
+)
+"""By the fields of `SamplerChain`."""
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 512

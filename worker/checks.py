@@ -13,25 +13,6 @@ from contract.messages import Feature, GenerationJob
 from contract.sampling import Dry, Mirostat, Range, SamplerChain, SamplingSpec, Xtc
 from worker.engine.base import EngineInfo, InvalidRequestError
 
-_RANGES: dict[str, Range] = {
-    "temperature": ranges.TEMPERATURE,
-    "top_p": ranges.TOP_P,
-    "top_k": ranges.TOP_K,
-    "min_p": ranges.MIN_P,
-    "presence_penalty": ranges.PRESENCE_PENALTY,
-    "frequency_penalty": ranges.FREQUENCY_PENALTY,
-    "repetition_penalty": ranges.REPETITION_PENALTY,
-    "seed": ranges.SEED,
-    "min_tokens": ranges.MIN_TOKENS,
-}
-_CHAIN_RANGES: dict[str, Range] = {
-    "penalty_last_n": ranges.LAST_N,
-    "typical_p": ranges.TYPICAL_P,
-    "top_n_sigma": ranges.TOP_N_SIGMA,
-    "min_keep": ranges.MIN_KEEP,
-    "dynatemp_range": ranges.DYNATEMP_RANGE,
-    "dynatemp_exponent": ranges.DYNATEMP_EXPONENT,
-}
 _PATTERN_TOKENS = Range(0, 4096)
 """Tokens of a repeated pattern, and its repetitions: vLLM compares that many after each token."""
 
@@ -96,7 +77,8 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
 
 
 def _check_sampling(spec: SamplingSpec, info: EngineInfo) -> None:
-    for name, bounds in _RANGES.items():
+    _check_range("min_tokens", spec.min_tokens, ranges.MIN_TOKENS)
+    for name, bounds in ranges.SAMPLING_RANGES.items():
         _check_range(name, getattr(spec, name), bounds)
     _check_number("logit_bias", spec.logit_bias, ranges.MAX_LOGIT_BIAS_ENTRIES)
     _check_token_ids("logit_bias", list(spec.logit_bias), info)
@@ -127,7 +109,7 @@ def _check_bad_words(words: list[str]) -> None:
 
 
 def _check_chain(chain: SamplerChain) -> None:
-    for name, bounds in _CHAIN_RANGES.items():
+    for name, bounds in ranges.CHAIN_RANGES.items():
         _check_range(name, getattr(chain, name), bounds)
     _check_number("samplers", chain.order, _MAX_STEPS)
     for part in (chain.xtc, chain.dry, chain.mirostat):

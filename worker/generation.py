@@ -118,8 +118,14 @@ class Generation:
 
     @property
     def report(self) -> LeaseReport:
-        """What the queue is told with each lease extension."""
-        return LeaseReport(self.job.id, self.attempt, self.completion_tokens)
+        """What the queue is told with each lease extension and at the end."""
+        return LeaseReport(
+            self.job.id,
+            self.attempt,
+            self.completion_tokens,
+            self.prompt_tokens if self.is_prefilled else 0,
+            self._cached_tokens,
+        )
 
     def receive(self, output: SequenceOutput, *, is_due: bool = True) -> bool:
         """Take in what a step added to one sequence. Return True if that ended it.

@@ -1,4 +1,4 @@
-"""Leases of claimed jobs: kept alive while jobs run, ended after their last frame, handed back otherwise."""
+"""Leases of claimed jobs: kept alive while jobs run, ended with their counts, or handed back."""
 
 import asyncio
 from collections.abc import Iterable
@@ -60,10 +60,11 @@ class Leases:
     async def extend(self, running: Iterable[LeaseReport]) -> list[LeaseReport]:
         """Renew all leases. Return those of `running` that are lost."""
         reports = {report.job_id: report for report in running}
-        everything = [*self._ending.values(), *reports.values()]
+        # Where an old attempt of a job waits to be ended and a new one runs, only the new one counts.
+        everything = self._ending | reports
         if not everything:
             return []
-        lost = await self._queue.extend(self._worker, everything, lease_ms=self._lease_ms)
+        lost = await self._queue.extend(self._worker, everything.values(), lease_ms=self._lease_ms)
         return [reports[job_id] for job_id in lost if job_id in reports]
 
     def _forget(self, report: LeaseReport) -> None:

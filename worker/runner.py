@@ -203,7 +203,7 @@ class Runner:
         for claim in claims:
             telemetry.JOBS_CLAIMED.inc()
             if not await self._gateways.is_alive(claim.job.gateway):
-                self._drop(claim)
+                self._turn_away(claim)
             elif (generation := self._take_in(claim)) is not None:
                 taken.append(generation)
         for generation in taken:
@@ -215,7 +215,7 @@ class Runner:
         await self._abort_unwanted()
         self._writer.flush()
 
-    def _drop(self, claim: Claim) -> None:
+    def _turn_away(self, claim: Claim) -> None:
         telemetry.JOBS_ENDED.labels("abandoned").inc()
         self._leases.end([LeaseReport(claim.job.id, claim.attempt, 0)])
 
@@ -223,7 +223,7 @@ class Runner:
         job = claim.job
         if before := self._generations.get(job.id):
             # The lease ran out, and the job has come back to this very worker.
-            self._remove(before, "lost")
+            self._drop(before, "lost")
         outbox = self._writer.outbox(job.gateway)
         generation = None
         if job.deadline_ms <= clock.now_ms():
@@ -340,6 +340,11 @@ class Runner:
         self._leases.hold_until_written(report)
         self._remove(generation, code.value)
 
+    def _drop(self, generation: Generation, outcome: str) -> None:
+        """End a job of which nobody is told; what was generated is on its receipt if the lease is ours."""
+        self._remove(generation, outcome)
+        self._leases.end([generation.report])
+
     def _remove(self, generation: Generation, outcome: str) -> None:
         if self._generations.get(generation.job.id) is generation:
             del self._generations[generation.job.id]
@@ -382,7 +387,7 @@ class Runner:
         key = keys.control(self._queue.model, self._worker)
         rung: Any = await self._redis.blpop([key], timeout=_RING_TIMEOUT_SECONDS)
         if rung is not None and (generation := self._generations.get(rung[1].decode())):
-            self._remove(generation, "cancelled")
+            self._drop(generation, "cancelled")
             await self._abort_unwanted()
 
     async def _extend_leases(self) -> None:
@@ -391,7 +396,7 @@ class Runner:
         for report in await self._leases.extend(running):
             generation = self._generations.get(report.job_id)
             if generation is not None and generation.attempt == report.attempt:
-                self._remove(generation, "lost")
+                self._drop(generation, "lost")
         await self._abort_unwanted()
 
     async def _watch(self) -> None:
@@ -410,8 +415,7 @@ class Runner:
         dead = self._gateways.missing_for(GRACE_SECONDS)
         for generation in list(self._generations.values()):
             if generation.job.gateway in dead:
-                self._remove(generation, "abandoned")
-                self._leases.end([generation.report])
+                self._drop(generation, "abandoned")
         for gateway in self._gateways.missing_for(FORGOTTEN_SECONDS) - in_use:
             self._writer.forget(gateway)
         await self._abort_unwanted()

@@ -22,11 +22,11 @@ class CommandExecutor(Protocol):
 
 
 class LuaScript:
-    """One Lua file of this package."""
+    """One Lua file of a package, of this one unless another is named."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, package: str = __name__) -> None:
         self.name = name
-        self.source = resources.files(__package__).joinpath(f"{name}.lua").read_bytes()
+        self.source = resources.files(package).joinpath(f"{name}.lua").read_bytes()
         # Redis names scripts by SHA-1; nothing here depends on its strength.
         self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
 

@@ -1,7 +1,7 @@
 -- Lease waiting jobs to a worker, in fair order, as far as its engine has room.
 --
--- The tenant with the lowest counter goes first; its oldest job is charged for the prompt. If that job
--- does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
+-- The tenant with the lowest counter goes first; the first job of its queue is charged for the prompt. If that
+-- job does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
 -- ARGV[1] queue prefix  ARGV[2] job prefix  ARGV[3] worker  ARGV[4] most jobs  ARGV[5] free KV-cache tokens
@@ -22,7 +22,7 @@ while taken < most_jobs and visits < 1000 do
   local tenant = redis.call('ZRANGE', active, 0, 0)[1]
   if not tenant then break end
   local queue = queue_prefix .. tenant
-  local id = redis.call('LINDEX', queue, 0)
+  local id = redis.call('ZRANGE', queue, 0, 0)[1]
   local key = job_prefix .. (id or '')
   -- A job without a hash has expired: its id is dropped and nothing is charged.
   local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload', 'attempt')
@@ -37,7 +37,7 @@ while taken < most_jobs and visits < 1000 do
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
     local attempt = redis.call('HINCRBY', key, 'attempt', 1)
     redis.call('HSET', key, 'worker', worker)
-    redis.call('HDEL', key, 'reported')
+    redis.call('HDEL', key, 'reported', 'prompt', 'cached', 'completion')
     redis.call('ZADD', leases, expiry, id)
     if attempt == 1 then
       local cost = string.format('%.17g', prompt_cost * job[3] / job[4])
@@ -49,10 +49,10 @@ while taken < most_jobs and visits < 1000 do
     out[#out + 1] = job[5]
   end
   if id then
-    redis.call('LPOP', queue)
+    redis.call('ZREM', queue, id)
     redis.call('DECR', waiting)
   end
-  if redis.call('LLEN', queue) == 0 then
+  if redis.call('ZCARD', queue) == 0 then
     redis.call('ZREM', active, tenant)
     redis.call('SET', last, tenant)
   end

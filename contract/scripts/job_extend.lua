@@ -1,29 +1,31 @@
--- Renew a worker's leases and charge the tokens generated since the last report.
+-- Renew a worker's leases, keep the counts that it reports and charge the tokens generated since the last report.
 --
--- Totals are reported, not differences, so that a repeated report charges nothing.
+-- Totals are reported, not differences, so that a repeated report charges nothing. A cancelled job is told as
+-- lost, in case the worker's control list got lost, but stays leased until the worker has ended it.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] leases
 -- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] cost of a completion token  ARGV[4] lease in milliseconds
--- ARGV[5..] for each job: id, attempt, completion tokens so far
--- Output the ids that this worker holds no longer (cancelled, or leased to somebody else): it must abort them
+-- ARGV[5..] for each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
+-- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to somebody else
 local active, counters, leases = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
 local expiry = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4]
 local lost = {}
-for i = 5, #ARGV, 3 do
+for i = 5, #ARGV, 5 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
-  local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged')
-  if job[1] ~= ARGV[2] or job[2] ~= ARGV[i + 1] then
-    lost[#lost + 1] = id
-  else
-    local new_tokens = ARGV[i + 2] - job[5]
-    if new_tokens > 0 then
-      redis.call('HSET', key, 'charged', ARGV[i + 2])
-      local cost = string.format('%.17g', ARGV[3] * new_tokens / job[4])
+  local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'cancelled')
+  local is_held = job[1] == ARGV[2] and job[2] == ARGV[i + 1]
+  if is_held then
+    local charged, completion = tonumber(job[5]), tonumber(ARGV[i + 2])
+    if completion > charged then
+      local cost = string.format('%.17g', ARGV[3] * (completion - charged) / job[4])
       redis.call('ZADD', active, 'XX', redis.call('HINCRBYFLOAT', counters, job[3], cost), job[3])
+      charged = completion
     end
-    redis.call('ZADD', leases, expiry, id)
+    redis.call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3], 'cached', ARGV[i + 4])
     redis.call('HDEL', key, 'reported')
+    redis.call('ZADD', leases, expiry, id)
   end
+  if not is_held or job[6] then lost[#lost + 1] = id end
 end
 return lost

@@ -2,10 +2,11 @@
 --
 -- The lease stays where it is until that gateway requeues or cancels the job; it is reported again
 -- after a while, so a report that got lost does no harm. A worker that comes back and extends its
--- lease before the gateway has decided keeps the job.
+-- lease before the gateway has decided keeps the job. A job that was cancelled before is not reported:
+-- nobody will end it, so the last reported counts become its receipt (see job_finish).
 --
 -- KEYS[1] leases
--- ARGV[1] job prefix  ARGV[2] most reports  ARGV[3] milliseconds after which a job is reported again
+-- ARGV[1] job prefix  ARGV[2] most jobs to look at  ARGV[3] milliseconds after which a job is reported again
 -- Output {id, tenant, gateway, handle, attempt, ...}
 local leases = KEYS[1]
 local time = redis.call('TIME')
@@ -13,9 +14,18 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local out = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local key = ARGV[1] .. id
-  local job = redis.call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported')
+  local job = redis.call('HMGET', key, 'tenant', 'gateway', 'handle', 'attempt', 'reported',
+    'cancelled', 'settled', 'completion', 'prompt', 'cached')
   if not job[1] then
     redis.call('ZREM', leases, id)
+  elseif job[6] then
+    redis.call('ZREM', leases, id)
+    local expiry = redis.call('PTTL', key)
+    redis.call('DEL', key)
+    if not job[7] then
+      redis.call('HSET', key, 'ended', 1, 'completion', job[8] or 0, 'prompt', job[9] or 0, 'cached', job[10] or 0)
+      redis.call('PEXPIRE', key, expiry)
+    end
   elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then
     redis.call('HSET', key, 'reported', now)
     out[#out + 1] = id

@@ -1,19 +1,20 @@
--- Put a lost job back at the head of its tenant's queue, for another worker.
+-- Put a lost job back at its old place, the head of its tier in its tenant's queue, for another worker.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost
--- Output 1 requeued, 0 not lost (finished, cancelled, requeued before, or its worker came back)
+-- Output 1 requeued, 0 not lost (ended, cancelled, requeued before, or its worker came back)
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local job = redis.call('HMGET', key, 'worker', 'attempt')
-if not job[1] or job[1] == '' or job[2] ~= ARGV[3] then return 0 end
+local job = redis.call('HMGET', key, 'worker', 'attempt', 'place', 'cancelled')
+if not job[1] or job[1] == '' or job[2] ~= ARGV[3] or job[4] then return 0 end
 local time = redis.call('TIME')
 local expiry = redis.call('ZSCORE', leases, ARGV[1])
 if expiry and tonumber(expiry) > time[1] * 1000 + math.floor(time[2] / 1000) then return 0 end
 redis.call('ZREM', leases, ARGV[1])
 redis.call('HSET', key, 'worker', '')
-if redis.call('LPUSH', queue, ARGV[1]) == 1 then
+redis.call('ZADD', queue, job[3], ARGV[1])
+if redis.call('ZCARD', queue) == 1 then
   -- The tenant waits again: it is lifted as on arrival (see job_enqueue).
   local counter = tonumber(redis.call('HGET', counters, ARGV[2]) or '0')
   local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])

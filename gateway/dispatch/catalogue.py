@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import msgspec
@@ -45,6 +46,11 @@ class Catalogue:
     def models(self) -> list[ServedModel]:
         """Every known model, by name."""
         return [self._models[name] for name in sorted(self._models)]
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """The names of every known model."""
+        return self._models.keys()
 
     def known(self, name: str) -> ServedModel | None:
         """Return a model by its name or an alias, as of the last refresh."""

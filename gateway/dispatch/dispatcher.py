@@ -21,7 +21,7 @@ from contract.outcomes import FailureCode
 from contract.queue import EnqueueResult, LostJob
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, Message, Ticket
-from gateway.errors import OverloadedError, StoreUnavailableError, TenantQueueFullError
+from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
 from gateway.tasks import raise_if_cancelled
 
 MAX_ATTEMPTS = 3
@@ -96,9 +96,7 @@ class Dispatcher:
         except RedisError:
             # It is not known whether Redis took the jobs, so they are taken back as well.
             await self.cancel(generation)
-            raise StoreUnavailableError(
-                "The queue cannot be reached.", retry_after_seconds=RETRY_AFTER_SECONDS
-            ) from None
+            raise queue_unavailable() from None
         except BaseException:
             self._forget(tickets)
             raise
@@ -296,9 +294,10 @@ class Dispatcher:
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
 
     async def _check_silent_jobs(self) -> None:
-        """Fail jobs that nobody claims in time or will claim, and jobs that Redis does not know any more.
+        """Fail jobs that nobody claims in time or will claim, and jobs that are over as far as Redis knows.
 
-        The last happens when the reply that ended a job was lost, or Redis lost the job itself.
+        The last happens when the reply that ended a job was lost, or Redis lost the job itself: a receipt
+        names no worker.
         """
         now = time.monotonic()
         silent = [

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +54,10 @@ class Generation:
 
     def __init__(self, *, max_unread_bytes: int) -> None:
         self.tickets: list[Ticket] = []
+        self.finished: dict[int, JobFinished] = {}
+        """The ends of its jobs, by prompt."""
+        self.received_tokens: Counter[int] = Counter()
+        """Completion tokens that came, by prompt."""
         self.overflowed = False
         """Whether replies were dropped because the consumer does not keep up."""
         self._max_unread_bytes = max_unread_bytes
@@ -63,11 +68,14 @@ class Generation:
     def push(self, prompt_index: int, message: Message) -> bool:
         """Add a reply and wake the consumer. Return False if it is dropped because there is no room."""
         if isinstance(message, Delta):
+            self.received_tokens[prompt_index] += len(message.token_ids)
             self._unread_bytes += len(message.text) + DELTA_BYTES
             if self._unread_bytes > self._max_unread_bytes:
                 self.overflowed = True
                 self.wake()
                 return False
+        elif isinstance(message, JobFinished):
+            self.finished[prompt_index] = message
         self._replies.append(Reply(prompt_index, message))
         self.wake()
         return True

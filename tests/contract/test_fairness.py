@@ -1,138 +1,237 @@
 """The scripts against a plain model of Virtual Token Counter, on random histories, and its bound."""
 
 import random
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 import pytest
 from redis.asyncio import Redis
 
 from contract import keys
 from contract.queue import COMPLETION_COST, PROMPT_COST, JobQueue, LeaseReport, Room
+from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job, text
 
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
+ACTIONS = {"enqueue": 5, "claim": 4, "charge": 3, "finish": 2, "cancel": 1, "requeue": 1}
+FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
+
+
+class Entry(NamedTuple):
+    """A job; entries of a tenant sort by their place in its queue."""
+
+    rank: int
+    number: int
+    job_id: str
+    tenant: str
+    weight: float
+    prompt: int
+    need: int
+
+
+@dataclass
+class Running:
+    """A claimed job."""
+
+    entry: Entry
+    attempt: int
+    completion: int = 0
+    is_cancelled: bool = False
 
 
 @dataclass
 class Model:
-    """VTC as the paper has it, in a few lines of Python."""
+    """VTC as the paper has it, with places and weights by tier, in a few lines of Python."""
 
     counters: dict[str, float] = field(default_factory=dict)
-    queues: dict[str, deque[tuple[str, int, int]]] = field(default_factory=dict)
-    running: dict[str, tuple[str, int]] = field(default_factory=dict)
+    queues: dict[str, list[Entry]] = field(default_factory=dict)
+    running: dict[str, Running] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    charged: dict[str, int] = field(default_factory=dict)
     last: str | None = None
+    numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     def active(self) -> list[str]:
         return [t for t, q in self.queues.items() if q]
 
-    def enqueue(self, tenant: str, job_id: str, prompt: int, need: int) -> None:
+    def enqueue(self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int) -> None:
+        weight = TENANTS[tenant] * TIER_BOOSTS[tier]
+        self.put(Entry(TIER_RANKS[tier], next(self.numbers), job_id, tenant, weight, prompt, need))
+
+    def put(self, entry: Entry) -> None:
+        tenant = entry.tenant
         if not self.queues.get(tenant):
             if self.active():
                 lift = min(self.counters[t] for t in self.active())
             else:
                 lift = self.counters.get(self.last, 0.0) if self.last else 0.0
             self.counters[tenant] = max(self.counters.get(tenant, 0.0), lift)
-        self.queues.setdefault(tenant, deque()).append((job_id, prompt, need))
+        insort(self.queues.setdefault(tenant, []), entry)
 
     def claim(self, most: int, room: int) -> list[str]:
         taken: list[str] = []
         while len(taken) < most and self.active():
             # Redis breaks ties between equal scores by name.
             tenant = min(self.active(), key=lambda t: (self.counters[t], t))
-            job_id, prompt, need = self.queues[tenant][0]
-            if need > room:
+            entry = self.queues[tenant][0]
+            if entry.need > room:
                 break
-            room -= need
-            self.queues[tenant].popleft()
-            self.counters[tenant] += PROMPT_COST * prompt / TENANTS[tenant]
-            self.running[job_id] = (tenant, 0)
-            taken.append(job_id)
+            room -= entry.need
+            self.queues[tenant].pop(0)
+            attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
+            if attempt == 1:
+                self.counters[tenant] += PROMPT_COST * entry.prompt / entry.weight
+            self.running[entry.job_id] = Running(entry, attempt)
+            taken.append(entry.job_id)
             if not self.queues[tenant]:
                 self.last = tenant
         return taken
 
     def charge(self, job_id: str, total: int) -> None:
-        tenant, charged = self.running[job_id]
+        running, charged = self.running[job_id], self.charged.get(job_id, 0)
+        running.completion = total
         if total > charged:
-            self.counters[tenant] += COMPLETION_COST * (total - charged) / TENANTS[tenant]
-            self.running[job_id] = (tenant, total)
+            cost = COMPLETION_COST * (total - charged) / running.entry.weight
+            self.counters[running.entry.tenant] += cost
+            self.charged[job_id] = total
 
     def cancel(self, tenant: str, job_id: str) -> None:
         if job_id in self.running:
-            del self.running[job_id]
+            self.running[job_id].is_cancelled = True
             return
-        waiting = [entry for entry in self.queues[tenant] if entry[0] != job_id]
-        self.queues[tenant] = deque(waiting)
+        waiting = [entry for entry in self.queues[tenant] if entry.job_id != job_id]
+        self.queues[tenant] = waiting
         if not waiting:
             self.last = tenant
+
+    def requeue(self, job_id: str) -> bool:
+        if self.running[job_id].is_cancelled:
+            return False
+        self.put(self.running.pop(job_id).entry)
+        return True
+
+
+@dataclass
+class History:
+    """A queue and the model, which take the same steps."""
+
+    queue: JobQueue
+    rng: random.Random
+    model: Model = field(default_factory=Model)
+    ids: "count[int]" = field(default_factory=count)
+
+    async def enqueue(self) -> None:
+        rng, job_id = self.rng, f"j{next(self.ids)}"
+        tenant, tier = rng.choice(list(TENANTS)), rng.choice(list(ServiceTier))
+        prompt, new = rng.randint(1, 90), rng.randint(1, 40)
+        sent = job(job_id, tenant, prompt_tokens=prompt, max_tokens=new, service_tier=tier)
+        await enqueue(self.queue, sent, weight=TENANTS[tenant])
+        self.model.enqueue(job_id, tenant, tier, prompt, prompt + new)
+
+    async def claim(self) -> None:
+        most, room = self.rng.randint(1, 4), self.rng.randint(20, 400)
+        claimed = await claim_ids(
+            self.queue, room=Room(room, 10**6, 1, empty=False), most_jobs=most
+        )
+        assert claimed == self.model.claim(most, room)
+
+    async def charge(self) -> None:
+        if report := self._report():
+            self.model.charge(report.job_id, report.completion_tokens)
+            lost = await self.queue.extend("w1", [report], lease_ms=LEASE_MS)
+            assert bool(lost) is self.model.running[report.job_id].is_cancelled
+
+    async def finish(self) -> None:
+        if report := self._report():
+            self.model.charge(report.job_id, report.completion_tokens)
+            assert await self.queue.finish("w1", report)
+            del self.model.running[report.job_id]
+
+    async def cancel(self) -> None:
+        waiting = [entry for queue in self.model.queues.values() for entry in queue]
+        known = waiting + [running.entry for running in self.model.running.values()]
+        if known:
+            entry = self.rng.choice(known)
+            assert await self.queue.cancel(entry.job_id, entry.tenant)
+            self.model.cancel(entry.tenant, entry.job_id)
+
+    async def requeue(self) -> None:
+        if report := self._report():
+            entry = self.model.running[report.job_id].entry
+            self.model.charge(report.job_id, report.completion_tokens)
+            await self.queue.extend("w1", [report], lease_ms=0)
+            requeued = await self.queue.requeue(report.job_id, entry.tenant, report.attempt)
+            assert requeued is self.model.requeue(report.job_id)
+            if not requeued:
+                # It was cancelled; its worker comes back to end it.
+                await self.queue.extend("w1", [report], lease_ms=LEASE_MS)
+
+    def _report(self) -> LeaseReport | None:
+        if not self.model.running:
+            return None
+        job_id, running = self.rng.choice(list(self.model.running.items()))
+        return LeaseReport(job_id, running.attempt, running.completion + self.rng.randint(0, 30))
 
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed: int) -> None:
     rng = random.Random(seed)
-    queue, model = JobQueue(redis, MODEL), Model()
-    tenant_of: dict[str, str] = {}
-    for step in range(250):
-        action = rng.choices(["enqueue", "claim", "charge", "finish", "cancel"], [5, 4, 3, 2, 1])[0]
-        if action == "enqueue":
-            tenant, prompt, new = rng.choice(list(TENANTS)), rng.randint(1, 90), rng.randint(1, 40)
-            job_id = f"j{step}"
-            tenant_of[job_id] = tenant
-            await enqueue(
-                queue,
-                job(job_id, tenant, prompt_tokens=prompt, max_tokens=new),
-                weight=TENANTS[tenant],
-            )
-            model.enqueue(tenant, job_id, prompt, prompt + new)
-        elif action == "claim":
-            most, room = rng.randint(1, 4), rng.randint(20, 400)
-            claimed = await claim_ids(queue, room=Room(room, 10**6, 1, empty=False), most_jobs=most)
-            assert claimed == model.claim(most, room)
-        elif action in ("charge", "finish") and model.running:
-            job_id = rng.choice(list(model.running))
-            report = LeaseReport(job_id, 1, model.running[job_id][1] + rng.randint(0, 30))
-            model.charge(job_id, report.completion_tokens)
-            if action == "charge":
-                assert await queue.extend("w1", [report], lease_ms=LEASE_MS) == []
-            else:
-                assert await queue.finish("w1", report)
-                del model.running[job_id]
-        elif action == "cancel":
-            waiting = [entry[0] for tenant in model.active() for entry in model.queues[tenant]]
-            known = waiting + list(model.running)
-            if known:
-                job_id = rng.choice(known)
-                assert await queue.cancel(job_id, tenant_of[job_id])
-                model.cancel(tenant_of[job_id], job_id)
+    history = History(JobQueue(redis, MODEL), rng)
+    model = history.model
+    for _ in range(250):
+        (action,) = rng.choices(list(ACTIONS), list(ACTIONS.values()))
+        await getattr(history, action)()
         counters = await redis.hgetall(keys.service_counters(MODEL))
         assert {text(t): float(c) for t, c in counters.items()} == pytest.approx(model.counters)
         active = await redis.zrange(keys.active_tenants(MODEL), 0, -1)
         assert {text(t) for t in active} == set(model.active())
+    for tenant, entries in model.queues.items():
+        waiting = await redis.zrange(keys.queue(MODEL, tenant), 0, -1)
+        assert [text(job_id) for job_id in waiting] == [entry.job_id for entry in entries]
 
 
-async def test_service_of_two_backlogged_tenants_stays_within_the_bound(redis: "Redis") -> None:
-    """|W_a - W_b| <= 2 max(w_p L, w_q M) for one worker that reports every step (OSDI'24, theorem)."""
+@pytest.mark.parametrize(
+    ("tiers", "ratio"),
+    [
+        ({"a": DEFAULT, "b": DEFAULT}, 1.0),
+        ({"a": PRIORITY, "b": DEFAULT}, 2.0),
+        ({"a": FLEX, "b": DEFAULT}, 0.5),
+        ({"a": PRIORITY, "b": FLEX}, 4.0),
+    ],
+    ids=["alike", "priority", "flex", "both"],
+)
+async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
+    redis: "Redis", tiers: dict[str, ServiceTier], ratio: float
+) -> None:
+    """|W_a - W_b| <= 2 max(w_p L, w_q M) for one worker that reports every step (OSDI'24, theorem).
+
+    W is service by weight, and so is the bound, by the lower weight.
+    """
     rng = random.Random(5)
     queue = JobQueue(redis, MODEL)
     longest_prompt, batch_tokens = 400, 8 * 64
-    bound = 2 * max(PROMPT_COST * longest_prompt, COMPLETION_COST * batch_tokens)
+    weights = {tenant: TIER_BOOSTS[tier] for tenant, tier in tiers.items()}
+    cost = max(PROMPT_COST * longest_prompt, COMPLETION_COST * batch_tokens)
+    bound = 2 * cost / min(weights.values())
     sizes = {"a": (400, 64), "b": (10, 64)}
     served = {"a": 0.0, "b": 0.0}
-    for i in range(160):
+    for i in range(400):
         for tenant, (prompt, _) in sizes.items():
-            await enqueue(queue, job(f"{tenant}{i}", tenant, prompt_tokens=prompt))
+            sent = job(f"{tenant}{i}", tenant, prompt_tokens=prompt, service_tier=tiers[tenant])
+            await enqueue(queue, sent)
     running: dict[str, list[int]] = {}
     worst = 0.0
-    for _ in range(1500):
+    for _ in range(4000):
         room = PLENTY._replace(sequences=8 - len(running))
         for job_id in await claim_ids(queue, room=room):
             prompt, longest = sizes[job_id[0]]
-            served[job_id[0]] += PROMPT_COST * prompt
+            served[job_id[0]] += PROMPT_COST * prompt / weights[job_id[0]]
             running[job_id] = [0, rng.randint(1, longest)]
         for job_id, counts in list(running.items()):
             counts[0] += 1
-            served[job_id[0]] += COMPLETION_COST
+            served[job_id[0]] += COMPLETION_COST / weights[job_id[0]]
             report = LeaseReport(job_id, 1, counts[0])
             if counts[0] == counts[1]:
                 del running[job_id]
@@ -144,3 +243,5 @@ async def test_service_of_two_backlogged_tenants_stays_within_the_bound(redis: "
         worst = max(worst, abs(served["a"] - served["b"]))
     assert 0 < worst <= bound
     assert min(served.values()) > 5 * bound, "the history is too short to show anything"
+    share = served["a"] * weights["a"] / (served["b"] * weights["b"])
+    assert share == pytest.approx(ratio, rel=0.2)

@@ -68,7 +68,10 @@ async def test_lost_frame_fails_the_jobs_it_may_have_told_of(
     await worker.say(claim, "c")
 
     assert await failure(generation) is FailureCode.REPLIES_LOST
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+    control = keys.control(MODEL, worker.name)
+    await eventually(lambda: redis.llen(control), seconds=1, what="the worker being told")
+    await worker.drop(claim)
+    assert await nothing_left(redis, MODEL)
 
 
 async def test_lost_frame_fails_a_job_whose_beginning_it_may_have_carried(
@@ -191,8 +194,9 @@ async def test_cancelled_request_leaves_nothing_behind(
     (claim,) = await worker.claim(1)
     await desk.dispatcher.cancel(generation)
     assert desk.dispatcher.jobs_in_flight == 0
-    assert await nothing_left(redis, MODEL)
     assert await redis.lrange(keys.control(MODEL, worker.name), 0, -1) == [claim.job.id.encode()]
+    await worker.drop(claim)
+    assert await nothing_left(redis, MODEL)
     await desk.dispatcher.cancel(generation)
 
 

@@ -131,9 +131,11 @@ async def test_one_failed_prompt_takes_the_others_back(
     first, second = await worker.claim(2)
     await worker.fail(first, FailureCode.ENGINE_ERROR)
     assert (await request).status_code == 503
-    await eventually(lambda: nothing_left(store, "failing"), seconds=1, what="the others' end")
-    control = await store.lrange(keys.control("failing", worker.name), 0, -1)
-    assert control == [second.job.id.encode()]
+    control = keys.control("failing", worker.name)
+    await eventually(lambda: store.llen(control), seconds=1, what="the worker being told")
+    assert await store.lrange(control, 0, -1) == [second.job.id.encode()]
+    await worker.drop(second)
+    assert await nothing_left(store, "failing")
 
 
 async def test_long_wait_commits_the_stream_and_keeps_it_alive(

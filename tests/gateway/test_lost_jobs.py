@@ -12,6 +12,7 @@ from contract import keys
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode
 from contract.queue import JobQueue
+from contract.receipts import JobReceipt, JobState
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
 from tests.support.fake_worker import FakeWorker
@@ -56,10 +57,11 @@ async def test_job_lost_after_its_first_token_fails(
     claim = await worker.claim_one()
     await worker.say(claim, "a")
     await take(generation, 1)
-    await worker.lose(claim)
+    await worker.lose(claim, tokens=1)
     assert await failure(generation) is FailureCode.WORKER_LOST
     assert desk.dispatcher.jobs_in_flight == 0
     await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED, 1, 3, 0)]
 
 
 async def test_job_lost_three_times_fails(desk: Desk, worker: FakeWorker, redis: "Redis") -> None:
@@ -101,6 +103,14 @@ async def test_job_that_redis_forgot_fails(desk: Desk, worker: FakeWorker, redis
     claim = await worker.claim_one()
     await redis.delete(keys.job(MODEL, claim.job.id))
     assert await failure(generation) is FailureCode.REPLIES_LOST
+
+
+async def test_job_that_has_ended_without_a_reply_fails(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    await worker.drop(await worker.claim_one(), tokens=2)
+    assert await failure(generation) is FailureCode.REPLIES_LOST
+    (receipt,) = await worker.queue.receipts([generation.tickets[0].job.id])
+    assert receipt == JobReceipt(JobState.ENDED, 2, 3, 0)
 
 
 async def test_silent_job_that_is_leased_goes_on(desk: Desk, worker: FakeWorker) -> None:

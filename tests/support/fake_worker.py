@@ -102,10 +102,16 @@ class FakeWorker:
 
     async def finish(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
         """End the job: the last frame, then the lease."""
-        job = claim.job
-        finished = JobFinished(job.handle, claim.attempt, len(job.prompt_token_ids), tokens, cached)
+        job, prompt_tokens = claim.job, len(claim.job.prompt_token_ids)
+        finished = JobFinished(job.handle, claim.attempt, prompt_tokens, tokens, cached)
         await self.send(job.gateway, finished=[finished])
-        await self.queue.finish(self.name, LeaseReport(job.id, claim.attempt, tokens))
+        await self.drop(claim, tokens=tokens, cached=cached)
+
+    async def drop(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
+        """End the job's lease without a frame, as a worker does with a cancelled job."""
+        job = claim.job
+        report = LeaseReport(job.id, claim.attempt, tokens, len(job.prompt_token_ids), cached)
+        await self.queue.finish(self.name, report)
 
     async def fail(self, claim: Claim, code: FailureCode, message: str = "") -> None:
         """Give the job up."""
@@ -113,11 +119,11 @@ class FakeWorker:
         await self.send(claim.job.gateway, failed=[failed])
         await self.queue.finish(self.name, LeaseReport(claim.job.id, claim.attempt, 0))
 
-    async def lose(self, claim: Claim) -> None:
-        """Let the lease run out, as if the worker had died some seconds ago."""
-        await self.queue.extend(
-            self.name, [LeaseReport(claim.job.id, claim.attempt, 0)], lease_ms=0
-        )
+    async def lose(self, claim: Claim, *, tokens: int = 0) -> None:
+        """Let the lease run out, as if the worker had died some seconds ago, after a last report."""
+        prompt_tokens = len(claim.job.prompt_token_ids) if tokens else 0
+        report = LeaseReport(claim.job.id, claim.attempt, tokens, prompt_tokens)
+        await self.queue.extend(self.name, [report], lease_ms=0)
         await asyncio.sleep(0.005)
 
 

@@ -98,9 +98,7 @@ def test_sequences_of_a_job_differ_in_seed_only(parameters: SamplingParameters) 
     spec = SamplingSpec(seed=1, chain=SamplerChain(order=[]))
     first = request(spec, prompt_logprobs=2)
     params = made(parameters, first)
-    varied = parameters.vary(
-        params, replace(first, id="r2", seed=4, prompt_logprobs=None), prompt_tokens=3
-    )
+    varied = parameters.vary(params, replace(first, id="r2", seed=4, prompt_logprobs=None))
     seeds = [chain_parameters(each.extra_args) for each in (params, varied)]
     assert [each and each.seed for each in seeds] == [3, 4]
     assert (params.seed, varied.seed) == (3, 4)

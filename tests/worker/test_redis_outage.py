@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contract import keys
-from tests.worker.conftest import Gateway, RedisServer, make_job, running_worker
+from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, running_worker
 from worker.engine.scripted import Script
 
 STEADY = Script(step_seconds=0.01)
@@ -59,6 +59,31 @@ async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServ
             again = make_job()
             await gateway.live()
             gateway._last = "0"
+            await gateway.enqueue(again)
+            await gateway.finished(again)
+
+
+async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back_empty(
+    own_redis: RedisServer,
+) -> None:
+    job = make_job(max_tokens=30)
+    async with own_redis.client() as client:
+        gateway = Gateway(client)
+        async with running_worker(own_redis, STEADY) as (runner, engine, _):
+            await gateway.enqueue(job)
+            await gateway.read_until(lambda: bool(gateway.deltas(job)))
+            own_redis.stop()
+            async with asyncio.timeout(5):
+                while engine._running:
+                    await asyncio.sleep(0.01)
+            own_redis.start()
+            gateway._last = "0"
+            await gateway.live()
+            await gateway.finished(job)
+            await asyncio.wait_for(runner._leases.settled.wait(), 5)
+            assert not await client.exists(keys.job(MODEL, job.id))
+            assert not await client.zcard(keys.leases(MODEL))
+            again = make_job()
             await gateway.enqueue(again)
             await gateway.finished(again)
 

@@ -99,7 +99,7 @@ async def test_lease_ends_after_the_last_frame(
         await gateway.finished(job)
         await asyncio.sleep(0.1)
         assert (await gateway.queue.status()).leased_jobs == 0
-    assert not await redis.exists(keys.job(MODEL, job.id))
+    assert not await redis.hexists(keys.job(MODEL, job.id), "worker")
 
 
 async def test_cancelled_in_the_queue_never_runs(
@@ -250,7 +250,8 @@ async def test_job_of_a_dead_gateway_is_dropped(
         await gateway.finished(job)
         await asyncio.sleep(0.1)
         assert (await gateway.queue.status()).leased_jobs == 0
-    assert not await redis.exists(keys.replies("dead"), keys.job(MODEL, dead.id))
+    assert not await redis.exists(keys.replies("dead"))
+    assert not await redis.hexists(keys.job(MODEL, dead.id), "worker")
 
 
 async def test_running_job_of_a_gateway_that_dies_is_aborted(

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from contract.sampling import SamplingSpec
 from worker.engine.arguments import MAX_BAD_WORD_TOKENS
 from worker.engine.base import EngineRequest, InvalidRequestError
-from worker.samplers.arguments import chain_arguments
+from worker.samplers.arguments import chain_arguments, reseeded
 from worker.samplers.breakers import DryBreakers
 
 _SMALLEST_TOP_P = 1e-6
@@ -66,13 +66,13 @@ class SamplingParameters:
             detokenize=False,
         )
 
-    def vary(self, params: Any, request: EngineRequest, *, prompt_tokens: int) -> Any:
+    def vary(self, params: Any, request: EngineRequest) -> Any:
         """Return the parameters of a further sequence, from those that vLLM made of the first one's."""
         params = copy.copy(params)
         params.seed = self._seed(request)
         params.prompt_logprobs = request.prompt_logprobs
         params.skip_reading_prefix_cache = _skips_prefix_cache(request)
-        params.extra_args = self._extra(request, prompt_tokens)
+        params.extra_args = reseeded(params.extra_args, request.seed)
         return params
 
     def forbid_words(self, params: Any) -> None:

@@ -218,14 +218,12 @@ class VllmEngine:
             _log.info("Refused a request: %s", error)
             raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
         self._parameters.forbid_words(made.sampling_params)
-        return [made, *(self._sibling(made, each, prompt_tokens) for each in others)]
+        return [made, *(self._sibling(made, each) for each in others)]
 
-    def _sibling(self, first: Any, request: EngineRequest, prompt_tokens: int) -> Any:
+    def _sibling(self, first: Any, request: EngineRequest) -> Any:
         sibling = copy.copy(first)
         sibling.request_id = request.id
-        sibling.sampling_params = self._parameters.vary(
-            first.sampling_params, request, prompt_tokens=prompt_tokens
-        )
+        sibling.sampling_params = self._parameters.vary(first.sampling_params, request)
         return sibling
 
     async def _add(self, core_request: Any) -> None:

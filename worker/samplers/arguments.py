@@ -16,19 +16,8 @@ PROCESSOR = "worker.samplers.processor:SamplerChain"
 _KEY = "sluice_chain"
 _TOKEN_ID = Range(0, 2**31 - 1)
 _BOUNDS = {
-    "temperature": ranges.TEMPERATURE,
-    "top_p": ranges.TOP_P,
-    "top_k": ranges.TOP_K,
-    "min_p": ranges.MIN_P,
-    "presence_penalty": ranges.PRESENCE_PENALTY,
-    "frequency_penalty": ranges.FREQUENCY_PENALTY,
-    "repetition_penalty": ranges.REPETITION_PENALTY,
-    "penalty_last_n": ranges.LAST_N,
-    "typical_p": ranges.TYPICAL_P,
-    "top_n_sigma": ranges.TOP_N_SIGMA,
-    "min_keep": ranges.MIN_KEEP,
-    "dynatemp_range": ranges.DYNATEMP_RANGE,
-    "dynatemp_exponent": ranges.DYNATEMP_EXPONENT,
+    **ranges.SAMPLING_RANGES,
+    **ranges.CHAIN_RANGES,
     "xtc_probability": ranges.XTC_PROBABILITY,
     "xtc_threshold": ranges.XTC_THRESHOLD,
     "dry_multiplier": ranges.DRY_MULTIPLIER,
@@ -38,7 +27,6 @@ _BOUNDS = {
     "mirostat_version": ranges.MIROSTAT,
     "mirostat_tau": ranges.MIROSTAT_TAU,
     "mirostat_eta": ranges.MIROSTAT_ETA,
-    "seed": ranges.SEED,
     "prompt_tokens": Range(0, 2**31 - 1),
 }
 
@@ -85,6 +73,13 @@ def chain_arguments(
         **_mirostat(spec.chain),
     )
     return {_KEY: msgspec.to_builtins(parameters)}
+
+
+def reseeded(extra_args: dict[str, Any] | None, seed: int) -> dict[str, Any] | None:
+    """Return the `extra_args` of another sequence of the same job."""
+    if extra_args is None:
+        return None
+    return {_KEY: extra_args[_KEY] | {"seed": seed}}
 
 
 def chain_parameters(extra_args: Mapping[str, Any] | None) -> ChainParameters | None:

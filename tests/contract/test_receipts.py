@@ -1,0 +1,204 @@
+"""What a job leaves behind, whichever way it ends, and who may drop it."""
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.queue import EnqueueResult, JobQueue, LeaseReport
+from contract.receipts import JobReceipt, JobState
+from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
+
+ABSENT, WAITING = JobReceipt(JobState.ABSENT), JobReceipt(JobState.WAITING)
+LARGEST_RECEIPT_BYTES = 256
+
+
+@pytest.fixture
+def queue(any_redis: "Redis") -> JobQueue:
+    """An empty queue."""
+    return JobQueue(any_redis, MODEL)
+
+
+async def receipt(queue: JobQueue, job_id: str = "j1") -> JobReceipt:
+    """Return the receipt of one job."""
+    (found,) = await queue.receipts([job_id])
+    return found
+
+
+async def start(queue: JobQueue, worker: str = "w1") -> None:
+    """Have j1 enqueued and claimed."""
+    await enqueue(queue, job("j1"))
+    assert await claim_ids(queue, worker) == ["j1"]
+
+
+async def report(
+    queue: JobQueue, *counts: int, worker: str = "w1", attempt: int = 1, lease_ms: int = LEASE_MS
+) -> list[str]:
+    """Report completion, prompt and cached tokens of j1."""
+    return await queue.extend(worker, [LeaseReport("j1", attempt, *counts)], lease_ms=lease_ms)
+
+
+def running(*counts: int) -> JobReceipt:
+    """Completion, prompt and cached tokens so far."""
+    return JobReceipt(JobState.RUNNING, *counts)
+
+
+def ended(*counts: int) -> JobReceipt:
+    """Completion, prompt and cached tokens at the end."""
+    return JobReceipt(JobState.ENDED, *counts)
+
+
+async def test_receipts_follow_a_job_from_its_queue_to_its_end(queue: JobQueue) -> None:
+    assert await receipt(queue) == ABSENT
+    await enqueue(queue, job("j1"))
+    assert await receipt(queue) == WAITING
+    await claim_ids(queue)
+    assert await receipt(queue) == running()
+    assert await report(queue, 3, 10, 8) == []
+    assert await receipt(queue) == running(3, 10, 8)
+    assert await queue.finish("w1", LeaseReport("j1", 1, 5, 10, 8))
+    assert await receipt(queue) == ended(5, 10, 8)
+
+
+async def test_receipts_come_in_the_order_that_was_asked_for(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"), job("j2"))
+    await claim_ids(queue, most_jobs=1)
+    assert await queue.receipts(["j2", "unknown", "j1"]) == [WAITING, ABSENT, running()]
+    assert await queue.receipts([]) == []
+
+
+async def test_receipt_is_small_and_expires_if_nobody_asks(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    name = "cmpl-0123456789abcdef0123456789abcdef-0"
+    key = keys.job(MODEL, name)
+    await enqueue(queue, job(name, prompt_tokens=5000))
+    await claim_ids(queue)
+    assert (await any_redis.memory_usage(key, samples=0) or 0) > 5000
+    await queue.finish("w1", LeaseReport(name, 1, 10**6, 10**6, 10**6))
+    assert 0 < (await any_redis.memory_usage(key, samples=0) or 0) < LARGEST_RECEIPT_BYTES
+    hour_ms = 3_600_000
+    assert hour_ms < await any_redis.pttl(key) <= hour_ms + 60_000
+
+
+async def test_job_that_has_ended_is_not_enqueued_again(queue: JobQueue) -> None:
+    await start(queue)
+    await queue.finish("w1", LeaseReport("j1", 1, 5, 10))
+    assert await enqueue(queue, job("j1")) is EnqueueResult.DUPLICATE
+    assert await claim_ids(queue) == []
+    assert await receipt(queue) == ended(5, 10, 0)
+
+
+async def test_job_cancelled_while_it_waits_leaves_no_receipt(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    assert await queue.cancel("j1", "a")
+    assert await receipt(queue) == ABSENT
+
+
+async def test_job_cancelled_while_it_runs_ends_with_its_workers_counts(queue: JobQueue) -> None:
+    await start(queue)
+    assert await queue.cancel("j1", "a")
+    assert await receipt(queue) == running()
+    # It may report once more before it hears of it.
+    assert await report(queue, 3, 10) == ["j1"]
+    assert await receipt(queue) == running(3, 10, 0)
+    assert await queue.finish("w1", LeaseReport("j1", 1, 4, 10))
+    assert await receipt(queue) == ended(4, 10, 0)
+    assert not await queue.cancel("j1", "a")
+    assert await receipt(queue) == ended(4, 10, 0)
+
+
+async def test_lost_job_that_is_cancelled_ends_with_the_last_report(queue: JobQueue) -> None:
+    await start(queue)
+    await report(queue, 3, 10, 8, lease_ms=0)
+    assert await queue.cancel("j1", "a")
+    assert await receipt(queue) == ended(3, 10, 8)
+    assert (await queue.status()).leased_jobs == 0
+    assert await queue.reclaim() == []
+
+
+async def test_cancelled_job_that_is_lost_ends_with_the_last_report(queue: JobQueue) -> None:
+    await start(queue)
+    await queue.cancel("j1", "a")
+    await report(queue, 3, 10, 8, lease_ms=0)
+    assert await receipt(queue) == running(3, 10, 8)
+    assert not await queue.requeue("j1", "a", 1)
+    assert await queue.reclaim() == [], "its gateway has nothing to decide"
+    assert await receipt(queue) == ended(3, 10, 8)
+    assert (await queue.status()).leased_jobs == 0
+
+
+async def test_lost_job_that_was_never_reported_ends_with_nothing(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    await queue.claim("w1", PLENTY, most_jobs=1, lease_ms=0)
+    await queue.cancel("j1", "a")
+    assert await receipt(queue) == ended()
+
+
+async def test_worker_that_comes_back_too_late_changes_no_receipt(queue: JobQueue) -> None:
+    await start(queue)
+    await report(queue, 3, 10, lease_ms=0)
+    await queue.cancel("j1", "a")
+    assert await report(queue, 50, 10) == ["j1"]
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 60, 10))
+    assert await receipt(queue) == ended(3, 10, 0)
+    assert (await queue.status()).leased_jobs == 0
+
+
+async def test_another_attempt_counts_from_nothing(queue: JobQueue) -> None:
+    await start(queue)
+    await report(queue, 3, 10, 8, lease_ms=0)
+    assert await queue.requeue("j1", "a", 1)
+    assert await receipt(queue) == WAITING
+    await claim_ids(queue, "w2")
+    assert await receipt(queue) == running()
+    # The first worker ends what it has lost, as it must.
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 90, 10))
+    assert await receipt(queue) == running()
+    assert await queue.finish("w2", LeaseReport("j1", 2, 2, 10))
+    assert await receipt(queue) == ended(2, 10, 0)
+
+
+async def test_receipt_that_is_forgotten_is_gone(queue: JobQueue, any_redis: "Redis") -> None:
+    await start(queue)
+    await queue.finish("w1", LeaseReport("j1", 1, 5, 10))
+    await queue.forget(["j1", "unknown"])
+    assert await receipt(queue) == ABSENT
+    assert not await any_redis.exists(keys.job(MODEL, "j1"), keys.job(MODEL, "unknown"))
+
+
+async def test_job_that_is_settled_before_its_end_leaves_no_receipt(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await start(queue)
+    await queue.forget(["j1"])
+    assert await report(queue, 3, 10) == []
+    assert await receipt(queue) == running(3, 10, 0)
+    assert await queue.finish("w1", LeaseReport("j1", 1, 5, 10))
+    assert not await any_redis.exists(keys.job(MODEL, "j1"))
+
+
+@pytest.mark.parametrize("how", ["cancel", "reclaim"])
+async def test_settled_job_whose_worker_died_leaves_no_receipt(
+    queue: JobQueue, any_redis: "Redis", how: str
+) -> None:
+    await start(queue)
+    if how == "reclaim":
+        await queue.cancel("j1", "a")
+    await queue.forget(["j1"])
+    await report(queue, 3, 10, lease_ms=0)
+    if how == "cancel":
+        await queue.cancel("j1", "a")
+    else:
+        await queue.reclaim()
+    assert not await any_redis.exists(keys.job(MODEL, "j1"))
+    assert (await queue.status()).leased_jobs == 0
+
+
+async def test_end_of_a_job_that_redis_has_lost_leaves_nothing(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await start(queue)
+    await any_redis.flushall()
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 5, 10))
+    assert await report(queue, 5, 10) == ["j1"]
+    assert await any_redis.dbsize() == 0

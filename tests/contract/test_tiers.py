@@ -1,0 +1,86 @@
+"""Service tiers: the order of a tenant's own jobs, and what they change between tenants."""
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys, messages
+from contract.queue import JobQueue, LeaseReport
+from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
+from tests.contract.test_queue import MODEL, claim_ids, enqueue, job
+
+FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
+
+
+@pytest.fixture
+def queue(any_redis: "Redis") -> JobQueue:
+    """An empty queue."""
+    return JobQueue(any_redis, MODEL)
+
+
+def test_every_tier_has_a_rank_of_its_own_and_a_boost() -> None:
+    assert sorted(TIER_RANKS, key=lambda tier: TIER_RANKS[tier]) == [PRIORITY, DEFAULT, FLEX]
+    assert len(set(TIER_RANKS.values())) == len(ServiceTier)
+    assert set(TIER_BOOSTS) == set(ServiceTier)
+    assert TIER_BOOSTS[DEFAULT] == 1
+
+
+def test_job_of_a_process_that_knows_no_tiers_has_the_default_one() -> None:
+    plain = messages.encode(job("j1"))
+    assert b"service_tier" not in plain
+    assert messages.decode_job(plain).service_tier is DEFAULT
+    urgent = messages.decode_job(messages.encode(job("j1", service_tier=PRIORITY)))
+    assert urgent.service_tier is PRIORITY
+
+
+async def test_a_tenants_jobs_go_by_tier_and_each_tiers_oldest_first(queue: JobQueue) -> None:
+    for number, tier in enumerate([FLEX, DEFAULT, PRIORITY, FLEX, DEFAULT, PRIORITY]):
+        await enqueue(queue, job(f"{tier}-{number}", service_tier=tier))
+    assert await claim_ids(queue) == [
+        "priority-2",
+        "priority-5",
+        "default-1",
+        "default-4",
+        "flex-0",
+        "flex-3",
+    ]
+
+
+async def test_jobs_of_one_request_keep_their_order(queue: JobQueue) -> None:
+    ids = [f"j{i}" for i in range(20)]
+    await enqueue(queue, *(job(job_id, service_tier=FLEX) for job_id in ids))
+    assert await claim_ids(queue) == ids
+
+
+async def test_a_lost_job_goes_back_to_the_head_of_its_tier_only(queue: JobQueue) -> None:
+    await enqueue(queue, job("first"), job("second"))
+    assert await claim_ids(queue, most_jobs=1) == ["first"]
+    await enqueue(queue, job("third"))
+    await enqueue(queue, job("urgent", service_tier=PRIORITY))
+    await enqueue(queue, job("patient", service_tier=FLEX))
+    await queue.extend("w1", [LeaseReport("first", 1, 0)], lease_ms=0)
+    assert await queue.requeue("first", "a", 1)
+    assert await claim_ids(queue) == ["urgent", "first", "second", "third", "patient"]
+
+
+@pytest.mark.parametrize(("tier", "first"), [(PRIORITY, 20), (DEFAULT, 15), (FLEX, 10)])
+async def test_a_tier_changes_a_tenants_share_and_starves_nobody(
+    queue: JobQueue, tier: ServiceTier, first: int
+) -> None:
+    await enqueue(queue, *(job(f"a{i}", "a", service_tier=tier) for i in range(40)))
+    await enqueue(queue, *(job(f"b{i}", "b") for i in range(40)))
+    claimed = await claim_ids(queue, most_jobs=30)
+    assert sum(job_id.startswith("a") for job_id in claimed) == first
+
+
+async def test_each_job_is_charged_by_its_own_tier(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1", prompt_tokens=10, service_tier=PRIORITY), weight=3.0)
+    await enqueue(queue, job("j2", prompt_tokens=30, service_tier=FLEX), weight=3.0)
+    await claim_ids(queue, most_jobs=1)
+    await queue.finish("w1", LeaseReport("j1", 1, 10, 10))
+    assert float(await any_redis.hget(keys.service_counters(MODEL), "a") or 0) == pytest.approx(
+        (10 + 2 * 10) / 6
+    )
+    await claim_ids(queue)
+    assert float(await any_redis.hget(keys.service_counters(MODEL), "a") or 0) == pytest.approx(
+        30 / 6 + 30 / 1.5
+    )

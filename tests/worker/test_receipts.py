@@ -1,0 +1,340 @@
+"""Whatever becomes of a job that the worker has claimed, its receipt says what the engine produced."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+from typing_extensions import override
+
+from contract import clock, keys
+from contract.messages import GenerationJob, JobFailed, JobFinished
+from contract.queue import LeaseReport
+from contract.receipts import JobReceipt, JobState
+from contract.sampling import SamplingSpec
+from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, running_worker
+from worker.engine.base import EngineRequest, EngineStep, SequenceEnd
+from worker.engine.scripted import Script, ScriptedEngine
+from worker.runner import Runner
+
+STEADY = Script(step_seconds=0.005)
+LEASE_MS = 600
+GREEDY = SamplingSpec(seed=1, temperature=0.0)
+
+
+class Counting(ScriptedEngine):
+    """Counts what it samples for each job; jobs have cache salts of their own."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self.sampled: Counter[str] = Counter()
+        self._salts: dict[str, str] = {}
+
+    @override
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        self._salts.update((request.id, request.cache_salt) for request in requests)
+        await super().submit(requests)
+
+    @override
+    async def step(self) -> EngineStep:
+        step = await super().step()
+        for output in step.outputs:
+            self.sampled[self._salts[output.sequence_id]] += len(output.token_ids)
+        return step
+
+
+class Caching(Counting):
+    """Finds two tokens of every prompt in its cache."""
+
+    @override
+    async def step(self) -> EngineStep:
+        step = await super().step()
+        outputs = [
+            msgspec.structs.replace(each, cached_tokens=2) if each.cached_tokens == 0 else each
+            for each in step.outputs
+        ]
+        return step._replace(outputs=outputs)
+
+
+class GivesUp(Counting):
+    """Gives up on sequences where they should end for their length, with nothing more sampled."""
+
+    @override
+    async def step(self) -> EngineStep:
+        step = await super().step()
+        outputs = []
+        for each in step.outputs:
+            if each.end is SequenceEnd.LENGTH:
+                self.sampled[self._salts[each.sequence_id]] -= 1
+                outputs.append(msgspec.structs.replace(each, token_ids=[], end=SequenceEnd.ERROR))
+            else:
+                outputs.append(each)
+        return step._replace(outputs=outputs)
+
+
+def salted(**changes: Any) -> GenerationJob:
+    """Make a job whose cache salt is its id."""
+    job = make_job(**changes)
+    return msgspec.structs.replace(job, cache_salt=job.id)
+
+
+class Bench:
+    """A worker, its engine, and what the queue tells of jobs."""
+
+    def __init__(self, runner: Runner, engine: Counting, gateway: Gateway) -> None:
+        self.runner = runner
+        self.engine = engine
+        self.gateway = gateway
+
+    async def receipt(self, job: GenerationJob) -> JobReceipt:
+        """Wait until a job has ended, in Redis and in the engine; return what is left of it."""
+        async with asyncio.timeout(5):
+            while True:
+                (receipt,) = await self.gateway.queue.receipts([job.id])
+                if receipt.state in (JobState.ENDED, JobState.ABSENT):
+                    return receipt
+                await asyncio.sleep(0.005)
+
+    async def sampled(self, job: GenerationJob, tokens: int) -> None:
+        """Wait until the engine has sampled so many tokens of a job."""
+        async with asyncio.timeout(5):
+            while self.engine.sampled[job.id] < tokens:
+                await asyncio.sleep(0.001)
+
+    async def cancel(self, job: GenerationJob) -> None:
+        """Take a job back."""
+        assert await self.gateway.queue.cancel(job.id, job.tenant)
+
+
+@pytest.fixture
+async def run(redis_server: RedisServer, gateway: Gateway) -> AsyncIterator[Callable[..., Any]]:
+    """Starts a worker with a short lease; it is stopped with the test."""
+    workers = []
+
+    async def start(
+        *jobs: GenerationJob, engine_type: type[Counting] = Counting, script: Script = STEADY
+    ) -> Bench:
+        context = running_worker(redis_server, script, lease_ms=LEASE_MS, engine_type=engine_type)
+        runner, engine, _ = await context.__aenter__()
+        workers.append(context)
+        assert isinstance(engine, Counting)
+        if jobs:
+            await gateway.enqueue(*jobs)
+        return Bench(runner, engine, gateway)
+
+    yield start
+    for context in workers:
+        await context.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 1),
+        ({"n": 3}, 1),
+        ({"n": 2, "best_of": 4}, 1),
+        ({"n": 3, "sampling": GREEDY}, 3),
+        ({"stop": [" the", " a", " of", " and"], "max_tokens": 400, "n": 2}, 1),
+    ],
+    ids=["one", "n", "best_of", "greedy", "stop"],
+)
+async def test_finished_job(run: Callable[..., Any], changes: dict[str, Any], factor: int) -> None:
+    job = salted(**changes)
+    bench = await run(job, engine_type=Caching)
+    await bench.gateway.finished(job)
+    receipt = await bench.receipt(job)
+    end = bench.gateway.end(job)
+    assert isinstance(end, JobFinished)
+    counts = (end.completion_tokens, end.prompt_tokens, end.cached_tokens)
+    assert receipt == JobReceipt(JobState.ENDED, *counts)
+    # A greedy sequence answers all choices, and is charged for each of them.
+    assert receipt[1:] == (bench.engine.sampled[job.id] * factor, 3, 2)
+    assert receipt.completion_tokens > 0
+
+
+async def test_job_without_completion_tokens(run: Callable[..., Any]) -> None:
+    job = salted(max_tokens=0)
+    bench = await run(job)
+    assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 1),
+        ({"n": 3}, 1),
+        ({"n": 2, "best_of": 4}, 1),
+        ({"n": 3, "sampling": GREEDY}, 3),
+        ({"stream": False}, 1),
+    ],
+    ids=["one", "n", "best_of", "greedy", "whole"],
+)
+async def test_job_cancelled_on_its_way(
+    run: Callable[..., Any], changes: dict[str, Any], factor: int
+) -> None:
+    job = salted(max_tokens=1500, **changes)
+    bench = await run(job, engine_type=Caching)
+    await bench.sampled(job, 20)
+    await bench.cancel(job)
+    receipt = await bench.receipt(job)
+    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id] * factor, 3, 2)
+    assert 20 <= bench.engine.sampled[job.id] < 1500
+    assert (await bench.gateway.queue.status()).leased_jobs == 0
+    await bench.gateway.read()
+    assert not bench.gateway.ended_handles()
+
+
+async def test_job_cancelled_before_the_prompt_is_read(run: Callable[..., Any]) -> None:
+    job = salted()
+    bench = await run(job, script=Script(prefill_seconds_per_token=5.0))
+    await asyncio.sleep(0.1)
+    await bench.cancel(job)
+    assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 0, 0)
+
+
+async def test_cancelled_job_whose_worker_was_not_told(
+    run: Callable[..., Any], redis: "Redis"
+) -> None:
+    job = salted(max_tokens=1500)
+    bench = await run(job)
+    await bench.sampled(job, 5)
+    # As if its id had been taken from the control list and lost on the way.
+    await redis.hset(keys.job(MODEL, job.id), "cancelled", "1")
+    receipt = await bench.receipt(job)
+    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+
+
+async def test_job_whose_deadline_passes(run: Callable[..., Any]) -> None:
+    job = salted(deadline_ms=clock.now_ms() + 400, max_tokens=1500, n=2)
+    bench = await run(job)
+    receipt = await bench.receipt(job)
+    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+    assert receipt.completion_tokens > 0
+    await bench.gateway.read()
+    assert isinstance(bench.gateway.end(job), JobFailed)
+
+
+async def test_job_that_is_refused(run: Callable[..., Any]) -> None:
+    late, wrong = salted(deadline_ms=clock.now_ms() - 1), salted(prompt_token_ids=[10**6])
+    bench = await run(late, wrong)
+    for job in (late, wrong):
+        assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 0, 0)
+
+
+async def test_job_that_the_engine_gives_up_on(run: Callable[..., Any]) -> None:
+    job = salted(max_tokens=9)
+    bench = await run(job, engine_type=GivesUp)
+    assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 8, 3, 0)
+    assert bench.engine.sampled[job.id] == 8
+
+
+async def test_job_of_a_gateway_that_dies(
+    run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.3)
+    job, unclaimed = salted(max_tokens=1500), salted(gateway="dead")
+    bench = await run(job, unclaimed)
+    assert await bench.receipt(unclaimed) == JobReceipt(JobState.ENDED, 0, 0, 0)
+    await bench.sampled(job, 5)
+    await redis.delete(keys.gateway_alive("g1"))
+    receipt = await bench.receipt(job)
+    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+
+
+async def test_job_that_is_settled_already(run: Callable[..., Any], redis: "Redis") -> None:
+    job = salted(max_tokens=1500)
+    bench = await run(job)
+    await bench.sampled(job, 5)
+    await bench.gateway.queue.forget([job.id])
+    await bench.cancel(job)
+    assert await bench.receipt(job) == JobReceipt(JobState.ABSENT)
+    assert not await redis.exists(keys.job(MODEL, job.id))
+
+
+async def test_job_that_went_to_another_worker(run: Callable[..., Any], redis: "Redis") -> None:
+    job = salted(max_tokens=1500)
+    bench = await run(job)
+    await bench.sampled(job, 5)
+    await redis.hset(keys.job(MODEL, job.id), mapping={"worker": "another", "completion": "7"})
+    async with asyncio.timeout(3):
+        while bench.engine._running:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    (receipt,) = await bench.gateway.queue.receipts([job.id])
+    assert (receipt.state, receipt.completion_tokens) == (JobState.RUNNING, 7)
+    assert await bench.gateway.queue.finish("another", LeaseReport(job.id, 1, 9, 3, 1))
+    assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 9, 3, 1)
+
+
+async def test_job_that_is_handed_back(run: Callable[..., Any]) -> None:
+    running, cancelled = salted(max_tokens=1500), salted(max_tokens=1500)
+    bench = await run(running, cancelled)
+    for job in (running, cancelled):
+        await bench.sampled(job, 5)
+    await bench.runner.drain(0.0)
+    async with asyncio.timeout(3):
+        while len(await bench.gateway.queue.reclaim()) < 2:
+            await asyncio.sleep(0.01)
+    await bench.cancel(cancelled)
+    receipt = await bench.receipt(cancelled)
+    assert receipt == (JobState.ENDED, bench.engine.sampled[cancelled.id], 3, 0)
+    assert await bench.gateway.queue.requeue(running.id, running.tenant, 1)
+    first = bench.engine.sampled[running.id]
+    second = await run()
+    await second.sampled(running, 5)
+    await second.cancel(running)
+    receipt = await second.receipt(running)
+    assert receipt == (JobState.ENDED, second.engine.sampled[running.id], 3, 0)
+    assert first > 0
+
+
+async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
+    run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = salted(max_tokens=1500)
+    bench = await run(job)
+    await bench.sampled(job, 5)
+    old = LeaseReport(job.id, 1, 5, 3)
+
+    async def not_yet(*_: Any) -> bool:
+        raise OSError
+
+    monkeypatch.setattr(bench.runner._queue, "finish", not_yet)
+    await redis.hset(keys.job(MODEL, job.id), "attempt", "2")
+    generation = bench.runner._generations[job.id]
+    generation.attempt = 2
+    bench.runner._leases.end([old])
+    await asyncio.sleep(LEASE_MS / 1000)
+    assert bench.runner._generations[job.id] is generation
+    monkeypatch.undo()
+    await bench.cancel(job)
+    receipt = await bench.receipt(job)
+    assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_jobs_cancelled_at_random_add_up_to_what_the_engine_sampled(
+    run: Callable[..., Any], seed: int
+) -> None:
+    rng = random.Random(seed)
+    jobs = []
+    for _ in range(80):
+        n = rng.randint(1, 3)
+        best_of = n + rng.choice([0, 0, 2])
+        jobs.append(salted(n=n, best_of=best_of, max_tokens=rng.randint(1, 60)))
+    bench = await run(*jobs, script=Script(step_seconds=0.003, max_sequences=40))
+    for job in rng.sample(jobs, 50):
+        await asyncio.sleep(rng.uniform(0, 0.02))
+        await bench.gateway.queue.cancel(job.id, job.tenant)
+    receipts = [await bench.receipt(job) for job in jobs]
+    told = {job.id: receipt.completion_tokens for job, receipt in zip(jobs, receipts, strict=True)}
+    assert told == {job.id: bench.engine.sampled[job.id] for job in jobs}
+    states = Counter(receipt.state for receipt in receipts)
+    assert states[JobState.ENDED]
+    assert states[JobState.ABSENT]
+    assert await bench.gateway.queue.status() == (0, 0, 0)
