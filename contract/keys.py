@@ -150,3 +150,8 @@ def accounts(bucket: int) -> str:
 def usage(bucket: int) -> str:
     """Stream: usage records that are not in the ledger yet (field `u`)."""
     return f"{bucket_prefix(bucket)}usage"
+
+
+def unreadable_usage(bucket: int) -> str:
+    """Hash: entry of `usage` that could not be read -> what it says. For a person to look at."""
+    return f"{usage(bucket)}:unreadable"

@@ -11,6 +11,7 @@
     │   └── ContextLengthExceededError
     ├── AuthenticationError 401
     │   └── ExpiredCredentialError
+    ├── InsufficientQuotaError 402
     ├── PermissionDeniedError 403
     │   ├── AccountSuspendedError
     │   └── AddressNotAllowedError
@@ -21,6 +22,7 @@
     ├── ConflictError 409
     ├── PayloadTooLargeError 413
     ├── UnsupportedMediaTypeError 415
+    ├── RateLimitError 429
     ├── TenantQueueFullError 429
     ├── InternalError 500
     ├── ServiceUnavailableError 503
@@ -29,7 +31,8 @@
     │   ├── OverloadedError
     │   ├── StoreUnavailableError
     │   │   └── ChangeNotAnnouncedError
-    │   └── GenerationFailedError
+    │   ├── GenerationFailedError
+    │   └── SlowReaderError
     └── GenerationTimeoutError 504
 
 A class knows its status, type and code; an instance knows its message, the parameter it is about and
@@ -37,8 +40,11 @@ when a retry makes sense. One renderer tells it in the style of the request's di
 and for a mid-stream event alike. Messages never carry a key, a token or a prompt.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, ClassVar, assert_never
 
 import msgspec
@@ -57,6 +63,7 @@ _LLAMACPP_TYPES = {404: "not_found_error", 503: "unavailable_error"}
 _VLLM_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    402: "InsufficientQuotaError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
@@ -87,9 +94,9 @@ class StartupError(Exception):
 class ApiError(Exception):
     """An answer other than success."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     type: ClassVar[str] = "server_error"
-    code: ClassVar[str] = "internal_error"
+    code: str = "internal_error"
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
@@ -130,7 +137,8 @@ class ApiError(Exception):
         if self.retry_after_seconds is None:
             retryable = self.status in (408, 409, 429) or self.status >= 500
             return {"x-should-retry": "true" if retryable else "false"}
-        milliseconds = int(self.retry_after_seconds * 1000)
+        # Rounded up, as whoever comes back early is refused again, but not for a float's last digits.
+        milliseconds = math.ceil(round(self.retry_after_seconds * 1000, 3))
         return {
             "x-should-retry": "true",
             "retry-after": str(-(-milliseconds // 1000)),
@@ -313,6 +321,99 @@ class UnsupportedMediaTypeError(ApiError):
     code = "unsupported_media_type"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusingLimit:
+    """The limit that refused a request, as the error's body names it."""
+
+    limit: str
+    scope: str
+    limit_value: int
+    used: int
+    reset_seconds: float | None
+    """When the limit will allow the request; None: never, or nobody can know."""
+
+
+class _LimitError(ApiError):
+    """A limit or the money does not allow the request."""
+
+    _refusing: RefusingLimit | None = None
+    _headers: Mapping[str, str] = MappingProxyType({})
+
+    def _refused_by(self, refusing: RefusingLimit, headers: Mapping[str, str]) -> None:
+        self._refusing = refusing
+        self._headers = headers
+
+    @override
+    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
+        """Add the limit, whose it is, and when it resets."""
+        body = super().body(style)
+        if self._refusing is not None:
+            body["error"] |= asdict(self._refusing)
+        return body
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Add the rate limit headers."""
+        return {**self._headers, **super().headers()}
+
+
+class InsufficientQuotaError(_LimitError):
+    """The budget of the month or the prepaid credit does not suffice."""
+
+    status = 402
+    type = "insufficient_quota"
+    code = "budget_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        refusing: RefusingLimit,
+        code: str,
+        is_openai: bool,
+        headers: Mapping[str, str],
+    ) -> None:
+        """OpenAI's clients know another status and code than everybody else's."""
+        super().__init__(message)
+        self._refused_by(refusing, headers)
+        self.status = 429 if is_openai else 402
+        self.code = self.type if is_openai else code
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Say that trying again does not help."""
+        return {**super().headers(), "x-should-retry": "false"}
+
+
+class RateLimitError(_LimitError):
+    """A limit of requests, tokens or concurrent requests is used up, or would be exceeded."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "requests"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        refusing: RefusingLimit,
+        code: str,
+        is_retryable: bool,
+        headers: Mapping[str, str],
+    ) -> None:
+        """`is_retryable` is False if the limit would not allow the request either when nothing is used."""
+        super().__init__(message, retry_after_seconds=refusing.reset_seconds)
+        self._refused_by(refusing, headers)
+        self.code = code
+        self._is_retryable = is_retryable
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Say when, or that trying again does not help."""
+        told = "true" if self._is_retryable else "false"
+        return {**super().headers(), "x-should-retry": told}
+
+
 class TenantQueueFullError(ApiError):
     """The tenant has as many requests waiting as it may have."""
 
@@ -370,12 +471,23 @@ class GenerationFailedError(ServiceUnavailableError):
     code = "engine_dead"
 
 
+class SlowReaderError(ServiceUnavailableError):
+    """The client does not read what it asked for."""
+
+    code = "slow_reader"
+
+
 class GenerationTimeoutError(ApiError):
     """The request's deadline passed while it was running."""
 
     status = 504
     type = "timeout_error"
     code = "generation_timeout"
+
+
+def queue_unavailable() -> StoreUnavailableError:
+    """Return the error for a Redis that does not answer."""
+    return StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0)
 
 
 def shown(value: object) -> str:

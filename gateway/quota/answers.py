@@ -1,0 +1,178 @@
+"""What the scripts are asked and what they answer, as types."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.accounts.limits import LimitName, SubjectLimits
+from gateway.quota.periods import day_of, month_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationRequest:
+    """The most that one request may use, and whose limits it meets."""
+
+    request_id: str
+    tenant_id: str
+    subjects: tuple[SubjectLimits, ...]
+    """Key, project and tenant, in this order; those without any limit, too."""
+    prompt_tokens: int
+    completion_tokens: int
+    cost_micros: int
+    is_prepaid: bool
+    record: bytes
+    """Draft of the usage record, for whoever settles it if this process cannot."""
+
+    def wanted(self, limit: LimitName | None) -> int:
+        """Return how much of a limit the request takes; None stands for the prepaid credit."""
+        match limit:
+            case LimitName.PROMPT_TOKENS_PER_MINUTE:
+                return self.prompt_tokens
+            case LimitName.COMPLETION_TOKENS_PER_MINUTE:
+                return self.completion_tokens
+            case LimitName.TOKENS_PER_MINUTE | LimitName.TOKENS_PER_DAY:
+                return self.prompt_tokens + self.completion_tokens
+            case LimitName.BUDGET | None:
+                return self.cost_micros
+            case _:
+                return 1
+
+
+class Meter(NamedTuple):
+    """What is left of one limit."""
+
+    subject: SubjectLimits
+    limit: LimitName | None
+    """None stands for the tenant's prepaid credit, of which only `remaining` is known."""
+    remaining: int
+
+    @property
+    def value(self) -> int:
+        """The limit; of the credit, what remains."""
+        value = None if self.limit is None else self.subject.limits.get(self.limit)
+        return self.remaining if value is None else value
+
+
+class Admitted(NamedTuple):
+    """The request may run; what it may use at most is reserved."""
+
+    created_ms: int
+    """Unix time of the admission in milliseconds, by Redis' clock."""
+    meters: tuple[Meter, ...]
+    """What is left by the minute and of money."""
+
+
+class Refused(NamedTuple):
+    """A limit does not allow the request; nothing was taken of any."""
+
+    subject: SubjectLimits
+    limit: LimitName | None
+    """None stands for the tenant's prepaid credit."""
+    value: int
+    used: int
+    wanted: int
+    retry_ms: int | None
+    """When the limit will allow the request if nothing else is admitted; None: never, or nobody can know."""
+    meters: tuple[Meter, ...]
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the request asks for more than the limit could ever allow."""
+        return self.limit is not None and self.wanted > self.value
+
+
+class NeedsSeed(NamedTuple):
+    """Durable numbers of these subjects must be read from the ledger first."""
+
+    subjects: tuple[SubjectLimits, ...]
+
+
+class Withdrawn(NamedTuple):
+    """The reservation was released before it came."""
+
+
+ReserveAnswer = Admitted | Refused | NeedsSeed | Withdrawn
+
+
+class ExpiredReservation(NamedTuple):
+    """A reservation whose lease ran out."""
+
+    request_id: str
+    created_ms: int
+    record: bytes
+    """Draft of its usage record."""
+
+
+class AuditResult(NamedTuple):
+    """What was found wrong with open reservations, and put right."""
+
+    corrected_accounts: int
+    forgotten_requests: int
+    """Concurrent requests that had no reservation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectStatus:
+    """What a subject has used."""
+
+    now_ms: int
+    """Unix time by Redis' clock."""
+    requests_of_minute: int
+    prompt_tokens_of_minute: int
+    completion_tokens_of_minute: int
+    minute_reset_ms: int | None
+    """When the first of them will be forgotten; None if there is nothing."""
+    concurrent_requests: int
+    is_seeded: bool
+    """Whether the numbers below are complete."""
+    version: int
+    requests_today: int
+    """Settled and reserved, as are the next two."""
+    tokens_today: int
+    cost_this_month: int
+    credit_micros: int | None
+    """What is left of a prepaid tenant's credit, less what is reserved."""
+
+    @classmethod
+    def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
+        """Read one subject's part of the script's reply."""
+        requests, prompt, completion, reset, running, account = reply
+        assert isinstance(account, list)  # noqa: S101 - the script's contract
+        seeded, *rest = account
+        numbers = [int(value or 0) for value in rest]
+        version, day, q, t, qo, to, month, s, r, credit, cr = numbers
+        is_today, is_this_month = day == day_of(now_ms), month == month_of(now_ms)
+        return cls(
+            now_ms=now_ms,
+            requests_of_minute=_integer(requests),
+            prompt_tokens_of_minute=_integer(prompt),
+            completion_tokens_of_minute=_integer(completion),
+            minute_reset_ms=None if reset == -1 else _integer(reset),
+            concurrent_requests=_integer(running),
+            is_seeded=seeded is not None,
+            version=version,
+            requests_today=q + qo if is_today else 0,
+            tokens_today=t + to if is_today else 0,
+            cost_this_month=s + r if is_this_month else 0,
+            credit_micros=None if rest[-2] is None else credit - cr,
+        )
+
+    def used(self, name: LimitName) -> int:
+        """Return what is used of a limit."""
+        used = {
+            LimitName.REQUESTS_PER_MINUTE: self.requests_of_minute,
+            LimitName.TOKENS_PER_MINUTE: self.prompt_tokens_of_minute
+            + self.completion_tokens_of_minute,
+            LimitName.PROMPT_TOKENS_PER_MINUTE: self.prompt_tokens_of_minute,
+            LimitName.COMPLETION_TOKENS_PER_MINUTE: self.completion_tokens_of_minute,
+            LimitName.REQUESTS_PER_DAY: self.requests_today,
+            LimitName.TOKENS_PER_DAY: self.tokens_today,
+            LimitName.CONCURRENT_REQUESTS: self.concurrent_requests,
+            LimitName.BUDGET: self.cost_this_month,
+        }
+        return used[name]
+
+
+def _integer(value: int | list[bytes | None]) -> int:
+    assert isinstance(value, int)  # noqa: S101 - the script's contract
+    return value

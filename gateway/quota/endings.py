@@ -1,0 +1,122 @@
+"""Settles and releases on their way to Redis, repeated until they have arrived."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from gateway.accounts.usage import UsageRecord
+from gateway.quota.store import QuotaStore
+
+WAIT_SECONDS: Final = 0.25
+"""How long whoever ends a reservation waits for it; what takes longer goes on in the background."""
+MOST_ENDINGS: Final = 100_000
+"""Endings that are remembered. What does not fit is left to the sweep of reservations that nobody renews."""
+MOST_RELEASES: Final = 10_000
+"""Endings beyond which a release is tried only once: while Redis is away, most release nothing."""
+MOST_AT_ONCE: Final = 200
+FIRST_PAUSE_SECONDS: Final = 0.25
+LONGEST_PAUSE_SECONDS: Final = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a reservation ends: settled with a record, or released without one."""
+
+    tenant_id: str
+    request_id: str
+    record: UsageRecord | None = None
+
+
+class Endings:
+    """The endings of one process that Redis has not confirmed yet."""
+
+    def __init__(self, store: QuotaStore) -> None:
+        self._store = store
+        self._pending: dict[str, Ending] = {}
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pending
+
+    def begin(self, ending: Ending) -> None:
+        """Send an ending in the background; a request that is ending already ends as it first should."""
+        _ = self._begin(ending)
+
+    async def send(self, ending: Ending, *, wait_seconds: float = WAIT_SECONDS) -> bool:
+        """Send an ending. Return whether it has arrived within the time; if not, it will be sent again."""
+        await asyncio.wait({self._begin(ending)}, timeout=wait_seconds)
+        return ending.request_id not in self._pending
+
+    async def run(self) -> None:
+        """Send again what has not arrived, until cancelled."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            await self._send_some()
+            waiting = len(self._pending) - len(self._attempts)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS) if waiting else FIRST_PAUSE_SECONDS
+
+    async def aclose(self, *, seconds: float) -> None:
+        """Send what has not arrived, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while self._pending and time.monotonic() < deadline:
+            await self._send_some(deadline - time.monotonic())
+            if self._pending:
+                await asyncio.sleep(0.05)
+        for attempt in list(self._attempts.values()):
+            attempt.cancel()
+        if self._pending:
+            logger.error("%d reservations could not be ended; they expire", len(self._pending))
+
+    async def _send_some(self, seconds: float | None = None) -> None:
+        """Try everything that is not being tried; after a failure the rest waits as well."""
+        for start in range(0, len(self._pending), MOST_AT_ONCE):
+            some = list(self._pending.values())[start : start + MOST_AT_ONCE]
+            attempts = [self._attempt(ending) for ending in some]
+            if attempts:
+                await asyncio.wait(attempts, timeout=seconds)
+            if any(ending.request_id in self._pending for ending in some):
+                return
+
+    def _begin(self, ending: Ending) -> "asyncio.Task[None]":
+        known = self._pending.get(ending.request_id)
+        if known is None:
+            self._remember(ending)
+        return self._attempt(known or ending)
+
+    def _remember(self, ending: Ending) -> None:
+        if ending.record is None and len(self._pending) >= MOST_RELEASES:
+            return
+        if len(self._pending) >= MOST_ENDINGS:
+            dropped = next(iter(self._pending))
+            del self._pending[dropped]
+            logger.error("too many reservations cannot be ended; one of them is left to expire")
+        self._pending[ending.request_id] = ending
+
+    def _attempt(self, ending: Ending) -> "asyncio.Task[None]":
+        task = self._attempts.get(ending.request_id)
+        if task is None:
+            task = asyncio.create_task(self._end(ending))
+            self._attempts[ending.request_id] = task
+            task.add_done_callback(lambda _: self._attempts.pop(ending.request_id, None))
+        return task
+
+    async def _end(self, ending: Ending) -> None:
+        try:
+            if ending.record is not None:
+                await self._store.settle(ending.record)
+            else:
+                await self._store.release(ending.tenant_id, ending.request_id)
+        except RedisError as error:
+            logger.warning("cannot end a reservation now: %s", type(error).__name__)
+        else:
+            self._pending.pop(ending.request_id, None)

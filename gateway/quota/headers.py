@@ -1,0 +1,106 @@
+"""Rate limit headers: what OpenAI's clients and Fireworks' read, and what is left of the money."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gateway.accounts.limits import LimitName
+from gateway.accounts.usage import MICRO
+from gateway.quota.answers import Admitted, Meter, Refused
+
+REMEMBERED_MS: Final = 60_250
+"""A minute and one slot of the window: within it, everything that was used by now is forgotten."""
+
+_FAMILIES: Final = (
+    ("requests", (LimitName.REQUESTS_PER_MINUTE,)),
+    ("tokens", (LimitName.TOKENS_PER_MINUTE,)),
+    (
+        "tokens",
+        (LimitName.PROMPT_TOKENS_PER_MINUTE, LimitName.COMPLETION_TOKENS_PER_MINUTE),
+    ),
+)
+"""Limits from which `x-ratelimit-*-FAMILY` comes; the first that there is speaks for its family."""
+
+_DETAILS: Final = (
+    ("tokens-prompt", LimitName.PROMPT_TOKENS_PER_MINUTE),
+    ("tokens-generated", LimitName.COMPLETION_TOKENS_PER_MINUTE),
+)
+
+_FAMILY_OF_DAY: Final = {
+    LimitName.REQUESTS_PER_DAY: "requests",
+    LimitName.TOKENS_PER_DAY: "tokens",
+}
+_MONEY: Final = (LimitName.BUDGET, None)
+
+
+def headers_of(answer: Admitted | Refused) -> dict[str, str]:
+    """Return the headers of a request that was admitted or refused; none where nothing is limited.
+
+    They tell the tightest limit of key, project and tenant. Those of a refusal tell the one that refused.
+    """
+    headers: dict[str, str] = {}
+    for family, names in reversed(_FAMILIES):
+        headers |= _family(family, _tightest(answer.meters, names))
+    for suffix, name in _DETAILS:
+        if meter := _tightest(answer.meters, (name,)):
+            headers |= _limit_and_remaining(suffix, meter.value, meter.remaining)
+    if money := _tightest(answer.meters, _MONEY):
+        headers["x-budget-remaining"] = dollars(money.remaining)
+    if isinstance(answer, Refused):
+        headers |= _refusing(answer)
+    return headers
+
+
+def duration(milliseconds: int) -> str:
+    """Return a duration as Go writes it: `250ms`, `1.5s`, `6m0s`, `1h0m0s`."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    seconds = f"{rest // 1000}.{rest % 1000:03}".rstrip("0").rstrip(".") + "s"
+    if minutes == 0:
+        return seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
+
+
+def dollars(micros: int) -> str:
+    """Return micro-dollars as an exact decimal number of dollars: `12.5`."""
+    whole, rest = divmod(abs(micros), MICRO)
+    text = f"{whole}.{rest:06}".rstrip("0").rstrip(".")
+    return f"-{text}" if micros < 0 else text
+
+
+def _tightest(meters: Iterable[Meter], names: Sequence[LimitName | None]) -> Meter | None:
+    known = (meter for meter in meters if meter.limit in names)
+    return min(known, key=lambda meter: meter.remaining, default=None)
+
+
+def _family(family: str, meter: Meter | None) -> dict[str, str]:
+    if meter is None:
+        return {}
+    reset_ms = 0 if meter.remaining == meter.value else REMEMBERED_MS
+    return _limit_and_remaining(family, meter.value, meter.remaining) | {
+        f"x-ratelimit-reset-{family}": duration(reset_ms)
+    }
+
+
+def _refusing(refused: Refused) -> dict[str, str]:
+    family = _family_of(refused.limit)
+    if family is None or refused.is_too_large or refused.retry_ms is None:
+        return {}
+    remaining = max(refused.value - refused.used, 0)
+    return _limit_and_remaining(family, refused.value, remaining) | {
+        f"x-ratelimit-reset-{family}": duration(refused.retry_ms)
+    }
+
+
+def _family_of(limit: LimitName | None) -> str | None:
+    if limit in _FAMILY_OF_DAY:
+        return _FAMILY_OF_DAY[limit]
+    return next((family for family, names in _FAMILIES if limit in names), None)
+
+
+def _limit_and_remaining(suffix: str, limit: int, remaining: int) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{suffix}": str(limit),
+        f"x-ratelimit-remaining-{suffix}": str(remaining),
+    }

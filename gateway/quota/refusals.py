@@ -1,0 +1,123 @@
+"""A refusal by a limit, told as an error of the API in plain words."""
+
+from typing import Final
+
+from gateway.accounts.limits import LimitName
+from gateway.errors import InsufficientQuotaError, RateLimitError, RefusingLimit
+from gateway.quota.answers import Refused
+from gateway.quota.headers import dollars, headers_of
+
+CREDIT: Final = "credit_micros"
+"""The name of the prepaid credit among the limits."""
+
+_WORDS: Final = {
+    LimitName.REQUESTS_PER_MINUTE: "{} requests per minute",
+    LimitName.TOKENS_PER_MINUTE: "{} tokens per minute",
+    LimitName.PROMPT_TOKENS_PER_MINUTE: "{} prompt tokens per minute",
+    LimitName.COMPLETION_TOKENS_PER_MINUTE: "{} completion tokens per minute",
+    LimitName.REQUESTS_PER_DAY: "{} requests per day",
+    LimitName.TOKENS_PER_DAY: "{} tokens per day",
+    LimitName.CONCURRENT_REQUESTS: "{} concurrent requests",
+}
+_CODES: Final = {
+    LimitName.REQUESTS_PER_MINUTE: "requests",
+    LimitName.REQUESTS_PER_DAY: "requests",
+    LimitName.CONCURRENT_REQUESTS: "concurrency",
+}
+_PROMPT_ADVICE: Final = "Shorten the prompt."
+_COMPLETION_ADVICE: Final = "Lower 'max_tokens', 'n' or 'best_of'."
+_ADVICE: Final = {
+    LimitName.TOKENS_PER_MINUTE: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
+    LimitName.TOKENS_PER_DAY: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
+    LimitName.PROMPT_TOKENS_PER_MINUTE: _PROMPT_ADVICE,
+    LimitName.COMPLETION_TOKENS_PER_MINUTE: _COMPLETION_ADVICE,
+}
+
+
+def refusal_error(refused: Refused, *, is_openai: bool) -> RateLimitError | InsufficientQuotaError:
+    """Return the error that tells a refusal; lack of money has a status of its own in OpenAI's dialect."""
+    if refused.limit is None or refused.limit is LimitName.BUDGET:
+        return _money_error(refused, is_openai=is_openai)
+    return RateLimitError(
+        _rate_message(refused, refused.limit),
+        refusing=_refusing_limit(refused),
+        code=_CODES.get(refused.limit, "tokens"),
+        is_retryable=not refused.is_too_large,
+        headers=headers_of(refused),
+    )
+
+
+def _money_error(refused: Refused, *, is_openai: bool) -> InsufficientQuotaError:
+    is_credit = refused.limit is None
+    return InsufficientQuotaError(
+        _credit_message(refused) if is_credit else _budget_message(refused),
+        refusing=_refusing_limit(refused),
+        code="insufficient_credits" if is_credit else "budget_exceeded",
+        is_openai=is_openai,
+        headers=headers_of(refused),
+    )
+
+
+def _refusing_limit(refused: Refused) -> RefusingLimit:
+    return RefusingLimit(
+        limit=CREDIT if refused.limit is None else refused.limit.value,
+        scope=refused.subject.scope.value,
+        limit_value=refused.value,
+        used=refused.used,
+        reset_seconds=None if refused.retry_ms is None else refused.retry_ms / 1000,
+    )
+
+
+def _rate_message(refused: Refused, limit: LimitName) -> str:
+    name = _WORDS[limit].format(refused.value)
+    if refused.is_too_large:
+        advice = _ADVICE.get(limit, "It allows no request at all.")
+        return (
+            f"The request asks for {refused.wanted} and can never fit the limit of {name} "
+            f"of {_holder(refused)}. {advice}"
+        )
+    if limit is LimitName.CONCURRENT_REQUESTS:
+        return (
+            f"The limit of {name} of {_holder(refused)} is reached; one of them has to end first."
+        )
+    return f"The limit of {name} of {_holder(refused)} is used up{_shortage(refused)}; {_reset(refused)}."
+
+
+def _budget_message(refused: Refused) -> str:
+    return (
+        f"The budget of {dollars(refused.value)} dollars a month of {_holder(refused)} does not allow "
+        f"the request: {dollars(refused.used)} are used or reserved, and it may cost "
+        f"{dollars(refused.wanted)}. A new month begins {_in_seconds(refused)}."
+        if refused.retry_ms is not None
+        else f"The request may cost {dollars(refused.wanted)} dollars and can never fit the budget of "
+        f"{dollars(refused.value)} dollars a month of {_holder(refused)}. {_COMPLETION_ADVICE}"
+    )
+
+
+def _credit_message(refused: Refused) -> str:
+    left = max(refused.value - refused.used, 0)
+    return (
+        f"The credit of {_holder(refused)} does not suffice: {dollars(left)} dollars are left, "
+        f"and the request may cost {dollars(refused.wanted)}. Buy credit or lower 'max_tokens'."
+    )
+
+
+def _holder(refused: Refused) -> str:
+    return f"the {refused.subject.scope.value} '{refused.subject.id}'"
+
+
+def _shortage(refused: Refused) -> str:
+    left = refused.value - refused.used
+    if left <= 0 or refused.wanted == 1:
+        return ""
+    return f" but for {left}, and the request asks for {refused.wanted}"
+
+
+def _reset(refused: Refused) -> str:
+    return f"it resets {_in_seconds(refused)}"
+
+
+def _in_seconds(refused: Refused) -> str:
+    milliseconds = refused.retry_ms or 0
+    # Rounded up to tenths, for the same reason as the header.
+    return f"in {-(-milliseconds // 100) / 10:.1f} s"

@@ -1,0 +1,154 @@
+"""The open reservations of one gateway process: made, kept alive, settled or released."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from contract import keys
+from gateway.accounts.usage import UsageRecord
+from gateway.errors import StoreUnavailableError
+from gateway.quota.answers import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveAnswer
+from gateway.quota.endings import Ending, Endings
+from gateway.quota.headers import headers_of
+from gateway.quota.refusals import refusal_error
+from gateway.quota.seeding import Seeder
+from gateway.quota.store import QuotaStore
+from gateway.tasks import raise_if_cancelled
+
+LEASE_MS: Final = 30_000
+"""After so long without renewal a reservation counts as abandoned, and no longer as a concurrent request."""
+RENEW_SECONDS: Final = 10.0
+RENEW_BATCH: Final = 200
+"""Reservations renewed by one command, so that Redis is not held up."""
+MOST_SEEDINGS: Final = 5
+"""How often one request lets accounts be seeded: they may be unseeded again, or another day begins."""
+RETRY_AFTER_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An admitted request."""
+
+    created_ms: int
+    """Unix time of the admission in milliseconds, by Redis' clock."""
+    headers: dict[str, str]
+    """Rate limit headers for the answer."""
+
+
+class Reservations:
+    """What this process has reserved and not ended. Limits that cannot be checked refuse: they fail closed."""
+
+    def __init__(self, store: QuotaStore, seeder: Seeder) -> None:
+        self._store = store
+        self._seeder = seeder
+        self._endings = Endings(store)
+        self._open: dict[str, str] = {}
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that are admitted and not settled or released."""
+        return len(self._open)
+
+    @property
+    def unconfirmed_endings(self) -> int:
+        """Settles and releases that Redis has not confirmed yet."""
+        return len(self._endings)
+
+    async def reserve(self, request: ReservationRequest, *, is_openai: bool) -> Admission:
+        """Reserve the most that a request may use, of all of its limits or of none.
+
+        Raises RateLimitError or InsufficientQuotaError, whose status and code for lack of money depend on
+        `is_openai`; and StoreUnavailableError if the limits cannot be checked. Then nothing is reserved.
+        """
+        answer = await self._ask(request)
+        for _ in range(MOST_SEEDINGS):
+            if not isinstance(answer, NeedsSeed):
+                break
+            await self._seeder.seed(request.tenant_id, answer.subjects)
+            answer = await self._ask(request)
+        if isinstance(answer, Refused):
+            raise refusal_error(answer, is_openai=is_openai)
+        if not isinstance(answer, Admitted):
+            raise _unavailable()
+        self._open[request.request_id] = request.tenant_id
+        return Admission(answer.created_ms, headers_of(answer))
+
+    async def settle(self, record: UsageRecord) -> bool:
+        """End a reservation of this process with what was really used; a second time does nothing.
+
+        Return whether Redis has confirmed it within a quarter of a second; if not, it is told again in the
+        background, also when the caller goes away. The first ending of a request counts.
+        """
+        return await self._end(Ending(record.tenant_id, record.request_id, record))
+
+    async def release(self, tenant_id: str, request_id: str) -> bool:
+        """Undo a reservation of this process: its request was not admitted after all.
+
+        Return like `settle`.
+        """
+        return await self._end(Ending(tenant_id, request_id))
+
+    async def run(self) -> None:
+        """Renew leases and repeat endings that did not arrive, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._endings.run())
+            tasks.create_task(self._keep_renewing())
+
+    async def aclose(self, *, seconds: float = 3.0) -> None:
+        """Tell Redis of endings that did not arrive yet, for so long at most."""
+        await self._endings.aclose(seconds=seconds)
+
+    async def renew(self) -> None:
+        """Renew the lease of every open reservation. Raises RedisError."""
+        by_bucket: dict[int, list[str]] = defaultdict(list)
+        for request_id, tenant_id in self._open.items():
+            by_bucket[keys.bucket_of(tenant_id)].append(request_id)
+        for bucket, request_ids in by_bucket.items():
+            for start in range(0, len(request_ids), RENEW_BATCH):
+                await self._renew(bucket, request_ids[start : start + RENEW_BATCH])
+
+    async def _ask(self, request: ReservationRequest) -> ReserveAnswer:
+        try:
+            return await self._store.reserve(request, lease_ms=LEASE_MS)
+        except BaseException as error:
+            # Nobody knows whether Redis has reserved.
+            self._endings.begin(Ending(request.tenant_id, request.request_id))
+            if isinstance(error, RedisError):
+                raise _unavailable() from None
+            raise
+
+    async def _end(self, ending: Ending) -> bool:
+        if (
+            self._open.pop(ending.request_id, None) is None
+            and ending.request_id not in self._endings
+        ):
+            return True
+        return await self._endings.send(ending)
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            try:
+                await self.renew()
+            except RedisError as error:
+                logger.warning("cannot renew reservations: %s", type(error).__name__)
+            raise_if_cancelled()
+            await asyncio.sleep(RENEW_SECONDS)
+
+    async def _renew(self, bucket: int, request_ids: list[str]) -> None:
+        unknown = await self._store.renew(bucket, request_ids, lease_ms=LEASE_MS)
+        lost = sum(request_id in self._open for request_id in unknown)
+        if lost:
+            # Redis was emptied, or we were taken for dead. Their usage is recorded all the same.
+            logger.warning("%d open requests have no reservation in Redis any more", lost)
+
+
+def _unavailable() -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "The limits cannot be checked.", retry_after_seconds=RETRY_AFTER_SECONDS
+    )

@@ -1,0 +1,174 @@
+"""Deriving a subject's durable numbers: from the ledger, and from usage records that are not in it yet.
+
+The order of reading makes the sum exact. An account's version grows with every settle of its subject. So
+what is settled before the version is read is in the stream or in the ledger by then, and if anything is
+settled later, the version is another one and the numbers are not written.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from redis.exceptions import RedisError
+
+from contract import keys
+from gateway.accounts.limits import LimitScope, SubjectLimits
+from gateway.accounts.usage import UsageRecord
+from gateway.errors import StoreUnavailableError
+from gateway.quota.answers import SubjectStatus
+from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
+from gateway.quota.store import QuotaStore
+
+MOST_TRIES: Final = 20
+"""Tries until the numbers of a subject stand still. While they are unknown, nothing new is admitted, so they will."""
+PAUSE_SECONDS: Final = 0.1
+"""The longest pause between two tries."""
+RETRY_AFTER_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balances:
+    """What the ledger knows of a subject: requests are of the day and month in which they were admitted."""
+
+    requests_today: int
+    tokens_today: int
+    cost_this_month: int
+    credit_micros: int | None
+    """Credits granted less the cost of all prepaid requests; None unless the subject is a tenant."""
+    known_ids: Collection[str]
+    """Those of the request ids asked for that are in the ledger, and so in these sums."""
+
+
+class BalanceSource(Protocol):
+    """The ledger, as far as limits need it."""
+
+    async def balances(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        day_start_ms: int,
+        month_start_ms: int,
+        request_ids: Collection[str],
+    ) -> Balances:
+        """Return a subject's numbers since the given Unix times, all as of one moment.
+
+        Raises StoreUnavailableError if the database cannot be reached.
+        """
+
+
+class Seeder:
+    """Seeds accounts, each by one task at a time however many requests wait for it."""
+
+    def __init__(self, store: QuotaStore, source: BalanceSource) -> None:
+        self._store = store
+        self._source = source
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def seed(self, tenant_id: str, subjects: Collection[SubjectLimits]) -> None:
+        """Make the durable numbers of subjects of one tenant known to Redis.
+
+        Raises StoreUnavailableError if Redis or the database is away, or the numbers do not stand still.
+        """
+        tasks = [self._task_of(tenant_id, subject) for subject in subjects]
+        # A request that goes away leaves the task to those who wait for it as well.
+        await asyncio.gather(*(asyncio.shield(task) for task in tasks))
+
+    def _task_of(self, tenant_id: str, subject: SubjectLimits) -> asyncio.Task[None]:
+        key = (tenant_id, subject.subject)
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(self._seed(tenant_id, subject))
+            self._running[key] = task
+            task.add_done_callback(lambda done: self._end(key, done))
+        return task
+
+    def _end(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            # Looked at here, or asyncio complains when all who waited have gone away.
+            task.exception()
+
+    async def _seed(self, tenant_id: str, subject: SubjectLimits) -> None:
+        try:
+            for _ in range(MOST_TRIES):
+                if await self._try(tenant_id, subject):
+                    return
+                await asyncio.sleep(random.uniform(0, PAUSE_SECONDS))  # noqa: S311 - no secret
+        except RedisError:
+            raise StoreUnavailableError(
+                "The limits cannot be checked.", retry_after_seconds=RETRY_AFTER_SECONDS
+            ) from None
+        raise StoreUnavailableError(
+            "The limits cannot be checked while much of this account's usage is being settled.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+    async def _try(self, tenant_id: str, subject: SubjectLimits) -> bool:
+        """Return whether the account is seeded, by whomever."""
+        (status,) = await self._store.status(tenant_id, [subject])
+        if status.is_seeded and (
+            subject.scope is not LimitScope.TENANT or status.credit_micros is not None
+        ):
+            return True
+        undrained = await self._undrained(tenant_id, subject)
+        balances = await self._source.balances(
+            tenant_id,
+            subject,
+            day_start_ms=day_start_ms(status.now_ms),
+            month_start_ms=month_start_ms(status.now_ms),
+            request_ids=undrained.keys(),
+        )
+        rest = [record for id_, record in undrained.items() if id_ not in balances.known_ids]
+        return await self._write(tenant_id, subject, status=status, balances=balances, rest=rest)
+
+    async def _undrained(self, tenant_id: str, subject: SubjectLimits) -> dict[str, UsageRecord]:
+        """Return the subject's records that may not be in the ledger; the first of a request counts, as there."""
+        bucket, found = keys.bucket_of(tenant_id), dict[str, UsageRecord]()
+        after: str | None = "-"
+        while after is not None:
+            records, after = await self._store.undrained(bucket, after=after)
+            for record in records:
+                if record.tenant_id == tenant_id and _is_of(record, subject):
+                    found.setdefault(record.request_id, record)
+        return found
+
+    async def _write(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        status: SubjectStatus,
+        balances: Balances,
+        rest: list[UsageRecord],
+    ) -> bool:
+        day, month = day_of(status.now_ms), month_of(status.now_ms)
+        today = [record for record in rest if day_of(record.created_ms) == day]
+        credit = balances.credit_micros
+        if credit is not None:
+            credit -= sum(record.cost_micros for record in rest if record.is_prepaid)
+        return await self._store.seed(
+            tenant_id,
+            subject,
+            version=status.version,
+            day=day,
+            requests=balances.requests_today + len(today),
+            tokens=balances.tokens_today
+            + sum(record.prompt_tokens + record.completion_tokens for record in today),
+            month=month,
+            cost_micros=balances.cost_this_month
+            + sum(r.cost_micros for r in rest if month_of(r.created_ms) == month),
+            credit_micros=credit,
+        )
+
+
+def _is_of(record: UsageRecord, subject: SubjectLimits) -> bool:
+    match subject.scope:
+        case LimitScope.KEY:
+            return record.credential_id == subject.id
+        case LimitScope.PROJECT:
+            return record.project_id == subject.id
+        case LimitScope.TENANT:
+            return True

@@ -1,0 +1,234 @@
+"""Limits, reservations and usage records in Redis: a typed method for each script.
+
+All that belongs to a tenant lies in its bucket, so one script sees every limit that a request meets.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from contract import keys
+from contract.scripts import Argument, CommandExecutor, LuaScript
+from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
+from gateway.accounts.usage import UsageRecord, decode_usage, encode_usage
+from gateway.quota.answers import (
+    Admitted,
+    AuditResult,
+    ExpiredReservation,
+    Meter,
+    NeedsSeed,
+    Refused,
+    ReservationRequest,
+    ReserveAnswer,
+    SubjectStatus,
+    Withdrawn,
+)
+
+USAGE_PAGE: Final = 200
+"""Usage records read at once, so that reading many keeps nobody waiting."""
+
+_PACKAGE = "gateway.quota.scripts"
+_RESERVE = LuaScript("quota_reserve", _PACKAGE)
+_END = LuaScript("quota_end", _PACKAGE)
+_RENEW = LuaScript("quota_renew", _PACKAGE)
+_SEED = LuaScript("quota_seed", _PACKAGE)
+_UNSEED = LuaScript("quota_unseed", _PACKAGE)
+_STATUS = LuaScript("quota_status", _PACKAGE)
+_EXPIRED = LuaScript("quota_expired", _PACKAGE)
+_AUDIT_OPEN = LuaScript("quota_audit_open", _PACKAGE)
+
+_LIMITS = tuple(LimitName)
+_METERED: tuple[LimitName | None, ...] = (*_LIMITS[:4], LimitName.BUDGET, None)
+_STATUS_WIDTH = 6
+_ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
+
+
+class QuotaStore:
+    """Operations on limits and reservations. All of them raise RedisError when Redis does not answer."""
+
+    def __init__(self, executor: CommandExecutor) -> None:
+        self._executor = executor
+
+    async def reserve(self, request: ReservationRequest, *, lease_ms: int) -> ReserveAnswer:
+        """Take the most that the request may use of all limits, or of none.
+
+        Asked again for a request that is admitted already, it takes nothing and answers like the first time.
+        """
+        bucket, subjects = keys.bucket_of(request.tenant_id), request.subjects
+        script_keys = [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)]
+        arguments: list[Argument] = [
+            request.request_id,
+            lease_ms,
+            request.prompt_tokens,
+            request.completion_tokens,
+            request.cost_micros,
+            int(request.is_prepaid),
+            request.record,
+        ]
+        for subject in subjects:
+            script_keys += _keys_of(bucket, subject.subject)
+            arguments.append(subject.subject)
+            limits = (subject.limits.get(name) for name in _LIMITS)
+            arguments += ("" if value is None else value for value in limits)
+        reply = await _RESERVE.run(self._executor, script_keys, arguments)
+        return _reserve_answer(request, reply)
+
+    async def settle(self, record: UsageRecord) -> bool:
+        """End a reservation with what was really used, and append the record for the ledger.
+
+        Return False if the reservation was not open any more: then the record is appended all the same,
+        and the ledger keeps the first one of the request.
+        """
+        subjects = [f"{LimitScope.TENANT.value[0]}:{record.tenant_id}"]
+        if record.project_id is not None:
+            subjects.append(f"{LimitScope.PROJECT.value[0]}:{record.project_id}")
+        subjects.append(f"{LimitScope.KEY.value[0]}:{record.credential_id}")
+        used = [1, record.prompt_tokens, record.completion_tokens, record.cost_micros]
+        return await self._end(
+            record.tenant_id, record.request_id, [*used, encode_usage(record), *subjects]
+        )
+
+    async def release(self, tenant_id: str, request_id: str) -> bool:
+        """Undo a reservation as if it had never been.
+
+        Return False if it was not open. Should it come later than its release, it takes nothing.
+        """
+        return await self._end(tenant_id, request_id, [0, 0, 0, 0, ""])
+
+    async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
+        bucket = keys.bucket_of(tenant_id)
+        ended = await _END.run(
+            self._executor,
+            [
+                keys.reservation(bucket, request_id),
+                keys.open_reservations(bucket),
+                keys.usage(bucket),
+            ],
+            [keys.bucket_prefix(bucket), request_id, *how],
+        )
+        return bool(ended)
+
+    async def renew(self, bucket: int, request_ids: Iterable[str], *, lease_ms: int) -> list[str]:
+        """Renew the leases of reservations. Return the ids of those that are not open (any more)."""
+        unknown = await _RENEW.run(
+            self._executor,
+            [keys.open_reservations(bucket)],
+            [keys.bucket_prefix(bucket), lease_ms, *request_ids],
+        )
+        return [request_id.decode() for request_id in unknown]
+
+    async def seed(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        version: int,
+        day: int,
+        requests: int,
+        tokens: int,
+        month: int,
+        cost_micros: int,
+        credit_micros: int | None,
+    ) -> bool:
+        """Write what the subject has used of durable limits in a day and a month, as `periods` counts them.
+
+        Return False, writing nothing, if it is known already or the account has another version by now.
+        """
+        bucket = keys.bucket_of(tenant_id)
+        credit = "" if credit_micros is None else credit_micros
+        numbers = [version, day, requests, tokens, month, cost_micros, credit]
+        seeded = await _SEED.run(
+            self._executor,
+            [keys.account(bucket, subject.subject), keys.accounts(bucket)],
+            [subject.subject, *numbers],
+        )
+        return bool(seeded)
+
+    async def unseed(self, tenant_id: str, subject: str) -> bool:
+        """Have a subject's (`t:acme`) durable numbers derived again. Return False if they had to be anyway."""
+        account = keys.account(keys.bucket_of(tenant_id), subject)
+        return bool(await _UNSEED.run(self._executor, [account], []))
+
+    async def status(
+        self, tenant_id: str, subjects: Sequence[SubjectLimits]
+    ) -> list[SubjectStatus]:
+        """Return what subjects of one tenant, at least one, have used."""
+        bucket = keys.bucket_of(tenant_id)
+        script_keys = [key for s in subjects for key in _keys_of(bucket, s.subject)]
+        now_ms, *rest = await _STATUS.run(self._executor, script_keys, [])
+        return [SubjectStatus.from_reply(now_ms, row) for row in _rows(rest, _STATUS_WIDTH)]
+
+    async def expired(self, bucket: int, *, most: int = 100) -> list[ExpiredReservation]:
+        """Return reservations that nobody has renewed or ended in time, longest expired first."""
+        reply = await _EXPIRED.run(
+            self._executor,
+            [keys.open_reservations(bucket)],
+            [keys.bucket_prefix(bucket), most],
+        )
+        return [
+            ExpiredReservation(request_id.decode(), int(created_ms), record)
+            for request_id, created_ms, record in _rows(reply, 3)
+        ]
+
+    async def audit_open(self, bucket: int) -> AuditResult:
+        """Correct what accounts of a bucket say that open reservations hold, should it be wrong."""
+        reply = await _AUDIT_OPEN.run(
+            self._executor,
+            [keys.open_reservations(bucket), keys.accounts(bucket)],
+            [keys.bucket_prefix(bucket)],
+        )
+        return AuditResult(*reply)
+
+    async def undrained(
+        self, bucket: int, *, after: str = "-"
+    ) -> tuple[list[UsageRecord], str | None]:
+        """Return usage records that are not known to be in the ledger, and where the next page begins."""
+        page = await self._executor.execute_command(
+            "XRANGE", keys.usage(bucket), after, "+", "COUNT", USAGE_PAGE
+        )
+        records = [decode_usage(fields[b"u"]) for _, fields in page]
+        return records, f"({page[-1][0].decode()}" if len(page) == USAGE_PAGE else None
+
+
+def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
+    return (
+        keys.window(bucket, subject),
+        keys.running(bucket, subject),
+        keys.account(bucket, subject),
+    )
+
+
+def _reserve_answer(request: ReservationRequest, reply: list[int]) -> ReserveAnswer:
+    code, *rest = reply
+    subjects = request.subjects
+    if code == _ADMITTED:
+        return Admitted(rest[0], tuple(_meters(subjects, rest[1:])))
+    if code == _NEEDS_SEED:
+        return NeedsSeed(tuple(subjects[number - 1] for number in rest))
+    if code == _REFUSED:
+        return _refused(request, rest)
+    return Withdrawn()
+
+
+def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
+    _, number, subject, value, used, wait, *remaining = reply
+    limit = _LIMITS[number - 1] if number <= len(_LIMITS) else None
+    return Refused(
+        request.subjects[subject - 1],
+        limit,
+        value,
+        used,
+        request.wanted(limit),
+        None if wait == -1 else wait,
+        tuple(_meters(request.subjects, remaining)),
+    )
+
+
+def _meters(subjects: Sequence[SubjectLimits], remaining: Sequence[int]) -> Iterator[Meter]:
+    for subject, row in zip(subjects, _rows(remaining, len(_METERED)), strict=True):
+        for limit, left in zip(_METERED, row, strict=True):
+            if left != -1:
+                yield Meter(subject, limit, left)
+
+
+def _rows(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (values[i : i + size] for i in range(0, len(values), size))

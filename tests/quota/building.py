@@ -1,0 +1,221 @@
+"""What the tests of limits are made of: subjects, requests, records, and a clock that they set."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.scripts import CommandExecutor, LuaScript
+from gateway.accounts.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.quota import store as store_module
+from gateway.quota.answers import Admitted, Refused, ReservationRequest
+from gateway.quota.store import QuotaStore
+
+TENANT = "acme"
+BUCKET = keys.bucket_of(TENANT)
+LEASE_MS = 30_000
+MINUTE_MS = 60_000
+DAY_MS = 86_400_000
+NOON = 1_800_014_400_000
+"""2027-01-15 12:00:00 UTC in Unix milliseconds."""
+
+SCRIPTS = [name for name, value in vars(store_module).items() if isinstance(value, LuaScript)]
+_TIME = b"local time = redis.call('TIME')"
+_TEST_TIME = (
+    b"local time = redis.call('LRANGE', string.match(KEYS[1], '^{b:%d+}:') .. 'test-clock', 0, 1)"
+)
+
+
+def with_test_clock(script: LuaScript) -> LuaScript:
+    """Return the script reading the time from a key, where it reads the time at all."""
+    copy = LuaScript(script.name, "gateway.quota.scripts")
+    copy.source = script.source.replace(_TIME, _TEST_TIME)
+    copy.digest = hashlib.sha1(copy.source).hexdigest()
+    return copy
+
+
+@dataclass
+class TestClock:
+    """The time of the scripts, in one bucket."""
+
+    __test__ = False  # For pytest: this is no test.
+
+    redis: "Redis"
+    now_ms: int = NOON
+    bucket: int = BUCKET
+
+    async def set(self, now_ms: int) -> None:
+        """Make it that time."""
+        self.now_ms = now_ms
+        key = f"{keys.bucket_prefix(self.bucket)}test-clock"
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.execute_command("DEL", key)
+        pipeline.execute_command("RPUSH", key, now_ms // 1000, now_ms % 1000 * 1000 + 999)
+        await pipeline.execute()
+
+    async def advance(self, milliseconds: int) -> None:
+        """Let time pass."""
+        await self.set(self.now_ms + milliseconds)
+
+
+def subject(scope: LimitScope, id_: str, **limits: int | None) -> SubjectLimits:
+    """Make a holder of limits."""
+    return SubjectLimits(scope, id_, Limits(**limits))
+
+
+def key_of(**limits: int | None) -> SubjectLimits:
+    return subject(LimitScope.KEY, "key_ab", **limits)
+
+
+def project_of(**limits: int | None) -> SubjectLimits:
+    return subject(LimitScope.PROJECT, "proj", **limits)
+
+
+def tenant_of(**limits: int | None) -> SubjectLimits:
+    return subject(LimitScope.TENANT, TENANT, **limits)
+
+
+def record(request_id: str, **fields: Any) -> UsageRecord:
+    """Make a usage record of the key in the project."""
+    defaults: dict[str, Any] = {
+        "tenant_id": TENANT,
+        "project_id": "proj",
+        "credential_id": "key_ab",
+        "model": "m",
+        "endpoint": "completions",
+        "dialect": "openai",
+        "created_ms": NOON,
+        "outcome": Outcome.FINISHED,
+    }
+    return UsageRecord(request_id=request_id, **(defaults | fields))
+
+
+@dataclass
+class Desk:
+    """One set of subjects, asked for reservations in a short way."""
+
+    store: QuotaStore
+    subjects: tuple[SubjectLimits, ...]
+    is_prepaid: bool = False
+    number: int = 0
+    requests: dict[str, ReservationRequest] = field(default_factory=dict)
+
+    def request(
+        self, request_id: str, *, prompt: int = 10, completion: int = 20, cost: int = 0
+    ) -> ReservationRequest:
+        """Make a request of the subjects."""
+        return ReservationRequest(
+            request_id=request_id,
+            tenant_id=TENANT,
+            subjects=self.subjects,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cost_micros=cost,
+            is_prepaid=self.is_prepaid,
+            record=b"draft of " + request_id.encode(),
+        )
+
+    async def reserve(self, request_id: str | None = None, **amounts: int) -> Any:
+        """Ask for a reservation, under a new request id unless one is given."""
+        self.number += 1
+        request = self.request(request_id or f"r{self.number}", **amounts)
+        return await self.store.reserve(request, lease_ms=LEASE_MS)
+
+    async def admit(self, request_id: str | None = None, **amounts: int) -> Admitted:
+        """Ask for a reservation that is made."""
+        answer = await self.reserve(request_id, **amounts)
+        assert isinstance(answer, Admitted), answer
+        return answer
+
+    async def refuse(self, request_id: str | None = None, **amounts: int) -> Refused:
+        """Ask for a reservation that is refused."""
+        answer = await self.reserve(request_id, **amounts)
+        assert isinstance(answer, Refused), answer
+        return answer
+
+    async def settle(
+        self,
+        request_id: str,
+        *,
+        prompt: int = 10,
+        completion: int = 20,
+        cost: int = 0,
+        **fields: Any,
+    ) -> bool:
+        """Settle with so much."""
+        return await self.store.settle(
+            record(
+                request_id,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                cost_micros=cost,
+                is_prepaid=self.is_prepaid,
+                **fields,
+            )
+        )
+
+    async def seed(self, *subjects: SubjectLimits, now_ms: int = NOON, **numbers: Any) -> None:
+        """Seed accounts, all of them unless some are named."""
+        for one in subjects or self.subjects:
+            await seed(self.store, one, now_ms=now_ms, **numbers)
+
+
+async def seed(
+    store: QuotaStore,
+    one: SubjectLimits,
+    *,
+    now_ms: int = NOON,
+    version: int | None = None,
+    **numbers: Any,
+) -> bool:
+    """Seed one account as it stands, with zeroes unless numbers are given."""
+    if version is None:
+        version = (await store.status(TENANT, [one]))[0].version
+    defaults: dict[str, Any] = {
+        "day": now_ms // DAY_MS,
+        "requests": 0,
+        "tokens": 0,
+        "month": month_of(now_ms),
+        "cost_micros": 0,
+        "credit_micros": None,
+    }
+    return await store.seed(TENANT, one, version=version, **(defaults | numbers))
+
+
+def month_of(now_ms: int) -> int:
+    """Return YYYYMM, by another way than the code has it."""
+    import time
+
+    moment = time.gmtime(now_ms // 1000)
+    return moment.tm_year * 100 + moment.tm_mon
+
+
+def left(answer: Admitted | Refused, scope: LimitScope) -> Mapping[LimitName | None, int]:
+    """Return what an answer says that is left of a subject's limits."""
+    return {meter.limit: meter.remaining for meter in answer.meters if meter.subject.scope is scope}
+
+
+async def usage(redis: "Redis", bucket: int = BUCKET) -> list[UsageRecord]:
+    """Return all records that wait for the ledger."""
+    records: list[UsageRecord] = []
+    after: str | None = "-"
+    while after is not None:
+        page, after = await QuotaStore(redis).undrained(bucket, after=after)
+        records += page
+    return records
+
+
+async def bucket_keys(redis: "Redis", bucket: int = BUCKET) -> set[str]:
+    """Return the keys of a bucket that are there, without the clock's."""
+    found = {key.decode() async for key in redis.scan_iter(f"{keys.bucket_prefix(bucket)}*")}
+    return found - {f"{keys.bucket_prefix(bucket)}test-clock"}
+
+
+async def open_ids(redis: CommandExecutor, bucket: int = BUCKET) -> set[str]:
+    """Return the ids of all open reservations of a bucket."""
+    members = await redis.execute_command("ZRANGE", keys.open_reservations(bucket), 0, -1)
+    return {member.decode() for member in members}

@@ -1,0 +1,229 @@
+"""Rate limit headers and the errors that tell a refusal."""
+
+import pytest
+
+from gateway.accounts.limits import LimitName, SubjectLimits
+from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
+from gateway.quota.answers import Admitted, Meter, Refused
+from gateway.quota.headers import dollars, duration, headers_of
+from gateway.quota.refusals import refusal_error
+from tests.quota.building import NOON, key_of, project_of, tenant_of
+
+NAMES = {name.value: 100 for name in LimitName}
+
+
+def refused(
+    limit: LimitName | None,
+    *,
+    subject: SubjectLimits | None = None,
+    value: int = 100,
+    used: int = 100,
+    wanted: int = 1,
+    retry_ms: int | None = None,
+    meters: tuple[Meter, ...] = (),
+) -> Refused:
+    one = subject or key_of(**NAMES)
+    return Refused(one, limit, value, used, wanted, retry_ms, meters)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0s"),
+        (1, "1ms"),
+        (250, "250ms"),
+        (999, "999ms"),
+        (1000, "1s"),
+        (1500, "1.5s"),
+        (60_250, "1m0.25s"),
+        (360_000, "6m0s"),
+        (3_599_999, "59m59.999s"),
+        (3_600_000, "1h0m0s"),
+        (86_400_001, "24h0m0.001s"),
+    ],
+)
+def test_durations_are_written_like_go_writes_them(milliseconds: int, text: str) -> None:
+    assert duration(milliseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [(0, "0"), (1, "0.000001"), (1_500_000, "1.5"), (10_000_000, "10"), (-20, "-0.00002")],
+)
+def test_money_is_exact(micros: int, text: str) -> None:
+    assert dollars(micros) == text
+    assert dollars(10**15 + 1) == "1000000000.000001"
+
+
+def test_nothing_limited_nothing_told() -> None:
+    assert headers_of(Admitted(NOON, ())) == {}
+
+
+def test_tightest_of_key_project_and_tenant_is_told() -> None:
+    key = key_of(requests_per_minute=50, tokens_per_minute=1000)
+    tenant = tenant_of(requests_per_minute=60, tokens_per_minute=5000, budget_micros=10)
+    meters = (
+        Meter(key, LimitName.REQUESTS_PER_MINUTE, 49),
+        Meter(key, LimitName.TOKENS_PER_MINUTE, 900),
+        Meter(tenant, LimitName.REQUESTS_PER_MINUTE, 7),
+        Meter(tenant, LimitName.TOKENS_PER_MINUTE, 4000),
+        Meter(tenant, LimitName.BUDGET, 2_500_000),
+        Meter(tenant, None, 1_250_000),
+    )
+    assert headers_of(Admitted(NOON, meters)) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "7",
+        "x-ratelimit-reset-requests": "1m0.25s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "900",
+        "x-ratelimit-reset-tokens": "1m0.25s",
+        "x-budget-remaining": "1.25",
+    }
+
+
+def test_prompt_and_completion_tokens_speak_for_tokens_where_nothing_else_does() -> None:
+    project = project_of(prompt_tokens_per_minute=40, completion_tokens_per_minute=30)
+    meters = (
+        Meter(project, LimitName.PROMPT_TOKENS_PER_MINUTE, 40),
+        Meter(project, LimitName.COMPLETION_TOKENS_PER_MINUTE, 5),
+    )
+    assert headers_of(Admitted(NOON, meters)) == {
+        "x-ratelimit-limit-tokens": "30",
+        "x-ratelimit-remaining-tokens": "5",
+        "x-ratelimit-reset-tokens": "1m0.25s",
+        "x-ratelimit-limit-tokens-prompt": "40",
+        "x-ratelimit-remaining-tokens-prompt": "40",
+        "x-ratelimit-limit-tokens-generated": "30",
+        "x-ratelimit-remaining-tokens-generated": "5",
+    }
+    unused = headers_of(Admitted(NOON, meters[:1]))
+    assert unused["x-ratelimit-reset-tokens"] == "0s"
+
+
+def test_refusal_tells_the_limit_that_refused_rather_than_the_tightest() -> None:
+    tenant = tenant_of(requests_per_minute=60)
+    meters = (Meter(tenant, LimitName.REQUESTS_PER_MINUTE, 3),)
+    answer = refused(LimitName.REQUESTS_PER_DAY, retry_ms=3_600_000, meters=meters)
+    assert headers_of(answer) == {
+        "x-ratelimit-limit-requests": "100",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "1h0m0s",
+    }
+
+
+def test_refusal_by_a_rate_is_an_error_with_a_true_retry() -> None:
+    answer = refused(LimitName.REQUESTS_PER_MINUTE, value=50, used=50, retry_ms=12_301)
+    error = refusal_error(answer, is_openai=True)
+    assert isinstance(error, RateLimitError)
+    assert error.status_for(ErrorStyle.OPENAI) == 429
+    assert error.body() == {
+        "error": {
+            "message": "The limit of 50 requests per minute of the key 'key_ab' is used up; "
+            "it resets in 12.4 s.",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "requests",
+            "limit": "requests_per_minute",
+            "scope": "key",
+            "limit_value": 50,
+            "used": 50,
+            "reset_seconds": 12.301,
+        }
+    }
+    assert error.headers() == {
+        "x-ratelimit-limit-requests": "50",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "12.301s",
+        "x-should-retry": "true",
+        "retry-after": "13",
+        "retry-after-ms": "12301",
+    }
+
+
+def test_retry_headers_are_never_early() -> None:
+    for milliseconds in range(1, 70_000, 7):
+        answer = refused(LimitName.TOKENS_PER_MINUTE, retry_ms=milliseconds)
+        headers = refusal_error(answer, is_openai=False).headers()
+        assert int(headers["retry-after-ms"]) == milliseconds
+        assert milliseconds <= int(headers["retry-after"]) * 1000 < milliseconds + 1000
+
+
+@pytest.mark.parametrize("limit", list(LimitName)[:7])
+@pytest.mark.parametrize("is_too_large", [False, True])
+def test_every_limit_is_told_in_plain_words(limit: LimitName, is_too_large: bool) -> None:
+    wanted = 101 if is_too_large else 40
+    answer = refused(limit, used=70, wanted=wanted, retry_ms=None if is_too_large else 1000)
+    error = refusal_error(answer, is_openai=False)
+    assert error.code in ("requests", "tokens", "concurrency")
+    assert "the key 'key_ab'" in error.message
+    assert "100" in error.message
+    assert "  " not in error.message
+    assert error.body()["error"]["limit"] == limit.value
+    assert error.headers()["x-should-retry"] == ("false" if is_too_large else "true")
+    assert ("retry-after" in error.headers()) is not is_too_large
+    assert ("never" in error.message) is is_too_large
+
+
+def test_request_that_is_too_large_is_told_what_to_lower() -> None:
+    answer = refused(LimitName.COMPLETION_TOKENS_PER_MINUTE, used=0, wanted=4096)
+    assert refusal_error(answer, is_openai=False).message == (
+        "The request asks for 4096 and can never fit the limit of 100 completion tokens per minute "
+        "of the key 'key_ab'. Lower 'max_tokens', 'n' or 'best_of'."
+    )
+
+
+def test_full_concurrency_may_be_tried_again_but_nobody_knows_when() -> None:
+    error = refusal_error(refused(LimitName.CONCURRENT_REQUESTS), is_openai=False)
+    assert error.code == "concurrency"
+    assert error.headers() == {"x-should-retry": "true"}
+    assert error.body()["error"]["reset_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("is_openai", "status", "code"),
+    [(False, 402, "budget_exceeded"), (True, 429, "insufficient_quota")],
+)
+def test_exceeded_budget_has_the_status_that_the_dialect_knows(
+    is_openai: bool, status: int, code: str
+) -> None:
+    answer = refused(
+        LimitName.BUDGET, value=2_000_000, used=1_900_000, wanted=150_000, retry_ms=86_400_000
+    )
+    error = refusal_error(answer, is_openai=is_openai)
+    assert isinstance(error, InsufficientQuotaError)
+    assert error.status_for(ErrorStyle.OPENAI) == error.status == status
+    body = error.body()["error"]
+    assert (body["type"], body["code"]) == ("insufficient_quota", code)
+    assert (body["limit"], body["reset_seconds"]) == ("budget_micros", 86_400.0)
+    assert error.headers() == {"x-should-retry": "false"}
+    assert "1.9 are used" in error.message
+    assert "may cost 0.15" in error.message
+
+
+def test_request_above_the_whole_budget_is_told_so() -> None:
+    answer = refused(LimitName.BUDGET, value=2_000_000, used=0, wanted=2_000_001)
+    assert "can never fit the budget of 2 dollars" in refusal_error(answer, is_openai=False).message
+
+
+def test_lack_of_credit_is_told_with_what_is_left() -> None:
+    tenant = tenant_of()
+    answer = refused(
+        None, subject=tenant, value=500, used=600, wanted=10, meters=(Meter(tenant, None, 0),)
+    )
+    error = refusal_error(answer, is_openai=False)
+    body = error.body()["error"]
+    assert (error.status, body["code"], body["scope"]) == (402, "insufficient_credits", "tenant")
+    assert body["limit"] == "credit_micros"
+    assert error.headers() == {"x-budget-remaining": "0", "x-should-retry": "false"}
+    assert "0 dollars are left" in error.message
+
+
+@pytest.mark.parametrize("style", ErrorStyle)
+def test_limit_is_named_in_every_style(style: ErrorStyle) -> None:
+    refusing = RefusingLimit(
+        limit="requests_per_day", scope="tenant", limit_value=5, used=5, reset_seconds=1.0
+    )
+    error = RateLimitError("No.", refusing=refusing, code="requests", is_retryable=True, headers={})
+    told = error.body(style)["error"]
+    assert told["type"]
+    assert (told["limit"], told["scope"], told["used"]) == ("requests_per_day", "tenant", 5)

@@ -1,0 +1,429 @@
+"""The reservations of gateway processes: races, lost answers, Redis and the ledger away, closing."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gateway.accounts.limits import SubjectLimits
+from gateway.accounts.usage import Outcome
+from gateway.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
+from gateway.quota import endings, reservations
+from gateway.quota.answers import ReservationRequest
+from gateway.quota.reservations import Admission, Reservations
+from gateway.quota.seeding import Seeder
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
+from gateway.tasks import end_task
+from tests.quota.building import (
+    BUCKET,
+    TENANT,
+    Desk,
+    bucket_keys,
+    key_of,
+    open_ids,
+    project_of,
+    record,
+    tenant_of,
+    usage,
+)
+from tests.quota.fake_ledger import FakeLedger
+
+
+class Line:
+    """The way to Redis, which a test can cut before or after a command has arrived."""
+
+    def __init__(self, redis: "Redis") -> None:
+        self._executor = PipeliningExecutor(redis)
+        self.is_cut = False
+        self.loses_answers = False
+        self.delay_seconds = 0.0
+        self.commands = 0
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        self.commands += 1
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+        if self.is_cut:
+            raise RedisConnectionError("cut")
+        reply = await self._executor.execute_command(*args, **options)
+        if self.loses_answers:
+            raise RedisConnectionError("cut")
+        return reply
+
+
+@pytest.fixture
+def line(any_redis: "Redis") -> Line:
+    return Line(any_redis)
+
+
+@pytest.fixture
+def ledger() -> FakeLedger:
+    return FakeLedger()
+
+
+@pytest.fixture
+async def desk(line: Line, ledger: FakeLedger) -> AsyncIterator["GatewayDesk"]:
+    """One gateway whose loops run."""
+    one = GatewayDesk(line, ledger)
+    task = asyncio.create_task(one.reservations.run())
+    yield one
+    await end_task(task)
+    await one.reservations.aclose(seconds=0.2)
+
+
+class GatewayDesk:
+    """The reservations of one gateway, and requests for them."""
+
+    def __init__(self, line: Line, ledger: FakeLedger, *subjects: SubjectLimits) -> None:
+        self.store = QuotaStore(line)
+        self.reservations = Reservations(self.store, Seeder(self.store, ledger))
+        given = {one.scope: one for one in subjects}
+        self.subjects = tuple(given.get(s.scope, s) for s in (key_of(), project_of(), tenant_of()))
+
+    def request(
+        self, request_id: str, *, prepaid: bool = False, **amounts: int
+    ) -> ReservationRequest:
+        return Desk(self.store, self.subjects, prepaid).request(request_id, **amounts)
+
+    async def reserve(
+        self, request_id: str, *, is_openai: bool = False, **amounts: Any
+    ) -> Admission:
+        request = self.request(request_id, **amounts)
+        return await self.reservations.reserve(request, is_openai=is_openai)
+
+
+async def until(condition: Any, *, seconds: float = 5.0) -> None:
+    """Wait until something is true."""
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+# -- exactly what the limits allow ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens_each", [30, 500])
+async def test_race_of_two_gateways_on_one_key_admits_exactly_what_fits(
+    any_redis: "Redis", ledger: FakeLedger, tokens_each: int
+) -> None:
+    """50 requests and 20,000 tokens a minute: with 30 tokens each fifty fit, with 500 forty."""
+    key = key_of(requests_per_minute=50, tokens_per_minute=20_000)
+    gateways = [GatewayDesk(Line(any_redis), ledger, key) for _ in range(2)]
+
+    async def client(number: int) -> Admission | None:
+        try:
+            return await gateways[number % 2].reserve(
+                f"r{number}", prompt=tokens_each // 2, completion=tokens_each // 2
+            )
+        except RateLimitError:
+            return None
+
+    answers = await asyncio.gather(*(client(number) for number in range(200)))
+    admitted = [answer for answer in answers if answer is not None]
+    assert len(admitted) == min(50, 20_000 // tokens_each)
+    remaining = sorted(int(a.headers["x-ratelimit-remaining-requests"]) for a in admitted)
+    assert remaining == list(range(50 - len(admitted), 50))
+    (status,) = await gateways[0].store.status(TENANT, [key])
+    assert status.requests_of_minute == len(admitted)
+
+
+async def test_budget_and_credit_are_never_overspent_by_one_micro_dollar(
+    any_redis: "Redis", ledger: FakeLedger
+) -> None:
+    """What is settled and what is reserved together never exceed the limit, at any moment."""
+    budget, ledger.granted = 20_000, 17_777
+    gateways = [
+        GatewayDesk(Line(any_redis), ledger, key_of(), tenant_of(budget_micros=budget))
+        for _ in range(2)
+    ]
+    rng = random.Random(3)
+    spent, open_cost, most = 0, 0, 0
+    codes: set[str] = set()
+
+    async def client(number: int) -> None:
+        nonlocal spent, open_cost, most
+        one = rng.choice(gateways)
+        cost = rng.randint(1, 400)
+        try:
+            admission = await one.reserve(f"r{number}", prepaid=True, cost=cost)
+        except InsufficientQuotaError as error:
+            codes.add(error.code)
+            return
+        open_cost += cost
+        most = max(most, spent + open_cost)
+        await asyncio.sleep(rng.random() * 0.02)
+        open_cost -= cost
+        if rng.random() < 0.1:
+            assert await one.reservations.release(TENANT, f"r{number}")
+            return
+        used = rng.randint(0, cost)
+        spent += used
+        ended = record(
+            f"r{number}", cost_micros=used, is_prepaid=True, created_ms=admission.created_ms
+        )
+        assert await one.reservations.settle(ended)
+
+    for start in range(0, 600, 60):
+        await asyncio.gather(*(client(number) for number in range(start, start + 60)))
+    (status,) = await gateways[0].store.status(TENANT, [gateways[0].subjects[2]])
+    assert status.cost_this_month == spent == sum(r.cost_micros for r in await usage(any_redis))
+    assert status.credit_micros == ledger.granted - spent
+    assert most <= ledger.granted
+    assert spent > ledger.granted - 400
+    assert codes == {"insufficient_credits"}
+
+
+async def test_client_with_one_concurrent_request_can_ask_again_at_once(desk: GatewayDesk) -> None:
+    desk.subjects = (key_of(concurrent_requests=1), *desk.subjects[1:])
+    for number in range(50):
+        await desk.reserve(f"r{number}")
+        with pytest.raises(RateLimitError, match="concurrent"):
+            await desk.reserve("other")
+        assert await desk.reservations.settle(record(f"r{number}"))
+
+
+async def test_headers_and_errors_come_from_the_limits(desk: GatewayDesk) -> None:
+    desk.subjects = (key_of(requests_per_minute=1), project_of(), tenant_of(budget_micros=100))
+    admission = await desk.reserve("r1", cost=40)
+    assert admission.headers["x-ratelimit-remaining-requests"] == "0"
+    assert admission.headers["x-budget-remaining"] == "0.00006"
+    assert abs(admission.created_ms - time.time() * 1000) < 5_000
+    with pytest.raises(InsufficientQuotaError) as caught:
+        await desk.reserve("r2", cost=61)
+    assert (caught.value.status, caught.value.code) == (402, "budget_exceeded")
+    with pytest.raises(InsufficientQuotaError) as caught:
+        await desk.reserve("r2", cost=61, is_openai=True)
+    assert (caught.value.status, caught.value.code) == (429, "insufficient_quota")
+    with pytest.raises(RateLimitError) as refused:
+        await desk.reserve("r2")
+    assert 55_000 < int(refused.value.headers()["retry-after-ms"]) <= 60_250
+    assert desk.reservations.open_requests == 1
+
+
+# -- what gets lost ------------------------------------------------------------------------------
+
+
+async def test_without_redis_limits_fail_closed(desk: GatewayDesk, line: Line) -> None:
+    line.is_cut = True
+    with pytest.raises(StoreUnavailableError, match="limits cannot be checked") as caught:
+        await desk.reserve("r1")
+    assert caught.value.headers()["retry-after-ms"] == "1000"
+    line.is_cut = False
+    await desk.reserve("r2")
+    assert desk.reservations.open_requests == 1
+
+
+async def test_without_the_ledger_durable_limits_fail_closed_and_others_do_not(
+    desk: GatewayDesk, ledger: FakeLedger, any_redis: "Redis"
+) -> None:
+    ledger.is_away = True
+    await desk.reserve("r1")
+    desk.subjects = (*desk.subjects[:2], tenant_of(budget_micros=10))
+    with pytest.raises(StoreUnavailableError):
+        await desk.reserve("r2")
+    assert await open_ids(any_redis) == {"r1"}
+    ledger.is_away = False
+    await desk.reserve("r2")
+
+
+async def test_reserve_whose_answer_is_lost_is_released(
+    desk: GatewayDesk, line: Line, any_redis: "Redis"
+) -> None:
+    desk.subjects = (key_of(requests_per_minute=10), *desk.subjects[1:])
+    line.loses_answers = True
+    with pytest.raises(StoreUnavailableError):
+        await desk.reserve("r1")
+    line.loses_answers = False
+
+    async def is_released() -> bool:
+        return not await open_ids(any_redis) and not desk.reservations.unconfirmed_endings
+
+    await until(is_released)
+    (status,) = await desk.store.status(TENANT, [desk.subjects[0]])
+    assert status.requests_of_minute == 0
+    assert await usage(any_redis) == []
+
+
+async def test_reserve_of_a_client_that_goes_away_is_released(
+    desk: GatewayDesk, line: Line, any_redis: "Redis"
+) -> None:
+    """Wherever the cancellation meets it: nothing stays, and nothing is recorded."""
+    desk.subjects = (key_of(requests_per_minute=1000), *desk.subjects[1:])
+    tasks = []
+    for number in range(60):
+        task = asyncio.create_task(desk.reserve(f"r{number}"))
+        tasks.append(task)
+        for _ in range(number % 12):
+            await asyncio.sleep(0)
+        if number % 5 == 0:
+            await asyncio.sleep(0.001)
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    admitted = [f"r{n}" for n, result in enumerate(results) if isinstance(result, Admission)]
+    assert len(admitted) < 60
+
+    async def is_released() -> bool:
+        return await open_ids(any_redis) == set(admitted)
+
+    await until(is_released)
+    assert await usage(any_redis) == []
+
+
+async def test_settle_that_does_not_arrive_is_repeated_and_counts_once(
+    desk: GatewayDesk, line: Line, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.reserve("r1")
+    await desk.reserve("r2")
+    line.is_cut = True
+    assert not await desk.reservations.settle(record("r1", cost_micros=1))
+    assert not await desk.reservations.release(TENANT, "r2")
+    # The first ending counts.
+    assert not await desk.reservations.settle(record("r2"))
+    assert desk.reservations.unconfirmed_endings == 2
+    line.is_cut = False
+
+    async def has_arrived() -> bool:
+        return desk.reservations.unconfirmed_endings == 0
+
+    await until(has_arrived)
+    assert [r.request_id for r in await usage(any_redis)] == ["r1"]
+    assert await open_ids(any_redis) == set()
+    assert await desk.reservations.settle(record("r1"))
+    assert await desk.reservations.release(TENANT, "r1")
+    assert len(await usage(any_redis)) == 1
+
+
+async def test_settle_that_is_slow_keeps_nobody_waiting_and_is_sent_once(
+    desk: GatewayDesk, line: Line, any_redis: "Redis"
+) -> None:
+    await desk.reserve("r1")
+    line.delay_seconds = 0.6
+    started = time.monotonic()
+    assert not await desk.reservations.settle(record("r1"))
+    assert 0.2 < time.monotonic() - started < 0.5
+    commands = line.commands
+
+    async def has_arrived() -> bool:
+        return desk.reservations.unconfirmed_endings == 0
+
+    await until(has_arrived)
+    assert line.commands == commands
+    assert len(await usage(any_redis)) == 1
+
+
+async def test_settle_goes_on_when_its_caller_goes_away(
+    desk: GatewayDesk, line: Line, any_redis: "Redis"
+) -> None:
+    await desk.reserve("r1")
+    line.delay_seconds = 0.05
+    task = asyncio.create_task(desk.reservations.settle(record("r1")))
+    await asyncio.sleep(0.01)
+    await end_task(task)
+    assert task.cancelled()
+
+    async def has_arrived() -> bool:
+        return len(await usage(any_redis)) == 1
+
+    await until(has_arrived)
+    assert await open_ids(any_redis) == set()
+
+
+async def test_settle_is_recorded_when_redis_has_lost_the_reservation(
+    desk: GatewayDesk, any_redis: "Redis"
+) -> None:
+    await desk.reserve("r1")
+    await any_redis.flushall()
+    await desk.reservations.renew()
+    assert await desk.reservations.settle(record("r1", outcome=Outcome.FAILED))
+    assert [r.outcome for r in await usage(any_redis)] == [Outcome.FAILED]
+
+
+async def test_closing_tells_redis_what_it_does_not_know_within_a_bound(
+    any_redis: "Redis", ledger: FakeLedger
+) -> None:
+    line = Line(any_redis)
+    one = GatewayDesk(line, ledger)
+    for number in range(300):
+        await one.reserve(f"r{number}")
+    line.is_cut = True
+    settles = (one.reservations.settle(record(f"r{number}")) for number in range(300))
+    assert set(await asyncio.gather(*settles)) == {False}
+    started = time.monotonic()
+    await one.reservations.aclose(seconds=0.3)
+    assert 0.2 < time.monotonic() - started < 1.0
+    assert one.reservations.unconfirmed_endings == 300
+    line.is_cut = False
+    await one.reservations.aclose(seconds=5)
+    assert one.reservations.unconfirmed_endings == 0
+    assert len({r.request_id for r in await usage(any_redis)}) == 300
+
+
+async def test_memory_of_unconfirmed_endings_is_bounded(
+    any_redis: "Redis", ledger: FakeLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings, "MOST_ENDINGS", 20)
+    monkeypatch.setattr(endings, "MOST_RELEASES", 10)
+    line = Line(any_redis)
+    one = GatewayDesk(line, ledger)
+    for number in range(30):
+        await one.reserve(f"r{number}")
+    line.is_cut = True
+    for number in range(30, 60):
+        with pytest.raises(StoreUnavailableError):
+            await one.reserve(f"r{number}")
+    assert one.reservations.unconfirmed_endings == 10
+    await asyncio.gather(*(one.reservations.settle(record(f"r{n}")) for n in range(30)))
+    assert one.reservations.unconfirmed_endings == 20
+    line.is_cut = False
+    await one.reservations.aclose(seconds=5)
+    # The last of them are told; what did not fit is left to the sweep.
+    assert {r.request_id for r in await usage(any_redis)} == {f"r{n}" for n in range(10, 30)}
+
+
+async def test_open_reservations_are_renewed_and_those_of_the_dead_free_their_place(
+    any_redis: "Redis", ledger: FakeLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservations, "LEASE_MS", 400)
+    monkeypatch.setattr(reservations, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(reservations, "RENEW_BATCH", 2)
+    limited = tenant_of(concurrent_requests=8)
+    dead, living = (GatewayDesk(Line(any_redis), ledger, limited) for _ in range(2))
+    task = asyncio.create_task(living.reservations.run())
+    for number in range(5):
+        await living.reserve(f"living{number}")
+    for number in range(3):
+        await dead.reserve(f"dead{number}")
+    with pytest.raises(RateLimitError, match="concurrent"):
+        await living.reserve("one more")
+    await asyncio.sleep(0.8)
+    expired = await living.store.expired(BUCKET)
+    assert {e.request_id for e in expired} == {"dead0", "dead1", "dead2"}
+    for number in range(3):
+        await living.reserve(f"again{number}")
+    with pytest.raises(RateLimitError, match="concurrent"):
+        await living.reserve("one more")
+    await end_task(task)
+
+
+async def test_no_reservation_and_no_task_stays_behind(
+    desk: GatewayDesk, any_redis: "Redis"
+) -> None:
+    desk.subjects = (
+        key_of(requests_per_minute=1000, concurrent_requests=1000),
+        project_of(tokens_per_day=10**6),
+        tenant_of(budget_micros=10**6),
+    )
+    before = len(asyncio.all_tasks())
+    await asyncio.gather(*(desk.reserve(f"r{number}", cost=5) for number in range(100)))
+    await asyncio.gather(*(desk.reservations.settle(record(f"r{number}")) for number in range(100)))
+    assert desk.reservations.open_requests == 0
+    assert desk.reservations.unconfirmed_endings == 0
+    await asyncio.sleep(0.01)
+    assert len(asyncio.all_tasks()) == before
+    assert not {k for k in await bucket_keys(any_redis) if "reservation" in k or "running" in k}
