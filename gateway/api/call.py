@@ -1,13 +1,43 @@
-"""Who calls: the first thing that every route asks."""
+"""Who calls, and with what: the first thing that every route asks."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from gateway.accounts.scopes import Scope
+from gateway.api.body import read_json_body
 from gateway.api.context import ProcessContext, context_of
+from gateway.api.plan import profile_of
 from gateway.auth.principal import Principal
+from gateway.dialects.choice import DIALECT_HEADER
+from gateway.dialects.profile import Profile
+from gateway.dialects.wire import parse_object
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An authorized request to the generation API."""
+
+    context: ProcessContext
+    principal: Principal
+    profile: Profile
+    body: dict[str, Any]
+
+
+async def read_call(request: Request) -> Call:
+    """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
+
+    From then on the client gets its errors in its own dialect.
+    """
+    context = context_of(request)
+    principal = await authorize(request, Scope.COMPLETIONS)
+    body = parse_object(await read_json_body(request, context.settings))
+    header = request.headers.get(DIALECT_HEADER)
+    profile = await profile_of(context, principal, body, header=header)
+    request.state.error_style = profile.error_style
+    return Call(context, principal, profile, body)
 
 
 async def authorize(request: Request, *scopes: Scope) -> Principal:

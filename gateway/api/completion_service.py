@@ -1,53 +1,141 @@
-"""From a plan to jobs in flight: room 5."""
+"""From a plan to jobs in flight: rooms 5 and 6."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from contract import clock
+from contract.dialect import Dialect
 from contract.messages import GenerationJob
+from gateway.accounts.times import utc_now
+from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
+from gateway.api.call import Call
 from gateway.api.context import ProcessContext
 from gateway.api.plan import Plan
+from gateway.api.settlement import Account
 from gateway.auth.principal import Principal
 from gateway.dialects.request import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
-from gateway.stream.completion import Completion
+from gateway.errors import ApiError, InternalError, OverloadedError, TenantQueueFullError
+from gateway.quota.answers import ReservationRequest
+from gateway.stream.completion import Completion, Usage
 
 ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An accepted request."""
+    """An admitted request."""
 
     plan: Plan
     completion: Completion
     generation: Generation
+    account: Account
 
 
-async def submit(context: ProcessContext, principal: Principal, plan: Plan) -> Submission:
-    """Put the jobs of a request on the queue. Raises an ApiError, and then nothing is left behind."""
+async def submit(call: Call, plan: Plan, *, shows_cost: bool) -> Submission:
+    """Reserve what a request may use, and put its jobs on the queue.
+
+    Raises an ApiError, and then nothing is left behind.
+    """
+    context, principal = call.context, call.principal
+    request_id = f"cmpl-{_unguessable()}"
+    generation = Generation(max_unread_bytes=context.settings.max_unread_bytes)
+    record = draft_record(call, plan, request_id)
+    admission = await context.reservations.reserve(
+        reservation_request(call, plan, record),
+        is_openai=call.profile.name is Dialect.OPENAI,
+    )
+    account = context.desk.open(record, admission, generation)
+    try:
+        await context.dispatcher.enqueue(
+            plan.card.model,
+            _jobs(context, principal, plan, completion_id=request_id),
+            weight=principal.tenant_weight,
+            generation=generation,
+        )
+    except (OverloadedError, TenantQueueFullError):
+        await asyncio.shield(context.reservations.release(record.tenant_id, request_id))
+        raise
+    except BaseException as error:
+        # The queue may have taken the jobs, and a worker may have begun.
+        code = error.code if isinstance(error, ApiError) else InternalError.code
+        account.end(Outcome.FAILED, code)
+        raise
+    completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
+    return Submission(plan, completion, generation, account)
+
+
+def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
+    """Return what is known of the request's usage before it runs, its price above all.
+
+    Raises StoreUnavailableError while prices are not known.
+    """
+    principal, model = call.principal, plan.card.model
+    price = call.context.prices.find(model, plan.service_tier, utc_now())
+    record = UsageRecord(
+        request_id=request_id,
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        credential_id=principal.credential_id,
+        model=model,
+        endpoint="completions",
+        dialect=plan.request.profile.name,
+        service_tier=plan.service_tier,
+        is_streamed=plan.request.stream,
+        is_prepaid=principal.is_prepaid,
+        gateway=call.context.dispatcher.gateway,
+        jobs=len(plan.prepared.prompts),
+    )
+    if price is None:
+        return record
+    return msgspec.structs.replace(
+        record,
+        prompt_price=price.prompt_micros,
+        cached_price=price.cached_micros,
+        completion_price=price.completion_micros,
+    )
+
+
+def reservation_request(call: Call, plan: Plan, record: UsageRecord) -> ReservationRequest:
+    """Return the most that the request may use, and whose limits it meets."""
+    return ReservationRequest(
+        request_id=record.request_id,
+        tenant_id=record.tenant_id,
+        subjects=call.principal.limits,
+        prompt_tokens=plan.most_prompt_tokens,
+        completion_tokens=plan.most_completion_tokens,
+        cost_micros=record.cost_of(
+            prompt_tokens=plan.most_prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=plan.most_completion_tokens,
+        ),
+        is_prepaid=record.is_prepaid,
+        record=encode_usage(record),
+    )
+
+
+def _completion(
+    plan: Plan, request_id: str, *, cost_of: Callable[[Usage], int] | None
+) -> Completion:
     card, prompts = plan.card, plan.prepared.prompts
-    completion = Completion(
-        id=f"cmpl-{_unguessable()}",
+    return Completion(
+        id=request_id,
         model=plan.model,
         created=clock.now_seconds(),
         fingerprint=_fingerprint(card.engine, card.model, card.tokenizer_digest),
         request=plan.request,
         prompt_token_ids=[prompt.token_ids for prompt in prompts],
         prompt_texts=[prompt.echo for prompt in prompts],
+        cost_of=cost_of,
     )
-    generation = Generation(max_unread_bytes=context.settings.max_unread_bytes)
-    await context.dispatcher.enqueue(
-        card.model,
-        _jobs(context, principal, plan, completion_id=completion.id),
-        weight=principal.tenant_weight,
-        generation=generation,
-    )
-    return Submission(plan, completion, generation)
 
 
 def _jobs(
@@ -85,6 +173,7 @@ def _jobs(
             shows_special_tokens=request.shows_special_tokens or request.tool_use is not None,
             max_predict_ms=request.max_predict_ms,
             images=request.images[index],
+            service_tier=plan.service_tier,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
         )
         for index, prompt in enumerate(plan.prepared.prompts)

@@ -1,41 +1,43 @@
 """`POST /v1/completions`, and `POST /v1/completions:estimate`, which says what that would do."""
 
 import asyncio
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
-from gateway.accounts.scopes import Scope
-from gateway.api.body import read_json_body
+from gateway.accounts.usage import Outcome
+from gateway.api.call import Call, read_call
 from gateway.api.completion_service import Submission, submit
-from gateway.api.context import ProcessContext, context_of
+from gateway.api.context import ProcessContext
 from gateway.api.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
 from gateway.api.estimate import estimate
 from gateway.api.ignored import ignored_header
 from gateway.api.measuring import RequestMeasure
-from gateway.api.plan import Plan, make_plan, profile_of
+from gateway.api.plan import Plan, make_plan
 from gateway.api.streaming import StreamedCompletion, Watch
-from gateway.auth.principal import Principal
-from gateway.dialects.choice import DIALECT_HEADER
-from gateway.dialects.wire import parse_object
 from gateway.errors import GenerationTimeoutError
-from gateway.stream.assembler import collect
+from gateway.quota.headers import dollars
+from gateway.stream.assembler import WholeAnswer, collect
+
+COST_HEADER: Final = "x-include-cost"
+"""Says `true` or `false` where a request wants it otherwise than its account."""
 
 router = APIRouter()
 
 
 async def create_completion(request: Request) -> Response:
-    """Authenticate, check, enqueue, and answer whole or as a stream."""
+    """Authenticate, check, reserve, enqueue, and answer whole or as a stream."""
     measure = RequestMeasure("completions")
     try:
-        context = context_of(request)
-        principal, plan = await _plan(request, context)
-        submission = await submit(context, principal, plan)
+        call = await read_call(request)
+        plan = await make_plan(call.context, call.principal, call.body, call.profile)
+        submission = await submit(call, plan, shows_cost=_shows_cost(request, call))
         measure.accepted(submission.completion.model)
         if plan.request.stream:
-            return await _stream(request, context, submission, measure)
-        response = await _whole(request, context, submission, measure)
+            return await _stream(request, call.context, submission, measure)
+        response = await _whole(request, call.context, submission, measure)
     except ClientDisconnect:
         measure.disconnected()
         response = Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -49,22 +51,18 @@ async def create_completion(request: Request) -> Response:
 
 async def estimate_completion(request: Request) -> Response:
     """Say what a completion request would do, without running anything."""
-    context = context_of(request)
-    _, plan = await _plan(request, context)
-    body = estimate(plan, context.settings)
+    call = await read_call(request)
+    plan = await make_plan(call.context, call.principal, call.body, call.profile)
     return Response(
-        msgspec.json.encode(body), media_type="application/json", headers=_plan_headers(plan)
+        msgspec.json.encode(estimate(call, plan)),
+        media_type="application/json",
+        headers=_plan_headers(plan),
     )
 
 
-async def _plan(request: Request, context: ProcessContext) -> tuple[Principal, Plan]:
-    principal = await context.authenticator.authenticate(request.headers.get("authorization"))
-    principal.require_scope(Scope.COMPLETIONS)
-    body = parse_object(await read_json_body(request, context.settings))
-    profile = await profile_of(context, principal, body, header=request.headers.get(DIALECT_HEADER))
-    # From here on the client gets its errors in its own dialect.
-    request.state.error_style = profile.error_style
-    return principal, await make_plan(context, principal, body, profile)
+def _shows_cost(request: Request, call: Call) -> bool:
+    asked = request.headers.get(COST_HEADER, "").lower()
+    return asked == "true" or (asked != "false" and call.principal.shows_cost)
 
 
 async def _whole(
@@ -72,6 +70,7 @@ async def _whole(
 ) -> Response:
     work = asyncio.ensure_future(collect(submission.completion, submission.generation))
     watch = Watch(request.receive, submission.generation)
+    account = submission.account
     try:
         await asyncio.wait(
             {work, watch.task},
@@ -80,17 +79,28 @@ async def _whole(
         )
         if work.done():
             answer = work.result()
+            await account.finish()
             measure.finished(answer.usage)
-            headers = _headers(submission, measure) | answer.headers
-            return Response(answer.content, media_type="application/json", headers=headers)
+            return _answer(submission, answer, _headers(submission, measure))
         if watch.gone:
+            account.end(Outcome.CANCELLED)
             measure.disconnected()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         raise GenerationTimeoutError("The request took longer than it may.")
+    except BaseException as error:
+        account.fail(error)
+        raise
     finally:
         watch.stop()
         work.cancel()
         await asyncio.shield(context.dispatcher.cancel(submission.generation))
+
+
+def _answer(submission: Submission, answer: WholeAnswer, headers: dict[str, str]) -> Response:
+    completion = submission.completion
+    if completion.cost_of is not None:
+        headers["x-cost"] = dollars(completion.cost_of(answer.usage))
+    return Response(answer.content, media_type="application/json", headers=headers | answer.headers)
 
 
 async def _stream(
@@ -101,6 +111,7 @@ async def _stream(
         context.dispatcher,
         submission.completion,
         submission.generation,
+        account=submission.account,
         watch=Watch(request.receive, submission.generation),
         measure=measure,
         keep_alive_seconds=context.settings.keep_alive_interval.total_seconds(),
@@ -108,7 +119,8 @@ async def _stream(
     )
     try:
         await response.begin(timeout_seconds=context.settings.commit_after.total_seconds())
-    except BaseException:
+    except BaseException as error:
+        submission.account.fail(error)
         await response.abandon()
         raise
     return response
@@ -121,7 +133,11 @@ router.add_route("/v1/completions:estimate", estimate_completion, methods=["POST
 
 
 def _headers(submission: Submission, measure: RequestMeasure) -> dict[str, str]:
-    return {"openai-processing-ms": str(measure.elapsed_ms())} | _plan_headers(submission.plan)
+    return {
+        "openai-processing-ms": str(measure.elapsed_ms()),
+        **submission.account.admission.headers,
+        **_plan_headers(submission.plan),
+    }
 
 
 def _plan_headers(plan: Plan) -> dict[str, str]:

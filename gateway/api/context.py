@@ -14,12 +14,18 @@ from redis.exceptions import RedisError
 
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
+from gateway.accounts.price_book import PriceBook
 from gateway.accounts.schema import require_current_schema
+from gateway.api.settlement import SettlementDesk
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.prompt.tokenizers import TokenizerStore
+from gateway.quota.ledger_source import LedgerBalances
+from gateway.quota.reservations import Reservations
+from gateway.quota.seeding import Seeder
+from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor, connect
 from gateway.settings import Settings
 from gateway.structure.checker import GrammarChecker
@@ -44,6 +50,11 @@ class ProcessContext:
     tokenizers: TokenizerStore
     grammars: GrammarChecker
     dispatcher: Dispatcher
+    prices: PriceBook
+    quotas: QuotaStore
+    seeder: Seeder
+    reservations: Reservations
+    desk: SettlementDesk
 
 
 def context_of(request: Request) -> ProcessContext:
@@ -62,10 +73,13 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         authenticator = Authenticator.from_settings(settings, database)
         redis = connect(str(settings.redis_url), max_connections=MAX_REDIS_CONNECTIONS)
         stack.push_async_callback(redis.aclose)
-        listener = RevocationListener(redis, authenticator)
+        prices = PriceBook(database)
+        await prices.refresh()
+        listener = RevocationListener(redis, authenticator, on_prices_changed=prices.refresh_soon)
         listener.start()
         stack.push_async_callback(listener.stop)
-        catalogue = Catalogue(PipeliningExecutor(redis))
+        executor = PipeliningExecutor(redis)
+        catalogue = Catalogue(executor)
         dispatcher = Dispatcher(
             gateway=f"gw-{secrets.token_hex(6)}",
             client=redis,
@@ -76,12 +90,26 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         )
         grammars = GrammarChecker(SandboxSettings())
         stack.push_async_callback(grammars.aclose)
+        quotas = QuotaStore(executor)
+        seeder = Seeder(quotas, LedgerBalances(database))
+        reservations = Reservations(quotas, seeder)
+        desk = SettlementDesk(reservations, dispatcher, catalogue)
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
-        for loop in (catalogue.run(), dispatcher.run()):
+        loops = (
+            catalogue.run(),
+            dispatcher.run(),
+            prices.run(),
+            reservations.run(),
+            desk.run(),
+        )
+        for loop in loops:
             task = asyncio.create_task(loop)
             task.add_done_callback(_stop_if_failed)
             stack.push_async_callback(end_task, task)
+        # What ends here is settled while the loops still run.
+        stack.push_async_callback(reservations.aclose)
+        stack.push_async_callback(desk.aclose)
         yield ProcessContext(
             settings=settings,
             redis=redis,
@@ -92,6 +120,11 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             tokenizers=TokenizerStore(catalogue.tokenizer),
             grammars=grammars,
             dispatcher=dispatcher,
+            prices=prices,
+            quotas=quotas,
+            seeder=seeder,
+            reservations=reservations,
+            desk=desk,
         )
 
 

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from contract.dialect import Dialect
 from gateway.api.context import ProcessContext
-from gateway.dialects.choice import DIALECT_HEADER
+from gateway.dialects.choice import DIALECT_HEADER, dialect_of
 from gateway.dialects.profile import PROFILES
 from gateway.errors import (
     ApiError,
@@ -22,7 +22,7 @@ from gateway.errors import (
     MethodNotAllowedError,
     MissingParameterError,
     NotFoundError,
-    StoreUnavailableError,
+    queue_unavailable,
     shown,
 )
 
@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
 """Never seen by anybody; tells logs and metrics that the client had gone."""
-
-_STYLES = {str(dialect): profile.error_style for dialect, profile in PROFILES.items()}
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -53,8 +51,8 @@ def error_style_of(request: Request) -> ErrorStyle:
     style = getattr(request.state, "error_style", None)
     if isinstance(style, ErrorStyle):
         return style
-    default = _STYLES[_default_dialect(request)]
-    return _STYLES.get(request.headers.get(DIALECT_HEADER, ""), default)
+    named = dialect_of(request.headers.get(DIALECT_HEADER, ""))
+    return PROFILES[named or _default_dialect(request)].error_style
 
 
 def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Response:
@@ -111,10 +109,7 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
 
 async def _on_redis_error(request: Request, error: Exception) -> Response:
     logger.warning("Redis failed a request: %s", type(error).__name__)
-    return to_response(
-        StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0),
-        error_style_of(request),
-    )
+    return to_response(queue_unavailable(), error_style_of(request))
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:

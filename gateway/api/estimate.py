@@ -2,32 +2,50 @@
 
 from typing import Any
 
+from gateway.api.call import Call
+from gateway.api.completion_service import draft_record
 from gateway.api.plan import Plan
 from gateway.dialects.effective import effective_parameters
-from gateway.settings import Settings
 
 
-def estimate(plan: Plan, settings: Settings) -> dict[str, Any]:
-    """Return what a request would take and with which parameters it would run."""
-    request, prompts = plan.request, plan.prepared.prompts
-    prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    completion_tokens = sum(prompt.max_tokens for prompt in prompts) * request.best_of
+def estimate(call: Call, plan: Plan) -> dict[str, Any]:
+    """Return what a request would take, what it may cost, and with which parameters it would run."""
+    request, settings = plan.request, call.context.settings
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.prepared.prompts)
     return {
         "object": "completion.estimate",
         "model": plan.model,
         "dialect": request.profile.name,
+        "service_tier": plan.service_tier,
         "prompt_tokens": prompt_tokens,
         "prompt_truncated": plan.prepared.cut_tokens,
         "max_tokens": plan.prepared.applied_max_tokens,
-        "completion_tokens_max": completion_tokens,
-        "total_tokens_max": prompt_tokens + completion_tokens,
+        "completion_tokens_max": plan.most_completion_tokens,
+        "total_tokens_max": prompt_tokens + plan.most_completion_tokens,
         "context_window": plan.card.context_window,
         "parameters": effective_parameters(request, plan.prepared.sampling),
         "ignored_parameters": list(request.ignored_parameters),
-        "cost": None,
+        "cost": _cost(call, plan),
         "limits": {
             "max_prompts": settings.max_prompts,
             "max_body_bytes": settings.max_body_bytes,
             "max_waiting_prompts": settings.max_waiting_jobs_of_tenant,
+            **{limits.scope.value: limits.limits.body() for limits in call.principal.limits},
         },
+    }
+
+
+def _cost(call: Call, plan: Plan) -> dict[str, int]:
+    """Return what the prompt alone costs, and the most that everything may cost."""
+    record = draft_record(call, plan, "")
+    prompt_tokens = plan.most_prompt_tokens
+    return {
+        "prompt_micros": record.cost_of(
+            prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=0
+        ),
+        "max_micros": record.cost_of(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=plan.most_completion_tokens,
+        ),
     }

@@ -7,15 +7,18 @@ from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
 from contract.messages import WorkerCard
+from contract.tier import ServiceTier
 from gateway.accounts.scopes import Scope
+from gateway.accounts.times import utc_now
+from gateway.api.call import authorize
 from gateway.api.context import ProcessContext, context_of
 from gateway.auth.principal import Principal
 from gateway.dialects.choice import choose_profile
 from gateway.dialects.support import supported_parameters
 from gateway.dispatch.catalogue import ServedModel
-from gateway.errors import ModelNotFoundError, ServiceUnavailableError
+from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
 from gateway.prompt.infill import find_template
-from gateway.prompt.tokenizers import has_tool_calls
+from gateway.structure.tools import has_tool_calls
 
 router = APIRouter()
 
@@ -23,7 +26,7 @@ router = APIRouter()
 @router.get("/v1/models", summary="List the models you may use")
 async def list_models(request: Request) -> dict[str, Any]:
     """Return every model that was announced and that the principal may use."""
-    context, principal = await _authorize(request)
+    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
     visible = [
         model for model in context.catalogue.models if principal.allows_model(model.card.model)
     ]
@@ -34,18 +37,11 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{model_id:path}", summary="Describe one model")
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model, by its id or an alias. Both may contain slashes."""
-    context, principal = await _authorize(request)
+    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
     model = context.catalogue.known(model_id)
     if model is None or not principal.allows_model(model.card.model):
         raise ModelNotFoundError(model_id)
     return await _body(context, principal, model)
-
-
-async def _authorize(request: Request) -> tuple[ProcessContext, Principal]:
-    context = context_of(request)
-    principal = await context.authenticator.authenticate(request.headers.get("authorization"))
-    principal.require_scope(Scope.COMPLETIONS)
-    return context, principal
 
 
 async def _body(
@@ -69,7 +65,24 @@ async def _body(
             has_infill=tokenizer is not None and find_template(tokenizer) is not None,
             has_tools=tokenizer is not None and has_tool_calls(tokenizer),
         ),
+        "pricing": _pricing(context, card.model),
         "ready": model.status.ready_workers > 0,
+    }
+
+
+def _pricing(context: ProcessContext, model: str) -> dict[str, Any] | None:
+    """Return what a million tokens cost in each tier now, in micro-dollars; None while prices are not known."""
+    try:
+        prices = {tier: context.prices.find(model, tier, utc_now()) for tier in ServiceTier}
+    except StoreUnavailableError:
+        return None
+    return {
+        tier: {
+            "prompt_micros": price.prompt_micros if price else 0,
+            "cached_micros": price.cached_micros if price else 0,
+            "completion_micros": price.completion_micros if price else 0,
+        }
+        for tier, price in prices.items()
     }
 
 

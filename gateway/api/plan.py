@@ -1,5 +1,6 @@
 """What a request asks for, wholly checked: everything that comes before the queue (rooms 3 and 4)."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from contract.messages import WorkerCard
+from contract.tier import ServiceTier
 from gateway.api.context import ProcessContext
 from gateway.auth.principal import Principal
 from gateway.dialects.choice import choose_model, choose_profile
@@ -20,11 +22,11 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.dialects.wire import validate
 from gateway.dispatch.catalogue import ServedModel
-from gateway.errors import MissingParameterError, ModelNotFoundError, StoreUnavailableError
+from gateway.errors import MissingParameterError, ModelNotFoundError, queue_unavailable
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import PreparedRequest, prepare
-from gateway.prompt.tokenizers import has_tool_calls
 from gateway.structure.pool import TokenizerSource
+from gateway.structure.tools import has_tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,25 @@ class Plan:
     prepared: PreparedRequest
     grammar: str
     """What the text must match, compiled; empty if it need not match anything."""
+    service_tier: ServiceTier
 
     @property
     def model(self) -> str:
         """The model's name as the client gave it, else its own."""
         return self.request.model or self.card.model
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """Prompt tokens that the request may come to."""
+        if any(self.request.images):
+            # How many tokens images expand to is known only when the engine has read them.
+            return len(self.prepared.prompts) * (self.card.context_window - 1)
+        return sum(len(prompt.token_ids) for prompt in self.prepared.prompts)
+
+    @property
+    def most_completion_tokens(self) -> int:
+        """Completion tokens that the request may come to, those that `best_of` discards included."""
+        return sum(prompt.max_tokens for prompt in self.prepared.prompts) * self.request.best_of
 
 
 async def profile_of(
@@ -61,14 +77,12 @@ async def make_plan(
     wire = validate(CompletionRequest, body)
     request = to_generation_request(wire, profile, max_prompts=context.settings.max_prompts)
     if principal.is_strict:
-        refuse_ignored(request)
+        refuse_ignored(request.ignored_parameters)
     try:
         card = (await context.catalogue.find(name)).card
         tokenizer = await context.tokenizers.get(card.tokenizer_digest)
     except RedisError:
-        raise StoreUnavailableError(
-            "The queue cannot be reached.", retry_after_seconds=1.0
-        ) from None
+        raise queue_unavailable() from None
     request = check_supported(
         request,
         card.features,
@@ -77,7 +91,9 @@ async def make_plan(
         max_images=card.max_images,
     )
     prepared = await prepare(request, tokenizer, card)
-    return Plan(request, card, prepared, await _grammar(context, request, card))
+    grammar = await _grammar(context, request, card)
+    tier = request.service_tier or principal.service_tier
+    return Plan(request, card, prepared, grammar, tier)
 
 
 async def _grammar(context: ProcessContext, request: GenerationRequest, card: WorkerCard) -> str:
@@ -115,10 +131,9 @@ def choose_allowed(
     MissingParameterError.
     """
     catalogue = context.catalogue
-    served = [model.card.model for model in catalogue.models]
-    chosen = choose_model(name, principal, served)
+    chosen = choose_model(name, principal, catalogue.names)
     if catalogue.known(chosen) is None and profile.takes_any_model_name:
-        chosen = _only_model(principal, served) or chosen
+        chosen = _only_model(principal, catalogue.names) or chosen
     if not _is_allowed(principal, chosen, catalogue.known(chosen)):
         raise ModelNotFoundError(chosen)
     return chosen
@@ -126,9 +141,9 @@ def choose_allowed(
 
 async def _dialect_of_model(context: ProcessContext, principal: Principal, name: object) -> str:
     """Return the dialect of the model that a body seems to ask for; empty if there is none."""
-    served = [model.card.model for model in context.catalogue.models]
+    asked = name if isinstance(name, str) else None
     try:
-        chosen = choose_model(name if isinstance(name, str) else None, principal, served)
+        chosen = choose_model(asked, principal, context.catalogue.names)
         model = await context.catalogue.look_up(chosen)
     except (MissingParameterError, RedisError):
         return ""
@@ -141,6 +156,6 @@ def _is_allowed(principal: Principal, name: str, model: ServedModel | None) -> b
     )
 
 
-def _only_model(principal: Principal, served: list[str]) -> str | None:
+def _only_model(principal: Principal, served: AbstractSet[str]) -> str | None:
     usable = [model for model in served if principal.allows_model(model)]
     return usable[0] if len(usable) == 1 else None

@@ -210,6 +210,11 @@ MODEL: Schema = _object(
         "dialect": _DIALECT,
         "features": {"type": "array", "items": _TEXT},
         "supported_parameters": {"type": "array", "items": _TEXT},
+        "pricing": {
+            "type": ["object", "null"],
+            "description": "Micro-dollars per million tokens, by service tier: `prompt_micros`, "
+            "`cached_micros`, `completion_micros`.",
+        },
     }
 )
 

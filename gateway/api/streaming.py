@@ -12,18 +12,14 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
+from gateway.accounts.usage import Outcome
 from gateway.api.measuring import RequestMeasure
+from gateway.api.settlement import Account
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
-from gateway.errors import ApiError, ServiceUnavailableError
+from gateway.errors import ApiError, SlowReaderError
 from gateway.stream.completion import Completion
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
-
-
-class SlowReaderError(ServiceUnavailableError):
-    """The client does not read what it asked for."""
-
-    code = "slow_reader"
 
 
 class Watch:
@@ -55,6 +51,7 @@ class StreamedCompletion(Response):
         completion: Completion,
         generation: Generation,
         *,
+        account: Account,
         watch: Watch,
         measure: RequestMeasure,
         keep_alive_seconds: float,
@@ -68,6 +65,7 @@ class StreamedCompletion(Response):
         del self.headers["content-length"]
         self._dispatcher = dispatcher
         self._generation = generation
+        self._account = account
         self._watch = watch
         self._measure = measure
         self._keep_alive_seconds = keep_alive_seconds
@@ -106,6 +104,9 @@ class StreamedCompletion(Response):
         try:
             await send(start)
             await self._send_events(send)
+        except BaseException as error:
+            self._account.fail(error)
+            raise
         finally:
             await self.abandon()
             self._measure.close()
@@ -118,10 +119,12 @@ class StreamedCompletion(Response):
             while not watch.gone:
                 failure = self._failure()
                 if failure is not None:
+                    self._account.fail(failure)
                     self._measure.failed(failure)
                     await _send(send, events + renderer.render_failure(failure), more=False)
                     return
                 if renderer.finished:
+                    await self._account.finish()
                     self._measure.finished(renderer.usage)
                     await _send(send, events, more=False)
                     return
@@ -131,6 +134,7 @@ class StreamedCompletion(Response):
                 events = await self._next_events()
                 if not events and alive.due:
                     events = KEEP_ALIVE
+            self._account.end(Outcome.CANCELLED)
             self._measure.disconnected()
         finally:
             alive.stop()
@@ -142,6 +146,7 @@ class StreamedCompletion(Response):
     async def _next_events(self) -> bytes:
         replies = await self._generation.replies()
         if replies:
+            self._account.replied()
             self._measure.replied()
         return self._renderer.render(replies)
 

@@ -2,23 +2,19 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.messages import WorkerCard
-from gateway.accounts.scopes import Scope
-from gateway.api.body import read_json_body
-from gateway.api.context import ProcessContext, context_of
+from gateway.api.call import Call, read_call
 from gateway.api.ignored import ignored_header
-from gateway.api.plan import find_card, profile_of
-from gateway.auth.principal import Principal
-from gateway.dialects.choice import DIALECT_HEADER
-from gateway.dialects.profile import Profile
-from gateway.dialects.wire import parse_object, validate
-from gateway.errors import MAX_SHOWN_CHARACTERS, InvalidParameterError, UnknownParameterError, shown
+from gateway.api.plan import find_card
+from gateway.dialects.support import refuse_ignored
+from gateway.dialects.wire import validate
+from gateway.errors import InvalidParameterError, shown
 from gateway.prompt.tokenization import llamacpp_tokens, vllm_tokens
 from gateway.prompt.tokenizers import PromptEncoder, run_beside_loop
 
@@ -61,18 +57,9 @@ class Detokenize(_Body):
     tokens: Any
 
 
-class _Call(NamedTuple):
-    """An authorized request."""
-
-    context: ProcessContext
-    principal: Principal
-    profile: Profile
-    body: dict[str, Any]
-
-
 async def tokenize(request: Request) -> Response:
     """Answer in the shape in which the request asks."""
-    call = await _authorized(request)
+    call = await read_call(request)
     if call.body.get("content") is None:
         return await _tokenize_as_vllm(call)
     if call.body.get("prompt") is not None:
@@ -85,7 +72,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Answer as vLLM does if the request names a model, else as llama.cpp does."""
-    call = await _authorized(request)
+    call = await read_call(request)
     body = validate(Detokenize, call.body)
     encoder = await _encoder(call, await _card(call, body))
     name = "content" if body.model is None else "prompt"
@@ -104,7 +91,7 @@ for _path in ("/detokenize", "/v1/detokenize"):
     router.add_route(_path, detokenize, methods=["POST"])
 
 
-async def _tokenize_as_vllm(call: _Call) -> Response:
+async def _tokenize_as_vllm(call: Call) -> Response:
     body = validate(VllmTokenize, call.body)
     card = await _card(call, body)
     work = partial(
@@ -118,7 +105,7 @@ async def _tokenize_as_vllm(call: _Call) -> Response:
     return await _answer(call, body, size=len(body.prompt), work=work)
 
 
-async def _tokenize_as_llamacpp(call: _Call) -> Response:
+async def _tokenize_as_llamacpp(call: Call) -> Response:
     body = validate(LlamacppTokenize, call.body)
     card = await _card(call, body)
     work = partial(
@@ -131,22 +118,11 @@ async def _tokenize_as_llamacpp(call: _Call) -> Response:
     return await _answer(call, body, size=len(body.content), work=work)
 
 
-async def _authorized(request: Request) -> _Call:
-    context = context_of(request)
-    principal = await context.authenticator.authenticate(request.headers.get("authorization"))
-    principal.require_scope(Scope.COMPLETIONS)
-    body = parse_object(await read_json_body(request, context.settings))
-    header = request.headers.get(DIALECT_HEADER)
-    profile = await profile_of(context, principal, body, header=header)
-    request.state.error_style = profile.error_style
-    return _Call(context, principal, profile, body)
-
-
-async def _card(call: _Call, body: _Body) -> WorkerCard:
+async def _card(call: Call, body: _Body) -> WorkerCard:
     return await find_card(call.context, call.principal, body.model, profile=call.profile)
 
 
-async def _encoder(call: _Call, card: WorkerCard, *, parses_special: bool = True) -> PromptEncoder:
+async def _encoder(call: Call, card: WorkerCard, *, parses_special: bool = True) -> PromptEncoder:
     tokenizers = call.context.tokenizers
     get = tokenizers.get if parses_special else tokenizers.get_literal
     return PromptEncoder(
@@ -176,13 +152,10 @@ def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
 
 
 async def _answer(
-    call: _Call, body: _Body, *, size: int, work: Callable[[], dict[str, Any]]
+    call: Call, body: _Body, *, size: int, work: Callable[[], dict[str, Any]]
 ) -> Response:
     ignored = sorted(body.model_extra or {})
-    if ignored and call.principal.is_strict:
-        raise UnknownParameterError(
-            f"'{ignored[0][:MAX_SHOWN_CHARACTERS]}' is unknown here, and none may be ignored.",
-            param=ignored[0][:MAX_SHOWN_CHARACTERS],
-        )
+    if call.principal.is_strict:
+        refuse_ignored(ignored)
     content = await run_beside_loop(lambda: msgspec.json.encode(work()), size=size)
     return Response(content, media_type="application/json", headers=ignored_header(ignored))

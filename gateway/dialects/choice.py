@@ -1,7 +1,7 @@
 """Which profile a request is read and answered in, and which model it means."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
 from contract.dialect import Dialect
@@ -37,17 +37,16 @@ def choose_profile(
     return PROFILES[principal.dialect or _announced(model_dialect) or settings.default_dialect]
 
 
-def choose_model(name: str | None, principal: Principal, served: Iterable[str]) -> str:
+def choose_model(name: str | None, principal: Principal, served: AbstractSet[str]) -> str:
     """Return the model that a request asks for: `name`, or the principal's own where that is None.
 
     That is the tenant's default model, else the only one that the principal may use. `served` are the names
     of all models there are. Whether the principal may use the model is not checked. Raises
     MissingParameterError if the request names none and nothing tells which one it means.
     """
-    models = set(served)
-    if name is not None and (name != DEFAULT_MODEL or name in models):
+    if name is not None and (name != DEFAULT_MODEL or name in served):
         return name
-    own = _own_model(principal, models)
+    own = _own_model(principal, served)
     if own is not None:
         return own
     if name is not None:
@@ -55,8 +54,13 @@ def choose_model(name: str | None, principal: Principal, served: Iterable[str]) 
     raise MissingParameterError("model")
 
 
+def dialect_of(header: str) -> Dialect | None:
+    """Return the dialect that the header's value names; None if it names none."""
+    return _DIALECTS.get(header.strip().lower())
+
+
 def _named(header: str) -> Dialect:
-    dialect = _DIALECTS.get(header.strip().lower())
+    dialect = dialect_of(header)
     if dialect is None:
         raise InvalidParameterError(
             f"The header '{DIALECT_HEADER}' must be one of {', '.join(_DIALECTS)}. "
@@ -74,7 +78,7 @@ def _announced(name: str) -> Dialect | None:
     return _DIALECTS.get(name)
 
 
-def _own_model(principal: Principal, served: set[str]) -> str | None:
+def _own_model(principal: Principal, served: AbstractSet[str]) -> str | None:
     default, allowed = principal.default_model, principal.allowed_models
     if default is not None and principal.allows_model(default):
         return default

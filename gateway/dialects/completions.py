@@ -44,6 +44,7 @@ from gateway.dialects.request import GenerationRequest, Prompt, Structure, ToolU
 from gateway.dialects.stream_options import (
     AnswerParameters,
     read_cache_isolation_key,
+    read_service_tier,
     read_stream_options,
 )
 from gateway.dialects.structured_outputs import unknown_options
@@ -119,6 +120,7 @@ def to_generation_request(
         wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),
         timings_per_token=bool(body.timings_per_token),
         max_predict_ms=max(body.t_max_predict_ms or 0, 0),
+        service_tier=read_service_tier(body),
         ignored_parameters=ignored,
     )
     _check_combinations(request)

@@ -47,9 +47,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters that would change the answer, and the values with which they would not."""
 
-_HONOURED: Mapping[str, tuple[Any, ...]] = {"service_tier": ("auto", "default")}
-"""Parameters without effect that need not be named with these values: they say what is done anyway."""
-
 
 def read_extra(extra: Mapping[str, Any]) -> list[str]:
     """Return which parameters have no effect here. Raise UnsupportedParameterError for REFUSED ones."""
@@ -58,7 +55,7 @@ def read_extra(extra: Mapping[str, Any]) -> list[str]:
         if name in REFUSED:
             if not _is_one_of(value, (*_NOTHING, *REFUSED[name])):
                 raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
-        elif not _is_one_of(value, _HONOURED.get(name, ())):
+        else:
             ignored.append(name)
     return ignored
 

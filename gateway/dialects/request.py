@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.messages import Ranking
 from contract.sampling import SamplingSpec
+from contract.tier import ServiceTier
 
 if TYPE_CHECKING:
     from gateway.dialects.profile import Profile
@@ -67,7 +68,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, none if it says `tool_choice: none`."""
+    """The tools of a request, at least one; a request that says `tool_choice: none` has no ToolUse."""
 
     tools: list[Tool]
     mode: ToolMode
@@ -129,5 +130,7 @@ class GenerationRequest:
     """Whether the request asked for times, where its dialect tells them on request only."""
     timings_per_token: bool = False
     max_predict_ms: int = 0
+    service_tier: ServiceTier | None = None
+    """None stands for the tenant's."""
     ignored_parameters: tuple[str, ...]
     """Parameters of the body that have no effect here, to be named in the answer."""

@@ -1,12 +1,18 @@
 """Whether and how the answer is streamed, what is told about times, and what is cached."""
 
+from typing import Final
+
 from pydantic import Field
 
+from contract.tier import ServiceTier
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
-from gateway.errors import InvalidParameterError, UnsupportedParameterError
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
+
+AUTO_TIER: Final = "auto"
+"""OpenAI's word for the tier that the account has."""
 
 
 class StreamOptions(Parameters):
@@ -39,11 +45,12 @@ class AnswerParameters(Parameters):
     )
     timings_per_token: bool | None = Field(
         default=None,
-        description="Report times with every chunk, where the dialect reports times. Default: false.",
+        description="Report llama.cpp's `timings` with every chunk and in whole answers. Default: false.",
     )
     perf_metrics_in_response: bool | None = Field(
         default=None,
-        description="Report times in the body (dialects fireworks and vllm). Default: false.",
+        description="Report times in the body: `metrics` in dialect vllm, else `perf_metrics`. "
+        "Default: false.",
     )
     cache_prompt: bool | None = Field(
         default=None,
@@ -57,6 +64,11 @@ class AnswerParameters(Parameters):
     )
     cache_salt: str | None = Field(
         default=None, description="Another name of `prompt_cache_isolation_key`."
+    )
+    service_tier: str | None = Field(
+        default=None,
+        description="How urgent the request is, at the tier's price: `flex` (cheaper, when there is "
+        "room), `default` or `priority` (first). `auto` and null: your account's tier.",
     )
     user: str | None = Field(
         default=None, description="Your end user's id, for abuse tracking; never an identity."
@@ -80,6 +92,20 @@ def read_stream_options(body: AnswerParameters, profile: Profile) -> StreamOptio
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
     return StreamOptions()
+
+
+def read_service_tier(body: AnswerParameters) -> ServiceTier | None:
+    """Return the tier that is asked for; None stands for the account's. Raises InvalidParameterError."""
+    name = body.service_tier
+    if name in (None, AUTO_TIER):
+        return None
+    if name not in set(ServiceTier):
+        raise InvalidParameterError(
+            f"'service_tier' must be one of {', '.join((AUTO_TIER, *ServiceTier))}. "
+            f"Given: {shown(name)}.",
+            param="service_tier",
+        )
+    return ServiceTier(name)
 
 
 def read_cache_isolation_key(body: AnswerParameters) -> str:

@@ -1,6 +1,6 @@
 """What a model can do of all that may be asked: told on `/v1/models`, and enforced."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -16,7 +16,12 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling import SamplingParameters
 from gateway.dialects.structures import StructureParameters
 from gateway.dialects.tools import ToolParameters
-from gateway.errors import InvalidParameterError, UnknownParameterError, UnsupportedParameterError
+from gateway.errors import (
+    MAX_SHOWN_CHARACTERS,
+    InvalidParameterError,
+    UnknownParameterError,
+    UnsupportedParameterError,
+)
 
 
 class Need(StrEnum):
@@ -83,13 +88,12 @@ def check_supported(
     return replace(request, sampling=msgspec.structs.replace(request.sampling, chain=None))
 
 
-def refuse_ignored(request: GenerationRequest) -> None:
-    """Raise UnknownParameterError if a parameter would have no effect."""
-    if request.ignored_parameters:
-        first = request.ignored_parameters[0]
+def refuse_ignored(names: Sequence[str]) -> None:
+    """Raise UnknownParameterError if parameters of these names would have no effect."""
+    if names:
+        first = names[0][:MAX_SHOWN_CHARACTERS]
         raise UnknownParameterError(
-            f"'{first[:80]}' is unknown or has no effect here, and none may be ignored.",
-            param=first,
+            f"'{first}' is unknown or has no effect here, and none may be ignored.", param=first
         )
 
 

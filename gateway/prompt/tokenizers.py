@@ -13,7 +13,6 @@ from gateway.errors import InvalidParameterError, ServiceUnavailableError
 THREAD_CHARACTERS: Final = 8_192
 """Longer texts are encoded in a thread, since the event loop would stand still for milliseconds."""
 
-TOOL_CALL: Final = "<tool_call>"
 
 T = TypeVar("T")
 
@@ -105,11 +104,6 @@ class PromptEncoder:
 async def run_beside_loop(work: Callable[[], T], *, size: int) -> T:
     """Return what `work` returns: at once if `size` (characters and token ids) is small, else in a thread."""
     return work() if size <= THREAD_CHARACTERS else await asyncio.to_thread(work)
-
-
-def has_tool_calls(tokenizer: Tokenizer) -> bool:
-    """Whether the model was made with a token that begins a tool call."""
-    return tokenizer.token_to_id(TOOL_CALL) is not None
 
 
 class TokenizerStore:

@@ -112,7 +112,7 @@ class _Assembler:
             {
                 **completion.head(),
                 "choices": [msgspec.Raw(choice) async for choice in self._encoded_choices()],
-                "usage": usage_body(usage, timings, shape),
+                "usage": usage_body(usage, timings, shape) | completion.cost(usage),
                 **timing_members(timings, request),
             }
         )

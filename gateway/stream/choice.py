@@ -83,8 +83,7 @@ class Choice:
         self._prompt_token_ids = completion.prompt_token_ids[prompt_index]
         self._prompt_logprobs: dict[str, bytes] | None = None
         self._told_ids = not request.return_token_ids
-        has_tools = request.tool_use is not None and bool(request.tool_use.tools)
-        self._spoken: list[str] | None = [] if has_tools else None
+        self._spoken: list[str] | None = None if request.tool_use is None else []
 
     def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
         """Take the log-probabilities of the echoed tokens, to be told with the first piece."""

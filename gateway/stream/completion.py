@@ -1,10 +1,12 @@
 """What stays the same in every part of one answer, and what the answer has cost."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from contract.messages import JobFinished
+from gateway.accounts.usage import MICRO
 from gateway.dialects.request import GenerationRequest
 
 
@@ -21,6 +23,8 @@ class Completion:
     """Token ids of each prompt as they were sent to the worker."""
     prompt_texts: list[str]
     """What is echoed of each prompt (see `gateway.prompt.echo`); empty if nothing is."""
+    cost_of: Callable[["Usage"], int] | None = None
+    """Tells what a usage costs in micro-dollars, where the answer says so."""
     started_at: float = field(default_factory=time.monotonic)
     """Monotonic time in seconds from which the client waits."""
 
@@ -35,13 +39,20 @@ class Completion:
 
     def head(self) -> dict[str, Any]:
         """Return the members that a whole answer and every chunk begin with."""
-        return {
+        head: dict[str, Any] = {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+        if self.request.service_tier is not None:
+            head["service_tier"] = self.request.service_tier
+        return head
+
+    def cost(self, usage: "Usage") -> dict[str, Any]:
+        """Return the member of `usage` that says what it cost in dollars; none where nobody asked."""
+        return {} if self.cost_of is None else {"cost": self.cost_of(usage) / MICRO}
 
 
 @dataclass(slots=True)

@@ -168,7 +168,8 @@ class ChunkRenderer:
     def _finish(self, parts: list[bytes]) -> None:
         request = self._completion.request
         timings = self._stopwatch.timings(self.usage)
-        usage = {"usage": usage_body(self.usage, timings, request.profile.timing)}
+        body = usage_body(self.usage, timings, request.profile.timing)
+        usage = {"usage": body | self._completion.cost(self.usage)}
         members = timing_members(timings, request)
         if self._final_delta is not None:
             index, delta = self._final_delta
@@ -199,5 +200,5 @@ def _may_be_plain(request: GenerationRequest) -> bool:
         or request.return_token_ids
         or request.include_obfuscation
         or request.timings_per_token
-        or (request.tool_use is not None and request.tool_use.tools)
+        or request.tool_use is not None
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from tokenizers import Tokenizer
 
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.structure import lark
@@ -53,6 +54,11 @@ class _TokenizerFile(msgspec.Struct):
 
 
 _read_call = msgspec.json.Decoder(_WrittenCall).decode
+
+
+def has_tool_calls(tokenizer: Tokenizer) -> bool:
+    """Whether the model was made with a token that begins a call."""
+    return tokenizer.token_to_id(OPENING) is not None
 
 
 def tool_format(tokenizer_json: bytes) -> ToolFormat:

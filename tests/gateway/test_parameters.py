@@ -78,7 +78,7 @@ BOOLEANS = (
     "timings_per_token",
     "truncate_sequence",
 )
-STRINGS = ("user", "suffix", "prompt_cache_isolation_key", "cache_salt")
+STRINGS = ("user", "service_tier", "suffix", "prompt_cache_isolation_key", "cache_salt")
 BOUNDS: dict[str, tuple[float, float]] = {**INTEGERS, **NUMBERS}
 BY_HAND: dict[str, tuple[str, list[Any]]] = {
     "allowed_token_ids": ("an array", ["5", 5, True, {}]),

@@ -16,9 +16,9 @@ from gateway.prompt.tokenizers import (
     THREAD_CHARACTERS,
     PromptEncoder,
     TokenizerStore,
-    has_tool_calls,
     run_beside_loop,
 )
+from gateway.structure.tools import has_tool_calls
 from tests.gateway.prompt.building import tiny_tokenizer
 
 BOS = 0

@@ -78,7 +78,7 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
             validate(CompletionRequest, body), profile, max_prompts=1024
         )
         check_supported(request, [Feature.SAMPLER_CHAIN], has_infill=False, has_tools=False)
-        refuse_ignored(request)
+        refuse_ignored(request.ignored_parameters)
     except BadRequestError as error:
         return error
     return request

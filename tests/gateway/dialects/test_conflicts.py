@@ -311,12 +311,12 @@ def test_conflict_23_unknown_parameters_are_named_or_refused(profile: Profile) -
     request = read(profile, zeta=1, alpha={"b": 2}, model_config=1, absent=None)
     assert request.ignored_parameters == ("alpha", "model_config", "zeta")
     with pytest.raises(UnknownParameterError) as caught:
-        refuse_ignored(request)
+        refuse_ignored(request.ignored_parameters)
     assert caught.value.message == (
         "'alpha' is unknown or has no effect here, and none may be ignored."
     )
     assert (caught.value.param, caught.value.code) == ("alpha", "unknown_parameter")
-    refuse_ignored(read(profile, temperature=0.5))
+    refuse_ignored(read(profile, temperature=0.5).ignored_parameters)
 
 
 @pytest.mark.parametrize("profile", EVERY_PROFILE)

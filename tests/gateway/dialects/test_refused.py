@@ -28,8 +28,6 @@ NEUTRAL: list[tuple[str, Any]] = [
     ("length_penalty", 1.0),
     ("priority", 0),
     ("truncation_side", "left"),
-    ("service_tier", "auto"),
-    ("service_tier", "default"),
 ]
 
 
@@ -75,7 +73,6 @@ def test_value_close_to_nothing_is_refused_all_the_same(
         ("response_fields", ["content"]),
         ("return_progress", True),
         ("safety_identifier", "a"),
-        ("service_tier", "flex"),
         ("session_id", "a"),
         ("store", True),
         ("verbose", True),

@@ -143,10 +143,9 @@ async def test_choice_that_was_cut_off_keeps_its_finish_reason() -> None:
     assert choice["tool_calls"][0]["function"]["name"] == "f"
 
 
-@pytest.mark.parametrize("use", [None, ToolUse([], ToolMode.AUTO)], ids=["absent", "none"])
-async def test_text_is_not_searched_for_calls_without_tools(use: ToolUse | None) -> None:
+async def test_text_is_not_searched_for_calls_without_tools() -> None:
     replies = [said(CALL_F, finish=STOP), ended()]
-    (choice,) = (await whole(completion(tool_use=use), *replies))["choices"]
+    (choice,) = (await whole(completion(tool_use=None), *replies))["choices"]
     assert choice["finish_reason"] == "stop"
     assert "tool_calls" not in choice
 

@@ -1,0 +1,390 @@
+"""Each admitted request leaves exactly one usage record, whichever way it ends; a refused one leaves none."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import Delta, JobFailed
+from contract.outcomes import FailureCode
+from contract.tier import ServiceTier
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitName
+from gateway.accounts.price_service import PriceService
+from gateway.accounts.records import Billing
+from gateway.accounts.usage import Outcome, UsageRecord, decode_usage
+from gateway.redis_client import connect
+from tests.gateway.conftest import (
+    MOST_WAITING_OF_TENANT,
+    asking,
+    complete,
+    eventually,
+    gateway_client,
+    serve,
+)
+from tests.gateway.tenants import change_tenant
+from tests.support.stack import MODEL, Stack
+
+PROMPT_MICROS, CACHED_MICROS, COMPLETION_MICROS = 3_000_001, 1_000_000, 7_000_003
+
+
+@dataclass
+class Customer:
+    """A tenant of its own, with one key, and what is recorded of it."""
+
+    stack: Stack
+    tenant: str
+    client: httpx.AsyncClient
+    store: "Redis"
+
+    async def records(self, count: int, *, seconds: float = 3.0) -> list[UsageRecord]:
+        """Wait until nothing of the tenant is open, and check that there are so many records."""
+        bucket = keys.bucket_of(self.tenant)
+
+        async def is_settled() -> bool:
+            return not await self.store.zcard(keys.open_reservations(bucket))
+
+        await eventually(is_settled, seconds=seconds, what="the settlement")
+        entries: Any = await self.store.xrange(keys.usage(bucket))
+        records = [decode_usage(fields[b"u"]) for _, fields in entries]
+        own = [record for record in records if record.tenant_id == self.tenant]
+        assert len(own) == count, own
+        assert len({record.request_id for record in own}) == count
+        return own
+
+    async def change(self, **options: Any) -> None:
+        """Change the tenant, and wait until the gateways have heard of it."""
+        await change_tenant(self.stack, self.tenant, **options)
+        await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def customer(stack: Stack, store: "Redis") -> AsyncIterator[Customer]:
+    """A new tenant at the first gateway."""
+    tenant = f"customer-{secrets.token_hex(4)}"
+    key = await asyncio.to_thread(stack.key, tenant)
+    async with gateway_client(stack.url, key) as client:
+        yield Customer(stack, tenant, client, store)
+
+
+@pytest.fixture(scope="module")
+def prices(stack: Stack) -> None:
+    """A price for the tiny model in each tier but flex, which costs what the default one does."""
+
+    async def add() -> None:
+        database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+        service = PriceService(database, ChangeAnnouncer(redis))
+        for tier, factor in ((ServiceTier.DEFAULT, 1), (ServiceTier.PRIORITY, 2)):
+            await service.add(
+                MODEL,
+                service_tier=tier,
+                prompt_micros=factor * PROMPT_MICROS,
+                cached_micros=factor * CACHED_MICROS,
+                completion_micros=factor * COMPLETION_MICROS,
+            )
+        await redis.aclose()
+        await database.aclose()
+        await asyncio.sleep(0.3)
+
+    asyncio.run(add())
+
+
+def cost_of(usage: dict[str, Any], factor: int = 1) -> int:
+    """Return the cost in micro-dollars as a customer would compute it."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    cost = (
+        (usage["prompt_tokens"] - cached) * PROMPT_MICROS
+        + cached * CACHED_MICROS
+        + usage["completion_tokens"] * COMPLETION_MICROS
+    )
+    return int(-(-factor * cost // 1_000_000))
+
+
+async def usage_of_stream(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:
+    """Return the usage in the final chunk of a stream."""
+    response = await complete(client, stream=True, **parameters)
+    events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    usage: dict[str, Any] = msgspec.json.decode(events[-1])["usage"]
+    return usage
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "parameters", [{}, {"n": 2, "best_of": 2}, {"prompt": ["One", "Two words"]}], ids=str
+)
+async def test_finished_request_is_recorded_as_its_answer_says(
+    customer: Customer, prices: None, stream: bool, parameters: dict[str, Any]
+) -> None:
+    if stream:
+        usage = await usage_of_stream(customer.client, **parameters)
+    else:
+        usage = (await complete(customer.client, **parameters)).json()["usage"]
+    assert "cost" not in usage
+    [record] = await customer.records(1)
+    assert record.outcome is Outcome.FINISHED
+    assert record.prompt_tokens == usage["prompt_tokens"]
+    assert record.completion_tokens == usage["completion_tokens"]
+    assert record.cost_micros == cost_of(usage) > 0
+    assert (record.model, record.endpoint, record.dialect) == (MODEL, "completions", "openai")
+    assert record.is_streamed is stream
+    assert record.service_tier is ServiceTier.DEFAULT
+    assert record.credential_id.startswith("key_")
+    assert 0 < record.created_ms <= record.ended_ms
+    assert record.code == ""
+
+
+async def test_record_is_written_before_the_client_learns_of_the_end(customer: Customer) -> None:
+    await customer.change(limits={LimitName.CONCURRENT_REQUESTS: 1})
+    for number in range(20):
+        response = await complete(customer.client, max_tokens=1, stream=number % 2 == 0)
+        assert response.status_code == 200, response.text
+
+
+async def test_cost_is_told_where_the_account_wants_it(customer: Customer, prices: None) -> None:
+    await customer.change(shows_cost=True)
+    whole = await complete(customer.client)
+    usage = whole.json()["usage"]
+    micros = cost_of(usage)
+    assert usage["cost"] == micros / 1_000_000
+    assert float(whole.headers["x-cost"]) == micros / 1_000_000
+    assert "e" not in whole.headers["x-cost"]
+    streamed = await usage_of_stream(customer.client)
+    assert streamed["cost"] == cost_of(streamed) / 1_000_000
+    extra = await usage_of_stream(customer.client, stream_options={"include_usage": True})
+    assert extra["cost"] == cost_of(extra) / 1_000_000
+    silent = await customer.client.post(
+        "/v1/completions", json=asking(), headers={"x-include-cost": "false"}
+    )
+    assert "cost" not in silent.json()["usage"]
+    assert "x-cost" not in silent.headers
+
+
+async def test_cost_is_told_where_a_request_asks_for_it(customer: Customer, prices: None) -> None:
+    response = await customer.client.post(
+        "/v1/completions", json=asking(), headers={"x-include-cost": "true"}
+    )
+    assert response.json()["usage"]["cost"] == cost_of(response.json()["usage"]) / 1_000_000
+
+
+@pytest.mark.parametrize(("tier", "factor"), [("priority", 2), ("flex", 1), ("default", 1)])
+async def test_tier_has_its_price_and_is_told(
+    customer: Customer, prices: None, tier: str, factor: int
+) -> None:
+    body = (await complete(customer.client, service_tier=tier)).json()
+    assert body["service_tier"] == tier
+    [record] = await customer.records(1)
+    assert record.service_tier == tier
+    assert record.cost_micros == cost_of(body["usage"], factor)
+
+
+async def test_models_tell_their_prices(customer: Customer, prices: None) -> None:
+    body = (await customer.client.get(f"/v1/models/{MODEL}")).json()
+    default = {
+        "prompt_micros": PROMPT_MICROS,
+        "cached_micros": CACHED_MICROS,
+        "completion_micros": COMPLETION_MICROS,
+    }
+    priority = {name: 2 * micros for name, micros in default.items()}
+    assert body["pricing"] == {"flex": default, "default": default, "priority": priority}
+
+
+async def test_tier_is_the_accounts_unless_the_request_names_one(customer: Customer) -> None:
+    await customer.change(service_tier=ServiceTier.FLEX)
+    body = (await complete(customer.client)).json()
+    assert "service_tier" not in body
+    await complete(customer.client, service_tier="auto")
+    await complete(customer.client, service_tier="default")
+    tiers = [record.service_tier for record in await customer.records(3)]
+    assert tiers == [ServiceTier.FLEX, ServiceTier.FLEX, ServiceTier.DEFAULT]
+
+
+async def test_estimate_tells_the_most_that_a_request_may_cost(
+    customer: Customer, prices: None
+) -> None:
+    await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 7})
+    response = await customer.client.post("/v1/completions:estimate", json=asking(best_of=3))
+    body = response.json()
+    usage = {
+        "prompt_tokens": body["prompt_tokens"],
+        "completion_tokens": 24,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert body["cost"] == {
+        "prompt_micros": cost_of(usage | {"completion_tokens": 0}),
+        "max_micros": cost_of(usage),
+    }
+    assert body["limits"]["tenant"]["requests_per_minute"] == 7
+    await customer.records(0)
+
+
+# --- other ends ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_client_that_leaves_pays_for_what_was_generated(
+    customer: Customer, prices: None, stream: bool
+) -> None:
+    task = asyncio.create_task(complete(customer.client, max_tokens=2000, stream=stream))
+    await asyncio.sleep(0.6)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    [record] = await customer.records(1)
+    assert record.outcome is Outcome.CANCELLED
+    assert record.prompt_tokens > 0
+    assert 0 < record.completion_tokens < 2000
+    usage = {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+    }
+    assert record.cost_micros == cost_of(usage) > 0
+
+
+async def test_client_that_leaves_the_queue_pays_nothing(customer: Customer) -> None:
+    await serve(customer.store, "busy")
+    task = asyncio.create_task(complete(customer.client, model="busy"))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    [record] = await customer.records(1)
+    assert record.outcome is Outcome.CANCELLED
+    assert (record.prompt_tokens, record.completion_tokens, record.cost_micros) == (0, 0, 0)
+
+
+async def test_failed_request_is_recorded_with_the_engines_counts_and_costs_nothing(
+    customer: Customer,
+) -> None:
+    worker = await serve(customer.store, "failing")
+    task = asyncio.create_task(complete(customer.client, model="failing"))
+    claim = await worker.claim_one()
+    failed = JobFailed(claim.job.handle, claim.attempt, FailureCode.ENGINE_ERROR, "broken")
+    await worker.send(claim.job.gateway, failed=[failed])
+    await worker.drop(claim, tokens=3)
+    assert (await task).status_code == 503
+    [record] = await customer.records(1)
+    assert (record.outcome, record.code) == (Outcome.FAILED, "engine_dead")
+    assert record.prompt_tokens == len(claim.job.prompt_token_ids)
+    assert (record.completion_tokens, record.cost_micros) == (3, 0)
+
+
+async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
+    customer: Customer,
+) -> None:
+    worker = await serve(customer.store, "vanishing")
+    task = asyncio.create_task(complete(customer.client, model="vanishing", stream=True))
+    claim = await worker.claim_one()
+    job = claim.job
+    await worker.send(job.gateway, deltas=[Delta(job.handle, 1, 0, "word", [5, 6])])
+    await asyncio.sleep(0.1)
+    await worker.lose(claim)
+    response = await task
+    assert '"error"' in response.text
+    [record] = await customer.records(1, seconds=8)
+    assert record.outcome is Outcome.FAILED
+    assert (record.prompt_tokens, record.completion_tokens) == (len(job.prompt_token_ids), 2)
+    assert record.cost_micros == 0
+
+
+async def test_request_that_the_queue_refuses_is_not_recorded_and_uses_no_limit(
+    customer: Customer,
+) -> None:
+    await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 2})
+    await serve(customer.store, "crowded")
+    prompts = ["Hello"] * (MOST_WAITING_OF_TENANT + 1)
+    for _ in range(3):
+        refused = await complete(customer.client, model="crowded", prompt=prompts)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "concurrency"
+    await customer.records(0)
+    assert (await complete(customer.client)).status_code == 200
+
+
+async def test_invalid_request_uses_no_limit(customer: Customer) -> None:
+    await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 1})
+    for _ in range(3):
+        assert (await complete(customer.client, temperature=9)).status_code == 400
+    assert (await complete(customer.client)).status_code == 200
+    await customer.records(1)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+async def test_refusal_names_the_limit_and_when_it_resets(customer: Customer) -> None:
+    await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 1})
+    admitted = await complete(customer.client, max_tokens=1)
+    assert admitted.headers["x-ratelimit-limit-requests"] == "1"
+    assert admitted.headers["x-ratelimit-remaining-requests"] == "0"
+    refused = await complete(customer.client, max_tokens=1)
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "requests")
+    assert (error["limit"], error["scope"]) == ("requests_per_minute", "tenant")
+    assert 55 < error["reset_seconds"] <= 61
+    assert refused.headers["x-should-retry"] == "true"
+    assert float(refused.headers["retry-after-ms"]) / 1000 == pytest.approx(
+        error["reset_seconds"], abs=0.01
+    )
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    await customer.records(1)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "status", "code"),
+    [
+        ("openai", 429, "insufficient_quota"),
+        ("fireworks", 402, "budget_exceeded"),
+        ("omlx", 402, "budget_exceeded"),
+        ("mistralrs", 402, "budget_exceeded"),
+        ("llamacpp", 402, 402),
+        ("vllm", 402, 402),
+    ],
+)
+async def test_budget_refuses_in_the_words_of_the_dialect(
+    customer: Customer, prices: None, dialect: str, status: int, code: object
+) -> None:
+    await customer.change(limits={LimitName.BUDGET: 10})
+    refused = await customer.client.post(
+        "/v1/completions", json=asking(), headers={"x-api-dialect": dialect}
+    )
+    assert refused.status_code == status, refused.text
+    assert refused.json()["error"]["code"] == code
+    assert refused.json()["error"]["limit"] == "budget_micros"
+    assert refused.headers["x-should-retry"] == "false"
+    await customer.records(0)
+
+
+async def test_prepaid_tenant_without_credits_is_refused(customer: Customer, prices: None) -> None:
+    await customer.change(billing=Billing.PREPAID)
+    refused = await customer.client.post(
+        "/v1/completions", json=asking(), headers={"x-api-dialect": "fireworks"}
+    )
+    assert refused.status_code == 402
+    assert refused.json()["error"]["code"] == "insufficient_credits"
+
+
+async def test_null_and_absent_limits_refuse_nothing(customer: Customer, prices: None) -> None:
+    await customer.change(limits=dict.fromkeys(LimitName))
+    response = await complete(customer.client)
+    assert response.status_code == 200
+    assert not [name for name in response.headers if name.startswith("x-ratelimit")]
+
+
+async def test_limit_holds_with_several_gateways(customer: Customer, stack: Stack) -> None:
+    await customer.change(limits={LimitName.REQUESTS_PER_MINUTE: 10})
+    key = customer.client.headers["authorization"].removeprefix("Bearer ")
+    async with gateway_client(stack.gateways[1], key) as other:
+        clients = (customer.client, other)
+        answers = await asyncio.gather(
+            *(complete(clients[number % 2], max_tokens=1) for number in range(40))
+        )
+    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 30
+    await customer.records(10)
