@@ -7,7 +7,20 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from gateway.api import completions, health, models, tokenize
+from gateway.api import (
+    admin,
+    audit,
+    completions,
+    health,
+    keys,
+    limits,
+    members,
+    models,
+    projects,
+    tokenize,
+    usage,
+    webhooks,
+)
 from gateway.api.context import open_context
 from gateway.api.documentation import install_documentation
 from gateway.api.error_handlers import install_error_handlers
@@ -40,5 +53,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(completions.router)
     app.include_router(tokenize.router)
     app.include_router(models.router)
+    app.include_router(keys.router)
+    app.include_router(projects.router)
+    app.include_router(members.router)
+    app.include_router(limits.router)
+    app.include_router(webhooks.router)
+    app.include_router(usage.router)
+    app.include_router(audit.router)
+    app.include_router(admin.router)
     app.include_router(health.router)
     return app

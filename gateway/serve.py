@@ -11,6 +11,8 @@ from gateway.settings import Settings
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time-outs of usual load balancers, so that they close first."""
 
+_MAPPED_PREFIX_BITS = 96
+
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout`."""
@@ -32,8 +34,21 @@ def run(settings: Settings) -> None:
         ws="none",
         access_log=False,
         server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=proxy_networks(settings),
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.drain_timeout.total_seconds()),
         log_level="warning",
     )
+
+
+def proxy_networks(settings: Settings) -> list[str]:
+    """Return the networks of proxies that are believed, as they may show: IPv4 as part of IPv6, too."""
+    networks = [str(network) for network in settings.trusted_proxies]
+    mapped = [
+        f"::ffff:{network.network_address}/{network.prefixlen + _MAPPED_PREFIX_BITS}"
+        for network in settings.trusted_proxies
+        if network.version == 4
+    ]
+    return networks + mapped

@@ -53,6 +53,8 @@ class ChainState:
     broken_at: int | None
     """Sequence number of the first row that is wrong or missing."""
     reason: str = ""
+    has_expected: bool = True
+    """Whether the hash that was asked for is that of a row; looked for only in a sound chain."""
 
 
 class AuditLog:
@@ -90,25 +92,37 @@ class AuditLog:
         await self._transaction.flush()
 
     async def entries(
-        self, *, tenant_id: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        tenant_id: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[AuditEntry]:
-        """Return the newest rows, those of one tenant and those before a sequence number if given."""
+        """Return the newest rows: of one tenant, actor or action and before a sequence number, if given."""
         query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(limit)
         if tenant_id is not None:
             query = query.where(AuditRow.tenant_id == tenant_id)
+        if actor is not None:
+            query = query.where(AuditRow.actor == actor)
+        if action is not None:
+            query = query.where(AuditRow.action == action)
         if before is not None:
             query = query.where(AuditRow.sequence < before)
         return [_entry(row) for row in await self._transaction.scalars(query)]
 
-    async def verify(self) -> ChainState:
-        """Check every row from the first on."""
+    async def verify(self, *, expected_hash: str | None = None) -> ChainState:
+        """Check every row from the first on, and whether one has a hash that was noted before."""
         expected, head = 1, BEGINNING
+        is_found = expected_hash in (None, head.hex())
         async for row in self._rows():
             reason = _fault(row, expected, head)
             if reason:
                 return ChainState(expected - 1, head.hex(), expected, reason)
             expected, head = row.sequence + 1, row.hash
-        return ChainState(expected - 1, head.hex(), None)
+            is_found = is_found or head.hex() == expected_hash
+        return ChainState(expected - 1, head.hex(), None, has_expected=is_found)
 
     async def _rows(self) -> AsyncIterator[AuditRow]:
         last = 0
@@ -140,7 +154,7 @@ def row_hash(row: AuditRow) -> bytes:
     """Return the hash that the row must have."""
     content = [
         row.sequence,
-        int(row.at.timestamp() * 1000),
+        row.at.isoformat(),
         row.actor,
         row.action,
         row.tenant_id,

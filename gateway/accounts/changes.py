@@ -12,6 +12,9 @@ from gateway.errors import ChangeNotAnnouncedError
 MAX_EVENTS: Final = 10_000
 """Entries the stream keeps, about; a gateway that was away for longer notices the gap."""
 
+ACCOUNT_MS: Final = 3_456_000_000
+"""How long the numbers of an account are kept after the last change: forty days."""
+
 
 class ChangeAnnouncer:
     """Appends to the stream that every gateway follows. To be called after the commit."""
@@ -38,7 +41,12 @@ class ChangeAnnouncer:
     async def credits_changed(self, tenant_id: str) -> None:
         """Have the tenant's balance derived again from the database."""
         account = keys.account(keys.bucket_of(tenant_id), f"t:{tenant_id}")
-        await self._tell(self._redis.hdel(account, "seeded"))
+        # The version grows, so that a balance which is being derived right now is not written.
+        commands = self._redis.pipeline(transaction=True)
+        commands.execute_command("HINCRBY", account, "v", 1)
+        commands.execute_command("HDEL", account, "seeded")
+        commands.execute_command("PEXPIRE", account, ACCOUNT_MS)
+        await self._tell(commands.execute())
 
     async def _announce(self, event: dict[str, str]) -> None:
         # redis-py declares the mapping invariantly in types that str keys and values satisfy.

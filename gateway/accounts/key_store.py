@@ -1,12 +1,13 @@
 """Queries on the table `api_keys`."""
 
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.records import KeyOptions, KeyRecord, Plan, Project, Tenant
+from gateway.accounts.paging import Page, PageRequest, read_page
+from gateway.accounts.records import KeyRecord, Plan, Project, Tenant
 from gateway.accounts.tables import ApiKeyRow, PlanRow, ProjectRow, TenantRow
 
 
@@ -27,22 +28,20 @@ class KeyStore:
 
     async def add(self, tenant_id: str, key: KeyRecord) -> None:
         """Insert a key of the tenant."""
-        models = key.allowed_models
-        self._transaction.add(
-            ApiKeyRow(
-                id=key.id,
-                tenant_id=tenant_id,
-                prefix=key.prefix,
-                digest=key.digest,
-                name=key.name,
-                scopes=sorted(key.scopes),
-                allowed_models=None if models is None else sorted(models),
-                expires_at=key.expires_at,
-                revoked_at=key.revoked_at,
-                created_at=key.created_at,
-                dialect=key.dialect,
-            )
-        )
+        columns = {
+            "prefix": key.prefix,
+            "digest": key.digest,
+            "name": key.name,
+            "scopes": key.scopes,
+            "allowed_models": key.allowed_models,
+            "allowed_addresses": key.allowed_addresses,
+            "expires_at": key.expires_at,
+            "created_at": key.created_at,
+            "dialect": key.dialect,
+            "project_id": key.project_id,
+            "limits": key.limits,
+        }
+        self._transaction.add(ApiKeyRow(id=key.id, tenant_id=tenant_id, **_stored(columns)))
         await self._transaction.flush()
 
     async def list_of_tenant(self, tenant_id: str) -> list[KeyRecord]:
@@ -54,29 +53,37 @@ class KeyStore:
         )
         return [row.to_record() for row in rows]
 
-    async def find(self, tenant_id: str, id_or_prefix: str) -> KeyRecord | None:
-        """Return the tenant's key that has this id or public prefix."""
-        row = await self._transaction.scalar(
-            select(ApiKeyRow)
-            .where(ApiKeyRow.tenant_id == tenant_id)
-            .where(or_(ApiKeyRow.id == id_or_prefix, ApiKeyRow.prefix == id_or_prefix))
+    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[KeyRecord]:
+        """Return some of the tenant's keys, oldest first."""
+        page = await read_page(
+            self._transaction, ApiKeyRow, wanted, ApiKeyRow.tenant_id == tenant_id
         )
+        return Page([row.to_record() for row in page.entries], page.has_more)
+
+    async def find(
+        self, tenant_id: str, id_or_prefix: str, *, is_locked: bool = False
+    ) -> KeyRecord | None:
+        """Return the tenant's key that has this id or public prefix, be it that of its former secret.
+
+        Nobody else changes a locked one before the transaction's end.
+        """
+        query = select(ApiKeyRow).where(
+            ApiKeyRow.tenant_id == tenant_id,
+            or_(
+                ApiKeyRow.id == id_or_prefix,
+                ApiKeyRow.prefix == id_or_prefix,
+                ApiKeyRow.old_prefix == id_or_prefix,
+            ),
+        )
+        row = await self._transaction.scalar(query.with_for_update() if is_locked else query)
         return None if row is None else row.to_record()
 
-    async def set_options(self, tenant_id: str, key_id: str, options: KeyOptions) -> None:
-        """Change at least one of these options of the tenant's key."""
+    async def change(self, tenant_id: str, key_id: str, columns: Mapping[str, Any]) -> None:
+        """Change at least one of these columns, values as in a KeyRecord, of the tenant's key."""
         await self._transaction.execute(
             update(ApiKeyRow)
             .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
-            .values(**options)
-        )
-
-    async def set_revoked(self, tenant_id: str, key_id: str, revoked_at: datetime) -> None:
-        """Mark the tenant's key as revoked."""
-        await self._transaction.execute(
-            update(ApiKeyRow)
-            .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
-            .values(revoked_at=revoked_at)
+            .values(**_stored(columns))
         )
 
     async def find_owner(self, prefix: str) -> KeyOwner | None:
@@ -98,3 +105,14 @@ class KeyStore:
             None if project is None else project.to_record(),
             None if plan is None else plan.to_record(),
         )
+
+
+def _stored(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's values as the table keeps them: sets and networks as lists of text."""
+    stored = dict(columns)
+    for name in ("scopes", "allowed_models"):
+        if stored.get(name) is not None:
+            stored[name] = sorted(stored[name])
+    if stored.get("allowed_addresses") is not None:
+        stored["allowed_addresses"] = [str(network) for network in stored["allowed_addresses"]]
+    return stored

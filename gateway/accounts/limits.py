@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, Final
 
 from gateway.errors import InvalidParameterError, shown
@@ -34,6 +34,16 @@ class LimitName(StrEnum):
 
 LimitValues = Mapping[LimitName, int | None]
 """Limits as they are stored: what is absent has the plan's default, None stands for no limit."""
+
+
+class FromPlan(Enum):
+    """Stands in a change for taking an own limit away, so that the plan's applies again."""
+
+    FROM_PLAN = "plan"
+
+
+LimitChanges = Mapping[LimitName, int | FromPlan | None]
+"""A change of limits: what is absent stays as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +110,24 @@ class SubjectLimits:
 def read_limits(values: Mapping[str, Any], *, param: str = "limits") -> dict[LimitName, int | None]:
     """Return limits that a person gave. Raises InvalidParameterError naming the one that is wrong."""
     return {_name(name, param): _value(name, value, param) for name, value in values.items()}
+
+
+def read_limit_changes(
+    values: Mapping[str, Any], *, param: str = "limits"
+) -> dict[LimitName, int | FromPlan | None]:
+    """Return a change that a person gave; "plan" takes an own limit away. Raises InvalidParameterError."""
+    return {
+        _name(name, param): FromPlan.FROM_PLAN
+        if value == FromPlan.FROM_PLAN.value
+        else _value(name, value, param)
+        for name, value in values.items()
+    }
+
+
+def changed_limits(own: LimitValues, changes: LimitChanges) -> dict[LimitName, int | None]:
+    """Return a holder's own limits after a change."""
+    merged = {**own, **changes}
+    return {name: value for name, value in merged.items() if not isinstance(value, FromPlan)}
 
 
 def _name(name: str, param: str) -> LimitName:

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
-from gateway.accounts.limits import LimitScope, LimitValues
+from gateway.accounts.limits import LimitChanges, LimitScope, LimitValues
 from gateway.accounts.scopes import Scope
 
 Network = IPv4Network | IPv6Network
@@ -79,7 +79,7 @@ class TenantOptions(TypedDict, total=False):
     strict_parameters: bool
     default_model: str | None
     plan_id: str | None
-    limits: LimitValues
+    limits: LimitChanges
     billing: Billing
     service_tier: ServiceTier
     shows_cost: bool
@@ -114,6 +114,13 @@ class Project:
     limits: LimitValues = field(default_factory=dict)
 
 
+class ProjectChanges(TypedDict, total=False):
+    """What may be changed of a project; what is absent stays as it is."""
+
+    name: str
+    limits: LimitChanges
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A person of a tenant, who comes with a JWT."""
@@ -136,7 +143,7 @@ class KeyOptions(TypedDict, total=False):
     allowed_models: frozenset[str] | None
     allowed_addresses: tuple[Network, ...] | None
     expires_at: datetime | None
-    limits: LimitValues
+    limits: LimitChanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

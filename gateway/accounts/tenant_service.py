@@ -3,14 +3,19 @@
 import math
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import Unpack
 
+from gateway.accounts.audit import SYSTEM, AuditLog
 from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.checks import check_known, check_name, check_not_empty
 from gateway.accounts.database import Database
+from gateway.accounts.details import details_of
+from gateway.accounts.limits import changed_limits
+from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.records import Tenant, TenantChanges, TenantOptions, TenantStatus
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
@@ -18,13 +23,19 @@ from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, 
 
 MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
-MAX_NAME_CHARACTERS: Final = 200
 
 _TENANT_ID = re.compile(r"[a-z0-9-]{1,63}")
+_ACTIONS: Final = {
+    TenantStatus.SUSPENDED: "tenant.suspend",
+    TenantStatus.ACTIVE: "tenant.activate",
+}
 
 
 class TenantService:
-    """Creates tenants and decides whether they are served."""
+    """Creates tenants and decides whether they are served.
+
+    Every change is audited under the name of its `actor`.
+    """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
         self._database = database
@@ -36,25 +47,36 @@ class TenantService:
         *,
         tenant_id: str | None = None,
         weight: float = 1.0,
+        actor: str = SYSTEM,
         **options: Unpack[TenantOptions],
     ) -> Tenant:
         """Add an active tenant; without an id it gets a random one that begins with `tnt_`."""
-        check_name(name)
-        _check_weight(weight)
         if tenant_id is not None:
             _check_id(tenant_id)
-        _check_options(options)
+        given = TenantChanges(name=name, weight=weight, **options)
+        _check_options(given)
+        columns: dict[str, Any] = {
+            **given,
+            "limits": changed_limits({}, options.get("limits", {})),
+        }
         tenant = Tenant(
             id=tenant_id or f"tnt_{secrets.token_hex(8)}",
-            name=name,
-            weight=weight,
             status=TenantStatus.ACTIVE,
             created_at=utc_now(),
-            **options,
+            **columns,
         )
         try:
             async with self._database.writing() as transaction:
-                await TenantStore(transaction).add(tenant)
+                store = TenantStore(transaction)
+                await _check_plan(store, options)
+                await store.add(tenant)
+                await AuditLog(transaction).append(
+                    "tenant.create",
+                    tenant.id,
+                    actor=actor,
+                    tenant_id=tenant.id,
+                    details=details_of(columns),
+                )
         except IntegrityError as error:
             raise ConflictError(f"The tenant {shown(tenant.id)} exists already.") from error
         return tenant
@@ -64,62 +86,91 @@ class TenantService:
         async with self._database.reading() as transaction:
             return await TenantStore(transaction).list_all()
 
+    async def page(self, wanted: PageRequest) -> Page[Tenant]:
+        """Return some of all tenants, oldest first."""
+        async with self._database.reading() as transaction:
+            return await TenantStore(transaction).page(wanted)
+
     async def get(self, tenant_id: str) -> Tenant:
         """Return the tenant."""
+        check_known(tenant_id, "tenant")
         async with self._database.reading() as transaction:
             tenant = await TenantStore(transaction).get(tenant_id)
-        return _found(tenant, tenant_id)
+        return found_tenant(tenant, tenant_id)
 
-    async def suspend(self, tenant_id: str) -> Tenant:
+    async def suspend(self, tenant_id: str, *, actor: str = SYSTEM) -> Tenant:
         """Refuse the tenant's requests from now on, on every gateway."""
-        return await self._set_status(tenant_id, TenantStatus.SUSPENDED)
+        return await self._set_status(tenant_id, TenantStatus.SUSPENDED, actor)
 
-    async def activate(self, tenant_id: str) -> Tenant:
+    async def activate(self, tenant_id: str, *, actor: str = SYSTEM) -> Tenant:
         """Serve a suspended tenant again."""
-        return await self._set_status(tenant_id, TenantStatus.ACTIVE)
+        return await self._set_status(tenant_id, TenantStatus.ACTIVE, actor)
 
-    async def update(self, tenant_id: str, **options: Unpack[TenantChanges]) -> Tenant:
-        """Change the options that are given, on every gateway."""
+    async def update(
+        self, tenant_id: str, *, actor: str = SYSTEM, **options: Unpack[TenantChanges]
+    ) -> Tenant:
+        """Change the options that are given, on every gateway; of `limits` those that are named."""
+        check_known(tenant_id, "tenant")
         check_not_empty(options)
         _check_options(options)
         async with self._database.writing() as transaction:
             store = TenantStore(transaction)
-            await store.set_options(tenant_id, options)
-            tenant = _found(await store.get(tenant_id), tenant_id)
+            tenant = found_tenant(await store.lock(tenant_id), tenant_id)
+            await _check_plan(store, options)
+            columns: dict[str, Any] = {**options}
+            if "limits" in options:
+                columns["limits"] = changed_limits(tenant.limits, options["limits"])
+            await store.change(tenant_id, columns)
+            await AuditLog(transaction).append(
+                "tenant.update",
+                tenant_id,
+                actor=actor,
+                tenant_id=tenant_id,
+                details=details_of(options),
+            )
         await self._announcer.tenant_changed(tenant_id)
-        return tenant
+        return replace(tenant, **columns)
 
-    async def _set_status(self, tenant_id: str, status: TenantStatus) -> Tenant:
+    async def _set_status(self, tenant_id: str, status: TenantStatus, actor: str) -> Tenant:
+        """Change the status; it may be repeated, for instance to announce it again."""
+        check_known(tenant_id, "tenant")
         async with self._database.writing() as transaction:
             store = TenantStore(transaction)
-            await store.set_status(tenant_id, status)
-            tenant = _found(await store.get(tenant_id), tenant_id)
+            tenant = found_tenant(await store.lock(tenant_id), tenant_id)
+            if tenant.status is not status:
+                await store.change(tenant_id, {"status": status})
+                await AuditLog(transaction).append(
+                    _ACTIONS[status], tenant_id, actor=actor, tenant_id=tenant_id
+                )
         await self._announcer.tenant_changed(tenant_id)
-        return tenant
+        return replace(tenant, status=status)
 
 
-def check_name(name: str) -> None:
-    """Refuse an empty or overlong name of a tenant or a key."""
-    if not 0 < len(name.strip()) <= len(name) <= MAX_NAME_CHARACTERS:
-        raise InvalidParameterError(
-            f"'name' must have 1 to {MAX_NAME_CHARACTERS} characters. Given: {shown(name)}.",
-            param="name",
-        )
+def found_tenant(tenant: Tenant | None, tenant_id: str) -> Tenant:
+    """Return the tenant, or say that there is none of that id."""
+    if tenant is None:
+        raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
+    return tenant
 
 
-def check_not_empty(options: Mapping[str, object]) -> None:
-    """Refuse a change that changes nothing."""
-    if not options:
-        raise InvalidParameterError("Nothing to change: give at least one option.")
-
-
-def _check_options(options: TenantOptions | TenantChanges) -> None:
+def _check_options(options: TenantChanges) -> None:
+    if "name" in options:
+        check_name(options["name"])
+    if "weight" in options:
+        _check_weight(options["weight"])
     model = options.get("default_model")
-    if model is not None and not 0 < len(model.strip()) <= len(model) <= MAX_NAME_CHARACTERS:
+    if model is not None:
+        check_name(model, param="default_model")
+
+
+async def _check_plan(store: TenantStore, options: TenantOptions | TenantChanges) -> None:
+    plan_id = options.get("plan_id")
+    if plan_id is None:
+        return
+    check_name(plan_id, param="plan_id")
+    if not await store.has_plan(plan_id):
         raise InvalidParameterError(
-            f"'default_model' must have 1 to {MAX_NAME_CHARACTERS} characters. "
-            f"Given: {shown(model)}.",
-            param="default_model",
+            f"'plan_id' must be the id of a plan. Given: {shown(plan_id)}.", param="plan_id"
         )
 
 
@@ -138,9 +189,3 @@ def _check_id(tenant_id: str) -> None:
             f"Given: {shown(tenant_id)}.",
             param="id",
         )
-
-
-def _found(tenant: Tenant | None, tenant_id: str) -> Tenant:
-    if tenant is None:
-        raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
-    return tenant

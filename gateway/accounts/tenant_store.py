@@ -1,11 +1,14 @@
 """Queries on the table `tenants`."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, select, update
+from sqlalchemy import and_, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
-from gateway.accounts.records import Member, Plan, Project, Tenant, TenantChanges, TenantStatus
+from gateway.accounts.paging import Page, PageRequest, read_page
+from gateway.accounts.records import Member, Plan, Project, Tenant
 from gateway.accounts.tables import MemberRow, PlanRow, ProjectRow, TenantRow
 
 
@@ -16,6 +19,8 @@ class Caller(NamedTuple):
     plan: Plan | None
     member: Member | None
     project: Project | None
+    has_members: bool
+    """Whether the tenant has any member, so that nobody else's tokens are taken."""
 
 
 class TenantStore:
@@ -50,16 +55,28 @@ class TenantStore:
         row = await self._transaction.get(TenantRow, tenant_id)
         return None if row is None else row.to_record()
 
+    async def lock(self, tenant_id: str) -> Tenant | None:
+        """Return the tenant, which nobody else can lock before the end of the transaction."""
+        row = await self._transaction.scalar(
+            select(TenantRow).where(TenantRow.id == tenant_id).with_for_update()
+        )
+        return None if row is None else row.to_record()
+
+    async def has_plan(self, plan_id: str) -> bool:
+        """Whether there is such a plan."""
+        return await self._transaction.get(PlanRow, plan_id) is not None
+
     async def find_caller(
         self, tenant_id: str, *, subject: str, project_id: str | None
     ) -> Caller | None:
         """Return whom a token acts as, or None where there is no such tenant."""
+        of_tenant = MemberRow.tenant_id == TenantRow.id
+        anybody = aliased(MemberRow)
+        has_members = exists().where(anybody.tenant_id == TenantRow.id)
         found = await self._transaction.execute(
-            select(TenantRow, PlanRow, MemberRow, ProjectRow)
+            select(TenantRow, PlanRow, MemberRow, ProjectRow, has_members)
             .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
-            .outerjoin(
-                MemberRow, and_(MemberRow.tenant_id == TenantRow.id, MemberRow.subject == subject)
-            )
+            .outerjoin(MemberRow, and_(of_tenant, MemberRow.subject == subject))
             .outerjoin(
                 ProjectRow,
                 and_(ProjectRow.tenant_id == TenantRow.id, ProjectRow.id == project_id),
@@ -69,12 +86,13 @@ class TenantStore:
         row: Any = found.one_or_none()
         if row is None:
             return None
-        tenant, plan, member, project = row
+        tenant, plan, member, project, has_any = row
         return Caller(
             tenant.to_record(),
             None if plan is None else plan.to_record(),
             None if member is None else member.to_record(),
             None if project is None else project.to_record(),
+            has_any,
         )
 
     async def list_all(self) -> list[Tenant]:
@@ -84,14 +102,13 @@ class TenantStore:
         )
         return [row.to_record() for row in rows]
 
-    async def set_options(self, tenant_id: str, options: TenantChanges) -> None:
-        """Change at least one of these options of an existing tenant."""
-        await self._transaction.execute(
-            update(TenantRow).where(TenantRow.id == tenant_id).values(**options)
-        )
+    async def page(self, wanted: PageRequest) -> Page[Tenant]:
+        """Return some of all tenants, oldest first."""
+        page = await read_page(self._transaction, TenantRow, wanted)
+        return Page([row.to_record() for row in page.entries], page.has_more)
 
-    async def set_status(self, tenant_id: str, status: TenantStatus) -> None:
-        """Change the status of an existing tenant."""
+    async def change(self, tenant_id: str, columns: Mapping[str, Any]) -> None:
+        """Change at least one of these columns of an existing tenant."""
         await self._transaction.execute(
-            update(TenantRow).where(TenantRow.id == tenant_id).values(status=status)
+            update(TenantRow).where(TenantRow.id == tenant_id).values(**columns)
         )

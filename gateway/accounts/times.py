@@ -1,10 +1,18 @@
-"""The present as the database keeps it."""
+"""Times as the database keeps them: in UTC, to the millisecond."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from contract import clock
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def utc_now() -> datetime:
     """Return the present in UTC, with millisecond precision."""
-    return datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+    return to_time(clock.now_ms())
+
+
+def to_time(unix_ms: int) -> datetime:
+    """Return a Unix time in milliseconds, without rounding."""
+    return EPOCH + timedelta(milliseconds=unix_ms)

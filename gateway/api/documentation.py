@@ -7,25 +7,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from contract.dialect import Dialect
+from gateway.api.described import HEADER_TEXT, LIMIT_TEXT, error_answer, header_answers
+from gateway.api.management_pages import describe_management
 from gateway.api.schemas import COMPONENTS, Schema, reference
 from gateway.dialects.completions import CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 
-_HEADER_TEXT = {
-    "x-request-id": "The request's own id if it sent a well-formed one.",
-    "x-max-tokens-applied": "`max_tokens` after the context window; the lowest of all prompts.",
-    "x-prompt-truncated": "Prompt tokens that were cut off, where any were.",
-    "x-ignored-params": "Parameters of the body that have no effect here, where there are any.",
-    "openai-processing-ms": "Milliseconds that the request took up to the first byte.",
-}
-
-_RETRY_TEXT = {
-    "x-request-id": _HEADER_TEXT["x-request-id"],
-    "x-should-retry": "`true` or `false`: whether the same request may succeed later.",
-    "retry-after": "Seconds after which to retry, where that makes sense.",
-    "retry-after-ms": "The same in milliseconds.",
-}
+_COST_TEXT = {"x-cost": "Dollars, where the account or the request asks for it; not in streams."}
 
 _REQUEST_HEADERS: list[dict[str, Any]] = [
     {
@@ -42,6 +31,13 @@ _REQUEST_HEADERS: list[dict[str, Any]] = [
         "required": False,
         "description": "Comes back in the answer if it is well-formed.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+    },
+    {
+        "name": "X-Include-Cost",
+        "in": "header",
+        "required": False,
+        "description": "Whether the answer says what it cost; without it the account decides.",
+        "schema": {"type": "string", "enum": ["true", "false"]},
     },
 ]
 
@@ -80,30 +76,17 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 _ERRORS = {
     "400": "A parameter is wrong, or the context window is exceeded.",
     "401": "No valid API key or token.",
+    "402": "A budget or the credits do not allow the request; 429 in the dialect `openai`.",
     "403": "The key does not allow this.",
     "404": "The model is unknown, or not for this key.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
     "422": "In the dialect `mistralrs`, what is 400 in the others.",
-    "429": "Too many requests of this account are waiting.",
+    "429": "A limit does not allow the request now, or too many of this account's are waiting.",
     "503": "Nobody can run the request now; `retry-after` says when to try again.",
     "504": "The request took longer than it may.",
 }
-
-
-def _headers(texts: dict[str, str]) -> dict[str, Any]:
-    return {
-        name: {"description": text, "schema": {"type": "string"}} for name, text in texts.items()
-    }
-
-
-def _error(description: str) -> dict[str, Any]:
-    return {
-        "description": description,
-        "headers": _headers(_RETRY_TEXT),
-        "content": {"application/json": {"schema": reference("Error")}},
-    }
 
 
 def _operation(
@@ -113,7 +96,7 @@ def _operation(
     body: dict[str, Any],
     answer: dict[str, Any],
 ) -> dict[str, Any]:
-    errors = {status: _error(text) for status, text in _ERRORS.items()}
+    errors = {status: error_answer(text) for status, text in _ERRORS.items()}
     return {
         "summary": summary,
         "operationId": operation_id,
@@ -145,7 +128,7 @@ _EVENT: dict[str, Any] = {
 _COMPLETION_ANSWER: dict[str, Any] = {
     "description": "The completion; with `stream: true` its chunks as server-sent events, each a "
     "`CompletionChunk`, ended by `data: [DONE]`.",
-    "headers": _headers(_HEADER_TEXT),
+    "headers": header_answers(HEADER_TEXT | LIMIT_TEXT | _COST_TEXT),
     "content": {
         "application/json": {"schema": reference("Completion")},
         "text/event-stream": {"schema": _EVENT},
@@ -156,7 +139,7 @@ _COMPLETION_ANSWER: dict[str, Any] = {
 def _json_answer(description: str, name: str) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": _headers({"x-request-id": _HEADER_TEXT["x-request-id"]}),
+        "headers": header_answers({"x-request-id": HEADER_TEXT["x-request-id"]}),
         "content": {"application/json": {"schema": reference(name)}},
     }
 
@@ -194,7 +177,7 @@ _MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
 
 
 def _model_page(name: str) -> dict[str, Any]:
-    errors = {status: _error(_ERRORS[status]) for status in ("401", "403", "404", "503")}
+    errors = {status: error_answer(_ERRORS[status]) for status in ("401", "403", "404", "503")}
     return {
         "responses": {"200": _json_answer("What workers have announced.", name), **errors},
         "security": [{"bearer": []}],
@@ -223,6 +206,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         schema["paths"][path] = {"post": operation}
     for path, name in _MODEL_PAGES.items():
         schema["paths"][path]["get"] |= _model_page(name)
+    describe_management(schema, apart_from={*OPERATIONS, *_MODEL_PAGES})
     components = schema.setdefault("components", {})
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
     # Errors have one shape everywhere; FastAPI's own is never sent.

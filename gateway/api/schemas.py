@@ -3,6 +3,8 @@
 from typing import Any
 
 from contract.dialect import Dialect
+from contract.tier import ServiceTier
+from gateway.accounts.limits import LimitScope
 
 Schema = dict[str, Any]
 
@@ -62,6 +64,10 @@ USAGE: Schema = _object(
     },
     prompt_tokens_details=_object({"cached_tokens": _INTEGER}),
     cached_tokens={"type": "integer", "description": "In the dialect `omlx`."},
+    cost={
+        "type": "number",
+        "description": "Dollars, where the account or the request asks for it.",
+    },
 )
 
 _CHOICE: Schema = _object(
@@ -114,6 +120,17 @@ CHUNK: Schema = {
     "description": "One `data:` line of a stream.",
 }
 
+_LIMIT: dict[str, Schema] = {
+    "limit": {"type": "string", "description": "Name of the limit that refused the request."},
+    "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
+    "limit_value": _INTEGER,
+    "used": _INTEGER,
+    "reset_seconds": {
+        "type": ["number", "null"],
+        "description": "When it would allow the request; null: never, or nobody can know.",
+    },
+}
+
 _OPENAI_ERROR: Schema = _object(
     {
         "message": _TEXT,
@@ -121,6 +138,7 @@ _OPENAI_ERROR: Schema = _object(
         "param": {"type": ["string", "null"]},
         "code": {"type": ["string", "null"]},
     },
+    **_LIMIT,
 )
 
 _LLAMACPP_ERROR: Schema = _object(
@@ -152,8 +170,19 @@ ESTIMATE: Schema = _object(
         "parameters": {"type": "object", "description": "What would apply, defaults filled in."},
         "ignored_parameters": {"type": "array", "items": _TEXT},
         "context_window": _INTEGER,
-        "cost": {"type": ["object", "number", "null"]},
-        "limits": {"type": ["object", "null"], "additionalProperties": _INTEGER},
+        "service_tier": {"type": "string", "enum": [each.value for each in ServiceTier]},
+        "cost": _object(
+            {
+                "prompt_micros": {"type": "integer", "description": "Of the prompt alone."},
+                "max_micros": {"type": "integer", "description": "The most it may come to."},
+            }
+        )
+        | {"description": "Micro-dollars."},
+        "limits": {
+            "type": "object",
+            "description": "Of the server, and under `key`, `project` and `tenant` of each of them.",
+            "additionalProperties": {"anyOf": [_INTEGER, {"type": "object"}]},
+        },
     }
 )
 

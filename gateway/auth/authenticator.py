@@ -26,7 +26,12 @@ from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
 from gateway.auth.principal import Principal
 from gateway.auth.roles import ROLE_SCOPES
-from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
+from gateway.errors import (
+    AccountSuspendedError,
+    AuthenticationError,
+    ExpiredCredentialError,
+    PermissionDeniedError,
+)
 from gateway.settings import Settings
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
@@ -205,6 +210,8 @@ def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
     if claims.project_id is not None and project is None:
         raise AuthenticationError("The token's project does not exist.")
     _check(_refusal(tenant, project))
+    if member is None and caller.has_members:
+        raise PermissionDeniedError("The token's subject is not a member of the account.")
     scopes = claims.scopes
     if member is not None:
         # What the person may do, as far as the token does not ask for less.

@@ -77,13 +77,15 @@ class BringUp:
 
     async def _start(self, supervisor: Supervisor, earlier_key: str | None) -> None:
         plan = self._plan
-        for spec in (*plan.gateways, *plan.workers):
+        for spec in (*plan.jobs, *plan.gateways, *plan.workers):
             spec.log.write_bytes(b"")
         await self._start_redis(supervisor)
+        await schema.upgrade(plan.database_url)
+        # Started before everything that makes usage, and so stopped after it, with Redis still there.
+        await supervisor.start(plan.jobs)
         # The worker takes the longest, so it is not made to wait for the others.
         self._say(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
         await supervisor.start(plan.workers)
-        await schema.upgrade(plan.database_url)
         key = await demo.prepare_key(plan.database_url, plan.redis_url, earlier_key)
         self._say("The database is ready, with a tenant and a key to try things out.")
         await supervisor.start(plan.gateways)

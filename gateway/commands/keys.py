@@ -1,17 +1,28 @@
 """`sluice keys`: the tenants' API keys."""
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
-from typing_extensions import override
 
-from gateway.accounts.records import KeyOptions, KeyRecord
+from gateway.accounts.addresses import read_addresses
+from gateway.accounts.records import KeyRecord
 from gateway.accounts.scopes import Scope
 from gateway.accounts.times import utc_now
-from gateway.auth.key_service import CreatedKey
+from gateway.api.key_bodies import CreatedKeyBody, KeyBody
+from gateway.auth.key_service import CreatedKey, public_name
+from gateway.commands.management import (
+    LIMITS_HELP,
+    Duration,
+    limit_option,
+    print_bodies,
+    print_one,
+    tenant_option,
+    to_limits,
+)
 from gateway.commands.options import (
+    NONE,
+    Decorator,
     changed_dialect_option,
     database_option,
     dialect_option,
@@ -21,44 +32,37 @@ from gateway.commands.options import (
     runs_async,
     to_dialect,
 )
-from gateway.commands.output import print_json, print_table, show_time
+from gateway.commands.output import print_table, show_time
 
-EPILOG = """\
+EPILOG = f"""\
 \b
 Examples:
   sluice keys create --tenant acme --name "web site"
   sluice keys create --tenant acme --name trial --expires-in 30d --model llama-8b
+  sluice keys create --tenant acme --name shop --project prj_0123456789abcdef \\
+      --address 192.0.2.0/24 --limit requests_per_minute=60
   sluice keys set --tenant acme --dialect vllm key_0123456789abcdef
   sluice keys list --tenant acme
+  sluice keys rotate --tenant acme --grace 12h key_0123456789abcdef
   sluice keys revoke --tenant acme key_0123456789abcdef
-"""
 
-_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
-_DURATION = re.compile(r"([1-9][0-9]{0,5})([mhd])")
-_WHOLE_KEY = re.compile(r"sk-([A-Za-z0-9]{12})(-.*)?")
+{LIMITS_HELP}"""
 
-
-class Duration(click.ParamType[timedelta]):
-    """A number of minutes, hours or days, such as 30d."""
-
-    name = "duration"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        match = _DURATION.fullmatch(str(value))
-        if match is None:
-            self.fail(f"{value!r} is not a number with m, h or d, such as 30d.", param, ctx)
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
-
-
-tenant_option = click.option("--tenant", "tenant_id", required=True, help="Id of the tenant.")
+_SCOPES: Final = click.Choice([scope.value for scope in Scope])
 
 
 @click.group("keys", epilog=EPILOG)
 def command() -> None:
-    """Create, change, list and revoke API keys."""
+    """Create, change, list, rotate and revoke API keys."""
+
+
+_address_option: Decorator = click.option(
+    "--address",
+    "allowed_addresses",
+    multiple=True,
+    metavar="CIDR",
+    help="An address or network it may be used from, repeatable; any if not given.",
+)
 
 
 @command.command()
@@ -68,17 +72,23 @@ def command() -> None:
     "--scope",
     "scopes",
     multiple=True,
-    type=click.Choice([scope.value for scope in Scope]),
+    type=_SCOPES,
     default=(Scope.COMPLETIONS.value,),
     show_default=True,
     help="What the key may be used for; may be repeated.",
 )
+@click.option("--project", "project_id", help="Id of the project that it belongs to.")
 @click.option(
-    "--model", "models", multiple=True, help="A model it may use, repeatable; all if not given."
+    "--model",
+    "allowed_models",
+    multiple=True,
+    help="A model it may use, repeatable; all if not given.",
 )
+@_address_option
 @click.option(
     "--expires-in", type=Duration(), help="Life of the key: 90m, 12h, 30d; endless if not given."
 )
+@limit_option
 @dialect_option
 @json_option
 @database_option
@@ -86,25 +96,18 @@ def command() -> None:
 @runs_async
 async def create(
     tenant_id: str,
-    name: str,
-    scopes: tuple[str, ...],
     *,
-    models: tuple[str, ...],
-    expires_in: timedelta | None,
-    dialect: str | None,
+    project_id: str | None,
     as_json: bool,
     database_url: str | None,
     redis_url: str | None,
+    **given: Any,
 ) -> None:
     """Make an API key. It is shown once and cannot be shown again."""
+    options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
         created = await accounts.keys.create(
-            tenant_id,
-            name=name,
-            scopes=[Scope(scope) for scope in scopes],
-            allowed_models=models or None,
-            expires_at=None if expires_in is None else _from_now(expires_in),
-            dialect=to_dialect(dialect),
+            tenant_id, project_id=project_id, actor=accounts.actor, **options
         )
     _print_created(created, as_json=as_json)
 
@@ -119,14 +122,51 @@ async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) 
     async with open_accounts(database_url, None) as accounts:
         keys = await accounts.keys.list_of_tenant(tenant_id)
     if as_json:
-        print_json([_to_json(key) for key in keys])
-        return
-    _print_table(keys)
+        print_bodies(map(KeyBody.of, keys))
+    else:
+        _print_table(keys)
+
+
+@command.command()
+@tenant_option
+@click.argument("key")
+@json_option
+@database_option
+@runs_async
+async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | None) -> None:
+    """Show everything that is set of KEY (its id or public prefix)."""
+    async with open_accounts(database_url, None) as accounts:
+        found = await accounts.keys.get(tenant_id, key)
+    print_one(KeyBody.of(found), as_json=as_json)
 
 
 @command.command("set")
 @tenant_option
 @click.argument("key")
+@click.option("--name", help="What the key is for.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=_SCOPES,
+    help="What the key may be used for; may be repeated.",
+)
+@click.option(
+    "--model", "allowed_models", multiple=True, help="A model it may use, repeatable; none: all."
+)
+@click.option(
+    "--address",
+    "allowed_addresses",
+    multiple=True,
+    metavar="CIDR",
+    help="An address or network it may be used from, repeatable; none: any.",
+)
+@click.option(
+    "--expires-in",
+    type=Duration(allows_none=True),
+    help="Life of the key from now on: 90m, 12h, 30d; none: endless.",
+)
+@limit_option
 @changed_dialect_option
 @json_option
 @database_option
@@ -136,19 +176,51 @@ async def set_options(
     tenant_id: str,
     key: str,
     *,
-    dialect: str | None,
+    as_json: bool,
+    database_url: str | None,
+    redis_url: str | None,
+    **given: Any,
+) -> None:
+    """Change what is given of KEY (its id or public prefix), on every gateway within a second."""
+    options = _changes(given)
+    async with open_accounts(database_url, redis_url) as accounts:
+        changed = await accounts.keys.update(tenant_id, key, actor=accounts.actor, **options)
+    if as_json:
+        print_one(KeyBody.of(changed), as_json=True)
+    else:
+        _print_table([changed])
+
+
+@command.command()
+@tenant_option
+@click.argument("key")
+@click.option(
+    "--grace",
+    type=Duration(allows_zero=True),
+    default="1d",
+    show_default=True,
+    help="How long the present secret works beside the new one: 90m, 12h, 30d at most; 0: not at all.",
+)
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def rotate(
+    tenant_id: str,
+    key: str,
+    *,
+    grace: timedelta,
     as_json: bool,
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Change what is given of KEY (its id or public prefix), on every gateway within a second."""
-    options = KeyOptions() if dialect is None else KeyOptions(dialect=to_dialect(dialect))
+    """Give KEY (its id or public prefix) a new secret, which is shown once.
+
+    Id, limits and usage stay. A secret before the present one ends at once.
+    """
     async with open_accounts(database_url, redis_url) as accounts:
-        changed = await accounts.keys.update(tenant_id, _id_or_prefix(key), **options)
-    if as_json:
-        print_json(_to_json(changed))
-    else:
-        _print_table([changed])
+        rotated = await accounts.keys.rotate(tenant_id, key, grace=grace, actor=accounts.actor)
+    _print_created(rotated, as_json=as_json)
 
 
 @command.command()
@@ -161,16 +233,27 @@ async def revoke(
     tenant_id: str, key: str, *, database_url: str | None, redis_url: str | None
 ) -> None:
     """End KEY (its id or public prefix) on every gateway, within a second."""
-    id_or_prefix = _id_or_prefix(key)
     async with open_accounts(database_url, redis_url) as accounts:
-        await accounts.keys.revoke(tenant_id, id_or_prefix)
-    click.echo(f"Revoked {id_or_prefix}.")
+        await accounts.keys.revoke(tenant_id, key, actor=accounts.actor)
+    click.echo(f"Revoked {public_name(key)}.")
 
 
-def _id_or_prefix(key: str) -> str:
-    """Return what names a key, even where somebody gives the whole key."""
-    whole = _WHOLE_KEY.fullmatch(key)
-    return key if whole is None else whole[1]
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given; `none` takes one away."""
+    options = {name: value for name, value in given.items() if value not in (None, ())}
+    if "scopes" in options:
+        options["scopes"] = frozenset(map(Scope, options["scopes"]))
+    for name, read in (("allowed_models", frozenset), ("allowed_addresses", read_addresses)):
+        if name in options:
+            options[name] = None if options[name] == (NONE,) else read(options[name])
+    if "expires_in" in options:
+        duration = options.pop("expires_in")
+        options["expires_at"] = None if duration == NONE else _from_now(duration)
+    if "limits" in options:
+        options["limits"] = to_limits(options["limits"])
+    if "dialect" in options:
+        options["dialect"] = to_dialect(options["dialect"])
+    return options
 
 
 def _from_now(duration: timedelta) -> datetime:
@@ -182,7 +265,7 @@ def _from_now(duration: timedelta) -> datetime:
 
 def _print_created(created: CreatedKey, *, as_json: bool) -> None:
     if as_json:
-        print_json({**_to_json(created.record), "key": created.key.reveal()})
+        print_one(CreatedKeyBody.of_created(created), as_json=True)
         return
     click.echo(created.key.reveal())
     click.echo(
@@ -194,7 +277,10 @@ def _print_created(created: CreatedKey, *, as_json: bool) -> None:
 
 def _print_table(keys: list[KeyRecord]) -> None:
     print_table(
-        ("ID", "PREFIX", "NAME", "SCOPES", "MODELS", "DIALECT", "EXPIRES", "REVOKED"),
+        (
+            *("ID", "PREFIX", "NAME", "SCOPES", "MODELS", "DIALECT", "PROJECT", "EXPIRES"),
+            "REVOKED",
+        ),
         [_to_row(key) for key in keys],
     )
 
@@ -208,21 +294,7 @@ def _to_row(key: KeyRecord) -> tuple[str, ...]:
         ",".join(sorted(key.scopes)),
         models,
         key.dialect or "-",
+        key.project_id or "-",
         show_time(key.expires_at),
         show_time(key.revoked_at, missing="no"),
     )
-
-
-def _to_json(key: KeyRecord) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "tenant_id": key.tenant_id,
-        "prefix": key.prefix,
-        "name": key.name,
-        "scopes": sorted(key.scopes),
-        "allowed_models": None if key.allowed_models is None else sorted(key.allowed_models),
-        "dialect": key.dialect,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
-        "created_at": key.created_at,
-    }

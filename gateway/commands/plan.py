@@ -16,12 +16,16 @@ from gateway.commands.ports import LOOPBACK, any_port, find_ports, require_ports
 from gateway.errors import StartupError
 from gateway.settings import Settings
 
+SLUICE: Final = (sys.executable, "-P", "-m", "gateway.cli")
 DEFAULT_PORT: Final = 8080
 DEMO_MODEL_NAME: Final = "sluice-tiny"
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
 """A worker gives its jobs half a minute, and then its engine has to end."""
 DRAIN_MARGIN_SECONDS: Final = 5.0
+JOBS_STOP_SECONDS: Final = 20.0
+"""Background jobs have five seconds, and then what is left of usage goes to the ledger."""
+BEAT_STOP_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class Plan:
     """None where an existing server is used."""
     database_url: str
     ports: list[int]
+    jobs: list[ChildSpec]
+    """The background jobs and their timetable."""
     gateways: list[ChildSpec]
     workers: list[ChildSpec]
 
@@ -68,6 +74,19 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
         redis=redis,
         database_url=database_url,
         ports=ports,
+        jobs=[
+            ChildSpec(
+                name=name,
+                command=(*SLUICE, command),
+                environment=environment,
+                log=folder / "logs" / f"{command}.log",
+                stop_seconds=stop_seconds,
+            )
+            for name, command, stop_seconds in (
+                ("background jobs", "jobs", JOBS_STOP_SECONDS),
+                ("timetable of background jobs", "beat", BEAT_STOP_SECONDS),
+            )
+        ],
         gateways=[
             ChildSpec(
                 name=_name("gateway", number, options.gateways),
@@ -108,7 +127,8 @@ def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
             f"requirepass {password}",
             f"dir {logs.parent}",
             'save ""',
-            "appendonly no",
+            # Usage that is not in the database yet survives.
+            "appendonly yes",
             "maxmemory-policy noeviction",
         )
     )
@@ -139,8 +159,7 @@ def _choose_model(model: str | None) -> tuple[str, str]:
 
 
 def _gateway_command(port: int) -> tuple[str, ...]:
-    program = (sys.executable, "-P", "-m", "gateway.cli", "gateway")
-    return (*program, "--host", LOOPBACK, "--port", str(port))
+    return (*SLUICE, "gateway", "--host", LOOPBACK, "--port", str(port))
 
 
 def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tuple[str, ...]:

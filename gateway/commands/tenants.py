@@ -4,9 +4,19 @@ from typing import Any
 
 import click
 
-from gateway.accounts.records import Tenant, TenantOptions
+from contract.tier import ServiceTier
+from gateway.accounts.records import Billing, Tenant
+from gateway.api.tenant_bodies import TenantBody
+from gateway.commands.management import (
+    LIMITS_HELP,
+    limit_option,
+    print_bodies,
+    print_one,
+    to_limits,
+)
 from gateway.commands.options import (
     NONE,
+    Decorator,
     changed_dialect_option,
     database_option,
     dialect_option,
@@ -16,40 +26,65 @@ from gateway.commands.options import (
     runs_async,
     to_dialect,
 )
-from gateway.commands.output import print_json, print_table, show_time
+from gateway.commands.output import print_table, show_time
 
-EPILOG = """\
+EPILOG = f"""\
 \b
 Examples:
-  sluice tenants create "Acme" --id acme --weight 2
+  sluice tenants create "Acme" --id acme --weight 2 --plan starter
   sluice tenants set acme --dialect llamacpp --strict --default-model llama-8b
+  sluice tenants set acme --limit requests_per_minute=600 --limit budget_micros=none
+  sluice tenants set acme --billing prepaid --service-tier priority --show-cost
   sluice tenants list
+  sluice tenants show acme
   sluice tenants suspend acme
-"""
+
+{LIMITS_HELP}"""
+
+_billing_option: Decorator = click.option(
+    "--billing", type=click.Choice([each.value for each in Billing]), help="When it pays."
+)
+_tier_option: Decorator = click.option(
+    "--service-tier",
+    type=click.Choice([each.value for each in ServiceTier]),
+    help="The tier of requests that name none.",
+)
+_cost_option: Decorator = click.option(
+    "--show-cost/--no-show-cost",
+    "shows_cost",
+    default=None,
+    help="Whether answers say what they cost.",
+)
+_strict_option: Decorator = click.option(
+    "--strict/--no-strict",
+    "strict_parameters",
+    default=None,
+    help="Refuse parameters that would have no effect, or list them in a header.",
+)
+_weight_option: Decorator = click.option(
+    "--weight",
+    type=float,
+    help="Share of the workers relative to other tenants that have work waiting; 1 at first.",
+)
 
 
 @click.group("tenants", epilog=EPILOG)
 def command() -> None:
-    """Create, change, list, suspend and activate tenants."""
+    """Create, change, list, show, suspend and activate tenants."""
 
 
 @command.command()
 @click.argument("name")
 @click.option("--id", "tenant_id", help="1 to 63 of a-z, 0-9 and '-'; random if not given.")
-@click.option(
-    "--weight",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Share of the workers relative to other tenants that have work waiting.",
-)
+@_weight_option
 @dialect_option
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Refuse parameters that would have no effect, instead of listing them in a header.",
-)
+@_strict_option
 @click.option("--default-model", help="The model of requests that name none.")
+@click.option("--plan", "plan_id", help="Plan whose limits hold where nobody sets any.")
+@limit_option
+@_billing_option
+@_tier_option
+@_cost_option
 @json_option
 @database_option
 @redis_option
@@ -58,61 +93,46 @@ async def create(
     name: str,
     tenant_id: str | None,
     *,
-    weight: float,
-    dialect: str | None,
-    strict: bool,
-    default_model: str | None,
     as_json: bool,
     database_url: str | None,
     redis_url: str | None,
+    **given: Any,
 ) -> None:
     """Add a tenant called NAME."""
+    options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
         tenant = await accounts.tenants.create(
-            name,
-            tenant_id=tenant_id,
-            weight=weight,
-            dialect=to_dialect(dialect),
-            strict_parameters=strict,
-            default_model=default_model,
+            name, tenant_id=tenant_id, actor=accounts.actor, **options
         )
-    _print_one(tenant, as_json=as_json)
+    _print_changed(tenant, as_json=as_json)
 
 
 @command.command("set")
 @click.argument("tenant")
+@click.option("--name", help="How people call it.")
+@_weight_option
 @changed_dialect_option
-@click.option(
-    "--strict/--no-strict",
-    default=None,
-    help="Refuse parameters that would have no effect, or list them in a header.",
-)
+@_strict_option
 @click.option("--default-model", help="The model of requests that name none; none takes it away.")
+@click.option(
+    "--plan", "plan_id", help="Plan whose limits hold where nobody sets any; none takes it away."
+)
+@limit_option
+@_billing_option
+@_tier_option
+@_cost_option
 @json_option
 @database_option
 @redis_option
 @runs_async
 async def set_options(
-    tenant: str,
-    *,
-    dialect: str | None,
-    strict: bool | None,
-    default_model: str | None,
-    as_json: bool,
-    database_url: str | None,
-    redis_url: str | None,
+    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None, **given: Any
 ) -> None:
     """Change what is given of TENANT (its id), on every gateway within a second."""
-    options = TenantOptions()
-    if dialect is not None:
-        options["dialect"] = to_dialect(dialect)
-    if strict is not None:
-        options["strict_parameters"] = strict
-    if default_model is not None:
-        options["default_model"] = None if default_model == NONE else default_model
+    options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
-        changed = await accounts.tenants.update(tenant, **options)
-    _print_one(changed, as_json=as_json)
+        changed = await accounts.tenants.update(tenant, actor=accounts.actor, **options)
+    _print_changed(changed, as_json=as_json)
 
 
 @command.command("list")
@@ -124,9 +144,21 @@ async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
     async with open_accounts(database_url, None) as accounts:
         tenants = await accounts.tenants.list_all()
     if as_json:
-        print_json([_to_json(tenant) for tenant in tenants])
+        print_bodies(map(TenantBody.of, tenants))
     else:
         _print_table(tenants)
+
+
+@command.command()
+@click.argument("tenant")
+@json_option
+@database_option
+@runs_async
+async def show(tenant: str, *, as_json: bool, database_url: str | None) -> None:
+    """Show everything that is set of TENANT (its id)."""
+    async with open_accounts(database_url, None) as accounts:
+        found = await accounts.tenants.get(tenant)
+    print_one(TenantBody.of(found), as_json=as_json)
 
 
 @command.command()
@@ -140,8 +172,8 @@ async def suspend(
 ) -> None:
     """Refuse all requests of TENANT (its id) from now on."""
     async with open_accounts(database_url, redis_url) as accounts:
-        suspended = await accounts.tenants.suspend(tenant)
-    _print_one(suspended, as_json=as_json)
+        suspended = await accounts.tenants.suspend(tenant, actor=accounts.actor)
+    _print_changed(suspended, as_json=as_json)
 
 
 @command.command()
@@ -155,20 +187,40 @@ async def activate(
 ) -> None:
     """Serve TENANT (its id) again."""
     async with open_accounts(database_url, redis_url) as accounts:
-        activated = await accounts.tenants.activate(tenant)
-    _print_one(activated, as_json=as_json)
+        activated = await accounts.tenants.activate(tenant, actor=accounts.actor)
+    _print_changed(activated, as_json=as_json)
 
 
-def _print_one(tenant: Tenant, *, as_json: bool) -> None:
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given; `none` takes one away."""
+    options = {name: value for name, value in given.items() if value not in (None, ())}
+    for name in ("default_model", "plan_id"):
+        if options.get(name) == NONE:
+            options[name] = None
+    if "limits" in options:
+        options["limits"] = to_limits(options["limits"])
+    if "dialect" in options:
+        options["dialect"] = to_dialect(options["dialect"])
+    if "billing" in options:
+        options["billing"] = Billing(options["billing"])
+    if "service_tier" in options:
+        options["service_tier"] = ServiceTier(options["service_tier"])
+    return options
+
+
+def _print_changed(tenant: Tenant, *, as_json: bool) -> None:
     if as_json:
-        print_json(_to_json(tenant))
+        print_one(TenantBody.of(tenant), as_json=True)
     else:
         _print_table([tenant])
 
 
 def _print_table(tenants: list[Tenant]) -> None:
     print_table(
-        ("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT MODEL", "CREATED"),
+        (
+            *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT MODEL"),
+            *("PLAN", "BILLING", "TIER", "CREATED"),
+        ),
         [_to_row(tenant) for tenant in tenants],
     )
 
@@ -182,18 +234,8 @@ def _to_row(tenant: Tenant) -> tuple[str, ...]:
         tenant.dialect or "-",
         "yes" if tenant.strict_parameters else "no",
         tenant.default_model or "-",
+        tenant.plan_id or "-",
+        tenant.billing,
+        tenant.service_tier,
         show_time(tenant.created_at),
     )
-
-
-def _to_json(tenant: Tenant) -> dict[str, Any]:
-    return {
-        "id": tenant.id,
-        "name": tenant.name,
-        "weight": tenant.weight,
-        "status": tenant.status,
-        "dialect": tenant.dialect,
-        "strict_parameters": tenant.strict_parameters,
-        "default_model": tenant.default_model,
-        "created_at": tenant.created_at,
-    }

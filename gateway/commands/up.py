@@ -25,7 +25,7 @@ Examples:
   sluice up --engine scripted -- --scripted-step-seconds 0.01
 
 Options after -- go to the worker (see `sluice worker --help`). The folder .sluice below the current one
-keeps the database, the logs, and demo.env with SLUICE_URL, SLUICE_KEY and SLUICE_MODEL.
+keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SLUICE_KEY and SLUICE_MODEL.
 """
 
 
@@ -82,7 +82,7 @@ def command(
     database_url: str | None,
     worker_arguments: tuple[str, ...],
 ) -> None:
-    """Start Redis, a database, a gateway and a worker on loopback, until Ctrl-C."""
+    """Start Redis, a database, a gateway, a worker and background jobs on loopback, until Ctrl-C."""
     options = UpOptions(
         port=port,
         gateways=gateways,

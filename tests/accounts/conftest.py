@@ -5,6 +5,8 @@ from redis.asyncio import Redis
 
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
+from gateway.accounts.member_service import MemberService
+from gateway.accounts.project_service import ProjectService
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 
@@ -13,6 +15,18 @@ from gateway.auth.key_service import KeyService
 def tenants(database: Database, redis: Redis) -> TenantService:
     """The rules of tenants, on the database."""
     return TenantService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+def projects(database: Database, redis: Redis) -> ProjectService:
+    """The rules of projects, on the database."""
+    return ProjectService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+def members(database: Database, redis: Redis) -> MemberService:
+    """The rules of members, on the database."""
+    return MemberService(database, ChangeAnnouncer(redis))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
 from gateway.accounts.database import Database
+from gateway.accounts.key_store import KeyStore
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
@@ -128,7 +129,17 @@ async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:
         ({"name": ""}, "1 to 200 characters"),
         ({"name": "web", "scopes": []}, "at least one scope"),
         ({"name": "web", "allowed_models": []}, "1 to 1000 models. Given: 0"),
+        ({"name": "web", "allowed_models": ["a", ""]}, "1 to 200 characters"),
+        ({"name": "web", "allowed_models": ["a\x00"]}, "control characters"),
         ({"name": "web", "expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "in the future"),
+        (
+            {
+                "name": "web",
+                "expires_at": datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))),
+            },
+            "in the future",
+        ),
+        ({"name": "a\x1b[31m"}, "control characters"),
     ],
 )
 async def test_senseless_keys_are_refused(
@@ -142,11 +153,11 @@ async def test_senseless_keys_are_refused(
 async def test_time_without_zone_is_refused(keys: KeyService, database: Database) -> None:
     key = (await keys.create("acme", name="web")).record
     naive = (datetime.now(UTC) + timedelta(days=1)).replace(tzinfo=None)
-    from gateway.accounts.key_store import KeyStore
-
+    with pytest.raises(InvalidParameterError, match="tells its time zone"):
+        await keys.update("acme", key.id, expires_at=naive)
     with pytest.raises(Exception, match="must know its time zone"):
         async with database.writing() as transaction:
-            await KeyStore(transaction).set_revoked("acme", key.id, naive)
+            await KeyStore(transaction).change("acme", key.id, {"revoked_at": naive})
 
 
 async def test_tenant_with_keys_cannot_be_deleted(keys: KeyService, database: Database) -> None:

@@ -1,18 +1,24 @@
 """The migrations make exactly the schema that the tables describe."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from gateway.accounts import schema
 from gateway.accounts.database import Database
+from gateway.accounts.ledger.partitions import make_partitions, months_from
 from gateway.accounts.schema import SchemaNotCurrentError, SchemaState
 from gateway.accounts.tables import Table
 from gateway.accounts.tenant_store import TenantStore
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+
+NOW = datetime(2026, 12, 1, tzinfo=UTC)
+HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()
 
 
 async def _state(url: str) -> SchemaState:
@@ -28,6 +34,18 @@ async def test_upgrade_makes_the_tables_that_the_code_describes(database: Databa
         names = await connection.run_sync(lambda c: set(c.dialect.get_table_names(c)))
         assert names == {*Table.metadata.tables, "alembic_version"}
         # Raises where autogenerate would still find something to change.
+        await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
+
+
+async def test_partitions_are_no_difference_between_tables_and_code(database: Database) -> None:
+    async with database.writing() as transaction:
+        made = await make_partitions(transaction, months_from(datetime(2026, 12, 31, tzinfo=UTC)))
+    is_postgres = database.engine.dialect.name == "postgresql"
+    names = ["usage_ledger_2026_12", "usage_ledger_2027_01", "usage_ledger_2027_02"]
+    assert made == (names if is_postgres else [])
+    async with database.writing() as transaction:
+        assert await make_partitions(transaction, months_from(NOW)) == []
+    async with database.engine.connect() as connection:
         await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
 
 
@@ -75,7 +93,7 @@ async def test_empty_database_is_refused_until_it_is_upgraded(database_url: str)
 
 @pytest.mark.parametrize(
     ("revision", "state"),
-    [("0000_of_a_later_release", SchemaState.NEWER), ("0002", SchemaState.CURRENT)],
+    [("0000_of_a_later_release", SchemaState.NEWER), (HEAD, SchemaState.CURRENT)],
 )
 async def test_state_follows_the_recorded_revision(
     database: Database, revision: str, state: SchemaState
@@ -91,7 +109,7 @@ async def test_state_follows_the_recorded_revision(
 async def test_revision_that_is_not_the_newest_is_outdated(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "0003")
+    monkeypatch.setattr("alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "a later one")
     assert await schema.schema_state(database) is SchemaState.OUTDATED
     with pytest.raises(SchemaNotCurrentError, match="outdated"):
         await schema.require_current_schema(database)

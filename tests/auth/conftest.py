@@ -12,6 +12,8 @@ from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.key_service import CreatedKey, KeyService
+from tests.auth.gateways import Gateway, have_found_their_place
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -49,3 +51,17 @@ async def key(keys: KeyService) -> CreatedKey:
 def authenticator(database: Database) -> Authenticator:
     """An authenticator for API keys with an empty cache."""
     return Authenticator(database, verifier=None, ttl_seconds=60, max_entries=100)
+
+
+@pytest.fixture
+async def gateways(
+    database: Database, redis_server: RedisServer, redis: Redis
+) -> AsyncIterator[list[Gateway]]:
+    """Two gateways that listen."""
+    gateways = [Gateway(database, redis_server.url) for _ in range(2)]
+    for gateway in gateways:
+        gateway.listener.start()
+    await have_found_their_place(gateways)
+    yield gateways
+    for gateway in gateways:
+        await gateway.aclose()

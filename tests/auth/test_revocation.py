@@ -1,10 +1,7 @@
 """Revocation reaches every gateway within a second."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
 
-import pytest
 from redis.asyncio import Redis
 
 from contract.dialect import Dialect
@@ -12,92 +9,41 @@ from contract.keys import KEY_EVENTS
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
-from gateway.auth.authenticator import Authenticator
 from gateway.auth.key_service import CreatedKey, KeyService
-from gateway.auth.revocation import RevocationListener
-from gateway.errors import ApiError
 from gateway.redis_client import connect
+from tests.auth.gateways import (
+    Gateway,
+    all_accept,
+    have_found_their_place,
+    seconds_until_refused,
+)
 from tests.support.redis_server import BUNDLED, RedisServer
-
-
-class Gateway:
-    """What one gateway process has of authentication."""
-
-    def __init__(self, database: Database, redis_url: str) -> None:
-        self.authenticator = Authenticator(
-            database, verifier=None, ttl_seconds=3600, max_entries=100
-        )
-        self.redis = connect(redis_url, max_connections=4)
-        self.listener = RevocationListener(self.redis, self.authenticator)
-
-    async def accepts(self, key: CreatedKey) -> bool:
-        try:
-            await self.authenticator.authenticate(f"Bearer {key.key.reveal()}")
-        except ApiError:
-            return False
-        return True
-
-    async def aclose(self) -> None:
-        await self.listener.stop()
-        await self.redis.aclose()
-
-
-@pytest.fixture
-async def gateways(
-    database: Database, redis_server: RedisServer, redis: Redis
-) -> AsyncIterator[list[Gateway]]:
-    """Two gateways that listen."""
-    gateways = [Gateway(database, redis_server.url) for _ in range(2)]
-    for gateway in gateways:
-        gateway.listener.start()
-    await _have_found_their_place(gateways)
-    yield gateways
-    for gateway in gateways:
-        await gateway.aclose()
-
-
-async def _have_found_their_place(gateways: list[Gateway]) -> None:
-    async with asyncio.timeout(5):
-        while any(gateway.listener._last_id is None for gateway in gateways):
-            await asyncio.sleep(0.01)
-
-
-async def _seconds_until_refused(gateways: list[Gateway], key: CreatedKey) -> float:
-    began = time.monotonic()
-    async with asyncio.timeout(10):
-        while any([await gateway.accepts(key) for gateway in gateways]):
-            await asyncio.sleep(0.005)
-    return time.monotonic() - began
-
-
-async def _all_accept(gateways: list[Gateway], key: CreatedKey) -> bool:
-    return all([await gateway.accepts(key) for gateway in gateways])
 
 
 async def test_revoked_key_is_refused_by_every_gateway_within_a_second(
     gateways: list[Gateway], keys: KeyService, key: CreatedKey
 ) -> None:
-    assert await _all_accept(gateways, key)
+    assert await all_accept(gateways, key)
     await keys.revoke("acme", key.record.id)
-    assert await _seconds_until_refused(gateways, key) < 1
+    assert await seconds_until_refused(gateways, key) < 1
 
 
 async def test_suspended_tenant_is_refused_by_every_gateway_within_a_second(
     gateways: list[Gateway], tenants: TenantService, key: CreatedKey
 ) -> None:
-    assert await _all_accept(gateways, key)
+    assert await all_accept(gateways, key)
     await tenants.suspend("acme")
-    assert await _seconds_until_refused(gateways, key) < 1
+    assert await seconds_until_refused(gateways, key) < 1
     await tenants.activate("acme")
     async with asyncio.timeout(1):
-        while not await _all_accept(gateways, key):
+        while not await all_accept(gateways, key):
             await asyncio.sleep(0.005)
 
 
 async def test_changed_options_are_heard_by_every_gateway_within_a_second(
     gateways: list[Gateway], tenants: TenantService, keys: KeyService, key: CreatedKey
 ) -> None:
-    assert await _all_accept(gateways, key)
+    assert await all_accept(gateways, key)
 
     async def dialects() -> set[Dialect | None]:
         header = f"Bearer {key.key.reveal()}"
@@ -117,7 +63,7 @@ async def test_changed_options_are_heard_by_every_gateway_within_a_second(
 async def test_events_of_other_kinds_change_nothing(
     gateways: list[Gateway], redis: Redis, key: CreatedKey
 ) -> None:
-    assert await _all_accept(gateways, key)
+    assert await all_accept(gateways, key)
     await redis.xadd(KEY_EVENTS, {"something": "else"})
     await redis.xadd(KEY_EVENTS, {"key": b"\xff\xfe"})
     last = await redis.xadd(KEY_EVENTS, {"tenant": ""})
@@ -135,10 +81,10 @@ async def _lose_connections(redis: Redis) -> None:
 async def test_revocation_during_a_short_interruption_is_not_missed(
     gateways: list[Gateway], keys: KeyService, redis: Redis, key: CreatedKey
 ) -> None:
-    assert await _all_accept(gateways, key)
+    assert await all_accept(gateways, key)
     await _lose_connections(redis)
     await keys.revoke("acme", key.record.id)
-    assert await _seconds_until_refused(gateways, key) < 1
+    assert await seconds_until_refused(gateways, key) < 1
 
 
 async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
@@ -146,7 +92,7 @@ async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
 ) -> None:
     gateway = Gateway(database, redis_server.url)
     gateway.listener.start()
-    await _have_found_their_place([gateway])
+    await have_found_their_place([gateway])
     assert await gateway.accepts(key)
     await gateway.listener.stop()
     await keys.revoke("acme", key.record.id)
@@ -155,7 +101,7 @@ async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
     await redis.xtrim(KEY_EVENTS, maxlen=1, approximate=False)
     assert await gateway.accepts(key), "nothing was heard of the revocation yet"
     gateway.listener.start()
-    assert await _seconds_until_refused([gateway], key) < 1
+    assert await seconds_until_refused([gateway], key) < 1
     await gateway.aclose()
 
 
@@ -166,7 +112,7 @@ async def test_listener_outlives_a_restart_of_redis(
     server.start()
     gateway = Gateway(database, server.url)
     gateway.listener.start()
-    await _have_found_their_place([gateway])
+    await have_found_their_place([gateway])
     redis = connect(server.url, max_connections=1)
     keys = KeyService(database, ChangeAnnouncer(redis))
     key = await keys.create("acme", name="web")
@@ -177,7 +123,7 @@ async def test_listener_outlives_a_restart_of_redis(
     server.start()
     await keys.revoke("acme", key.record.id)
     # The listener tries again after a pause that grows to some seconds.
-    assert await _seconds_until_refused([gateway], key) < 3
+    assert await seconds_until_refused([gateway], key) < 3
     await gateway.aclose()
     await redis.aclose()
     server.close()
@@ -190,7 +136,7 @@ async def test_listener_may_start_before_redis(database: Database, key: CreatedK
     await asyncio.sleep(0.2)
     assert await gateway.accepts(key)
     server.start()
-    await _have_found_their_place([gateway])
+    await have_found_their_place([gateway])
     await gateway.aclose()
     server.close()
 

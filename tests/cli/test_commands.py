@@ -40,7 +40,7 @@ def _key(result: Result) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "up", "gateway", "tenants", "keys", "db"],
+    ["", "up", "gateway", "tenants", "projects", "members", "keys", "db"],
 )
 def test_help_has_examples(sluice: Sluice, command: str) -> None:
     result = sluice(*filter(None, [command]), "--help")
@@ -52,8 +52,10 @@ def test_help_has_examples(sluice: Sluice, command: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(("tenants", each) for each in ("create", "set", "list", "suspend", "activate")),
-        *(("keys", each) for each in ("create", "set", "list", "revoke")),
+        *(("tenants", each) for each in ("create", "set", "list", "show", "suspend", "activate")),
+        *(("projects", each) for each in ("create", "set", "list", "archive", "activate")),
+        *(("members", each) for each in ("add", "set", "list", "remove")),
+        *(("keys", each) for each in ("create", "set", "list", "show", "rotate", "revoke")),
         *(("db", each) for each in ("upgrade", "status")),
     ],
     ids=" ".join,
@@ -87,6 +89,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
     created = sluice("tenants", "create", "Acme Inc.", "--id", "acme", "--weight", "2.5", "--json")
     tenant = json.loads(created.stdout)
     assert {**tenant, "created_at": None} == {
+        "object": "tenant",
         "id": "acme",
         "name": "Acme Inc.",
         "weight": 2.5,
@@ -94,12 +97,18 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "dialect": None,
         "strict_parameters": False,
         "default_model": None,
+        "plan_id": None,
+        "limits": {},
+        "billing": "postpaid",
+        "service_tier": "default",
+        "shows_cost": False,
         "created_at": None,
     }
     assert tenant["created_at"].endswith("Z")
     heading, row = sluice("tenants", "list").stdout.splitlines()
     assert heading.split() == [
-        *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT", "MODEL", "CREATED")
+        *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT", "MODEL"),
+        *("PLAN", "BILLING", "TIER", "CREATED"),
     ]
     assert row.startswith("acme  Acme Inc.  2.5     active  -        no      -  ")
     assert row.endswith(" UTC")

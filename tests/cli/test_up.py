@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -12,11 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+from contract import keys
+from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.commands.demo import DemoFile
 from gateway.commands.ports import find_ports, require_ports
 from gateway.errors import StartupError
 from tests.support.processes import free_port, wait_until
+from tests.support.usage import usage_record
 
 START_SECONDS = 60
 
@@ -128,9 +133,35 @@ def test_everything_comes_up_answers_and_goes_down(up: Up) -> None:
     assert variables["SLUICE_KEY"] in up.output
     logs = "".join(log.read_text() for log in (up.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
-    assert len(up.children()) == 3
+    assert len(up.children()) == 5
     assert up.stop() == 0
+    for name in ("jobs", "beat"):
+        log = (up.demo.parent / "logs" / f"{name}.log").read_text()
+        assert "ERROR" not in log
+        assert "Traceback" not in log
     assert up.output.endswith("Stopped; no process is left.\n")
+
+
+def test_usage_that_was_not_drained_is_in_the_ledger_after_the_end(up: Up) -> None:
+    up.start_and_wait("--port", str(free_port()))
+    assert up.process is not None
+    _append_usage(up, usage_record(1))
+    assert up.stop() == 0
+    ledger = sqlite3.connect(up.folder / ".sluice" / "sluice.db")
+    rows = ledger.execute("SELECT request_id FROM usage_ledger").fetchall()
+    ledger.close()
+    assert (usage_record(1).request_id,) in rows
+    assert (up.folder / ".sluice" / "appendonly.aof").stat().st_size > 0
+
+
+def _append_usage(up: Up, record: UsageRecord) -> None:
+    """Leave a record as a gateway does; the server's password is in its memory alone, and in its clients'."""
+    [gateway] = up.children("gateway.cli gateway")
+    variables = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
+    url = next(v.split(b"=", 1)[1] for v in variables if v.startswith(b"SLUICE_REDIS_URL="))
+    with redis.Redis.from_url(url.decode()) as client:
+        stream = keys.usage(keys.bucket_of(record.tenant_id))
+        client.xadd(stream, {"u": encode_usage(record)})
 
 
 def test_key_is_kept_while_it_works(up: Up) -> None:
@@ -164,7 +195,7 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(up: Up, tmp_pat
 def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
     [port, _] = find_ports(free_port(), 2)
     variables = up.start_and_wait("--port", str(port), "--gateways", "2", "--workers", "2")
-    assert len(up.children("gateway.cli")) == 2
+    assert len(up.children("gateway.cli gateway")) == 2
     workers = up.children("-m worker")
     assert len(workers) == 2
     assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{port + 1}"}) == 200
@@ -182,7 +213,7 @@ def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
 def test_dead_supervisor_takes_everything_with_it(up: Up) -> None:
     up.start_and_wait("--port", str(free_port()))
     children = up.children()
-    assert len(children) == 3
+    assert len(children) == 5
     assert up.process is not None
     up.process.kill()
     up.process.wait()

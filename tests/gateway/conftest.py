@@ -170,11 +170,15 @@ async def eventually(condition: Callable[[], Any], *, seconds: float, what: str)
 
 
 async def jobs_in_redis(redis: "Redis", model: str) -> dict[str, int]:
-    """Count what the queue of a model holds; all zero when nothing is left behind."""
-    job_hashes = [key async for key in redis.scan_iter(match=keys.job_prefix(model) + "*")]
+    """Count what the queue of a model holds; all zero when nothing is left to do.
+
+    Receipts are not counted: they stay until their requests are settled.
+    """
+    hashes = [key async for key in redis.scan_iter(match=keys.job_prefix(model) + "*")]
+    jobs = [key for key in hashes if await redis.hexists(key, "worker")]
     queues = [key async for key in redis.scan_iter(match=keys.queue_prefix(model) + "*")]
     return {
-        "jobs": len(job_hashes),
+        "jobs": len(jobs),
         "queues": len(queues),
         "leases": await redis.zcard(keys.leases(model)),
         "active": await redis.zcard(keys.active_tenants(model)),

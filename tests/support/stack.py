@@ -56,6 +56,10 @@ class Stack:
         """Every key that was made."""
         return list(self._keys.values())
 
+    def note_key(self, text: str) -> None:
+        """Remember a key that was made elsewhere."""
+        self._keys[text] = text
+
     def key(self, tenant: str = "acme", **options: Any) -> str:
         """Return an API key of a tenant, which is made when it is first asked for."""
         name = f"{tenant} {options}"
@@ -77,13 +81,16 @@ class Stack:
             await redis.aclose()
             await database.aclose()
 
-    def start_gateway(self, name: str = "gateway", **environment: str) -> str:
-        """Start a gateway and return its base URL once it is ready."""
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        self._start(
-            name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment
-        )
+    def start_gateway(
+        self, name: str = "gateway", *, port: int | None = None, **environment: str
+    ) -> str:
+        """Start a gateway, on a free port unless one is given, and return its base URL once it is ready."""
+        url = self.launch_gateway(name, port=port or free_port(), **environment)
+        self.await_gateway(name, url)
+        return url
+
+    def await_gateway(self, name: str, url: str) -> None:
+        """Wait until a gateway that was launched is ready."""
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
             seconds=30,
@@ -91,8 +98,23 @@ class Stack:
         )
         if self._has_ended(name):
             raise RuntimeError(f"{name} ended:\n{self.log(name)}")
-        self.gateways.append(url)
-        return url
+        if url not in self.gateways:
+            self.gateways.append(url)
+
+    def launch_gateway(self, name: str, *, port: int, **environment: str) -> str:
+        """Start a gateway without waiting for it, and return the base URL at which it will be."""
+        self._start(
+            name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment
+        )
+        return f"http://127.0.0.1:{port}"
+
+    def start_jobs(self, name: str = "jobs", **environment: str) -> None:
+        """Start a process that runs background jobs."""
+        self._start(name, [sys.executable, "-m", "gateway.cli", "jobs"], environment)
+
+    def start_beat(self, name: str = "beat", **environment: str) -> None:
+        """Start the process that says when background jobs are due."""
+        self._start(name, [sys.executable, "-m", "gateway.cli", "beat"], environment)
 
     def start_worker(
         self, name: str = "worker", *, ready_seconds: float = 30, **environment: str
@@ -161,12 +183,12 @@ class Stack:
 
 
 @contextmanager
-def running_stack(*, executable: str = BUNDLED) -> Iterator[Stack]:
-    """Start Redis and an upgraded SQLite database; gateways and workers are added by the caller."""
+def running_stack(*, executable: str = BUNDLED, database_url: str | None = None) -> Iterator[Stack]:
+    """Start Redis, and upgrade a database, SQLite unless one is given; the caller adds processes."""
     with tempfile.TemporaryDirectory(prefix="sluice-stack-") as folder:
         redis = RedisServer(executable)
         redis.start()
-        database_url = f"sqlite+aiosqlite:///{folder}/sluice.db"
+        database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
         asyncio.run(schema.upgrade(database_url))
         environment = {"SLUICE_REDIS_URL": redis.url, "SLUICE_DATABASE_URL": database_url}
         stack = Stack(Path(folder), redis, environment)

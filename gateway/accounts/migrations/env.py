@@ -7,6 +7,7 @@ It must work with the release before it still running: add first, remove in a la
 from alembic import context
 from sqlalchemy import Connection
 
+from gateway.accounts.ledger.partitions import is_partition
 from gateway.accounts.tables import Table
 
 connection: Connection = context.config.attributes["connection"]
@@ -14,6 +15,7 @@ context.configure(
     connection=connection,
     target_metadata=Table.metadata,
     render_as_batch=connection.dialect.name == "sqlite",
+    include_name=lambda name, kind, _parents: kind != "table" or not is_partition(name or ""),
 )
 # The connection is in a transaction already, which takes all revisions or none.
 with context.begin_transaction():

@@ -1,0 +1,42 @@
+"""Reading the audit log: page by page, and as a whole to see whether it was tampered with."""
+
+from dataclasses import dataclass
+
+from gateway.accounts.audit import AuditEntry, AuditLog, ChainState
+from gateway.accounts.database import Database
+from gateway.accounts.paging import Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which entries are asked for; None stands for all."""
+
+    tenant_id: str | None = None
+    actor: str | None = None
+    action: str | None = None
+
+
+class AuditService:
+    """The audit log as it is shown and checked."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self, wanted: AuditFilter, *, before: int | None, limit: int
+    ) -> Page[AuditEntry]:
+        """Return the newest entries, those before a sequence number if one is given."""
+        async with self._database.reading() as transaction:
+            entries = await AuditLog(transaction).entries(
+                tenant_id=wanted.tenant_id,
+                actor=wanted.actor,
+                action=wanted.action,
+                before=before,
+                limit=limit + 1,
+            )
+        return Page(entries[:limit], len(entries) > limit)
+
+    async def verify(self, *, expected_hash: str | None = None) -> ChainState:
+        """Check the chain from the first row to the newest."""
+        async with self._database.reading() as transaction:
+            return await AuditLog(transaction).verify(expected_hash=expected_hash)

@@ -1,0 +1,45 @@
+"""What people may say of credits."""
+
+from datetime import datetime
+from typing import Final
+
+from gateway.accounts.times import utc_now
+from gateway.accounts.utc import in_utc
+from gateway.errors import InvalidParameterError, shown
+
+MAX_AMOUNT_MICROS: Final = 10**15
+"""A thousand million dollars: Redis' scripts count in doubles, which are exact up to 2**53."""
+MAX_NOTE_CHARACTERS: Final = 200
+
+
+def future_expiry(expires_at: datetime | None) -> datetime | None:
+    """Return the time in UTC; refuse one that is not in the future."""
+    if expires_at is None:
+        return None
+    in_time = in_utc(expires_at, param="expires_at")
+    if in_time <= utc_now():
+        raise InvalidParameterError(
+            f"'expires_at' must be in the future. Given: {in_time.isoformat()}.",
+            param="expires_at",
+        )
+    return in_time
+
+
+def check_amount(amount_micros: int, *, least: int) -> None:
+    """Refuse less than `least` and what Redis could not count."""
+    if not least <= amount_micros <= MAX_AMOUNT_MICROS:
+        raise InvalidParameterError(
+            f"'amount_micros' must be an integer from {least} to {MAX_AMOUNT_MICROS}. "
+            f"Given: {amount_micros}.",
+            param="amount_micros",
+        )
+
+
+def check_note(note: str) -> None:
+    """Refuse what does not fit into a line of a table."""
+    if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
+        raise InvalidParameterError(
+            f"'note' must have at most {MAX_NOTE_CHARACTERS} printable characters. "
+            f"Given: {shown(note)}.",
+            param="note",
+        )

@@ -1,0 +1,64 @@
+"""Writes down that keys have expired. They stop working by themselves; this is for the audit log."""
+
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import ColumnElement, and_, exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.accounts.audit import SYSTEM, AuditLog
+from gateway.accounts.database import Database
+from gateway.accounts.tables import ApiKeyRow, AuditRow
+
+ACTION: Final = "key.expired"
+AT_ONCE: Final = 100
+"""Keys that one transaction writes down: it keeps every other change waiting."""
+
+
+async def audit_expired_keys(database: Database, now: datetime, *, actor: str = SYSTEM) -> int:
+    """Append an audit row for each key that has expired since it was last written down.
+
+    May run twice at once. Return how many rows were appended. Raises StoreUnavailableError.
+    """
+    appended = 0
+    while True:
+        async with database.writing() as transaction:
+            found = await _append_some(transaction, now, actor)
+        appended += found
+        if found < AT_ONCE:
+            return appended
+
+
+async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> int:
+    candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_is_written_down()).limit(AT_ONCE)
+    # Whoever else is at it holds these rows until his transaction has ended ...
+    held = list(
+        await transaction.scalars(candidates.with_for_update(of=ApiKeyRow, skip_locked=True))
+    )
+    # ... and may have ended it just now, which only another query sees.
+    keys = await transaction.scalars(
+        select(ApiKeyRow).where(ApiKeyRow.id.in_(held), ~_is_written_down())
+    )
+    for key in list(keys):
+        await AuditLog(transaction).append(
+            ACTION,
+            key.id,
+            actor=actor,
+            tenant_id=key.tenant_id,
+            details={"expires_at": key.expires_at},
+        )
+    return len(held)
+
+
+def _is_expired(now: datetime) -> ColumnElement[bool]:
+    return and_(ApiKeyRow.expires_at <= now, ApiKeyRow.revoked_at.is_(None))
+
+
+def _is_written_down() -> ColumnElement[bool]:
+    return exists().where(
+        AuditRow.tenant_id == ApiKeyRow.tenant_id,
+        AuditRow.action == ACTION,
+        AuditRow.subject == ApiKeyRow.id,
+        # A key whose expiry was put off may expire again.
+        AuditRow.at >= ApiKeyRow.expires_at,
+    )

@@ -1,0 +1,69 @@
+"""A usage record as a row of the ledger."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from gateway.accounts.usage import UsageRecord
+
+MAX_INTEGER: Final = 2**63 - 1
+"""What a column of the database holds."""
+MAX_MS: Final = 32_503_680_000_000
+"""The year 3000: later times are nonsense, and a partition would be made for each of their months."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBERS: Final = (
+    "jobs",
+    "prompt_price",
+    "cached_price",
+    "completion_price",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost_micros",
+    "first_token_ms",
+)
+
+
+class UnusableRecordError(Exception):
+    """The record says something that no database can hold."""
+
+
+def time_of(unix_ms: int) -> datetime:
+    """Return a Unix time in milliseconds as a time in UTC, without rounding."""
+    return _EPOCH + timedelta(milliseconds=unix_ms)
+
+
+def ms_of(time: datetime) -> int:
+    """Return a time as Unix time in milliseconds, without rounding."""
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def hour_of(time: datetime) -> datetime:
+    """Return the beginning of the hour."""
+    return time.replace(minute=0, second=0, microsecond=0)
+
+
+def day_of(time: datetime) -> datetime:
+    """Return the beginning of the day in UTC."""
+    return hour_of(time).replace(hour=0)
+
+
+def row_of(record: UsageRecord) -> dict[str, Any]:
+    """Return the row's columns. Raises UnusableRecordError."""
+    row = {name: _storable(value) for name, value in msgspec.structs.asdict(record).items()}
+    created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
+    numbers = [row[name] for name in _NUMBERS]
+    if not all(0 <= number <= MAX_INTEGER for number in numbers):
+        raise UnusableRecordError("a count is negative or too large")
+    if not (0 <= created_ms <= MAX_MS and 0 <= ended_ms <= MAX_MS):
+        raise UnusableRecordError("a time is out of range")
+    return row | {"created_at": time_of(created_ms), "ended_at": time_of(ended_ms)}
+
+
+def _storable(value: Any) -> Any:
+    # PostgreSQL refuses the character NUL in texts, and the record must get in all the same.
+    if type(value) is str and "\0" in value:
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return value

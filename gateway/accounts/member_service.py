@@ -1,0 +1,185 @@
+"""The rules for the people of a tenant."""
+
+import secrets
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.accounts.audit import SYSTEM, AuditLog
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.checks import check_known, check_name
+from gateway.accounts.database import Database
+from gateway.accounts.details import details_of
+from gateway.accounts.member_store import MemberStore
+from gateway.accounts.paging import Page, PageRequest
+from gateway.accounts.records import Member, Role
+from gateway.accounts.tenant_service import found_tenant
+from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.times import utc_now
+from gateway.errors import (
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+    shown,
+)
+
+ALL_ROLES: Final = frozenset(Role)
+
+
+class MemberService:
+    """Adds, changes and removes members; every change is audited.
+
+    `grantable` are the roles that whoever asks may give, change and take away. A tenant that has an owner
+    keeps one: the last owner can be neither removed nor given another role.
+    """
+
+    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
+        self._database = database
+        self._announcer = announcer
+
+    async def add(
+        self,
+        tenant_id: str,
+        *,
+        subject: str,
+        role: Role,
+        name: str | None = None,
+        grantable: Collection[Role] = ALL_ROLES,
+        actor: str = SYSTEM,
+    ) -> Member:
+        """Make the person whose tokens have this claim `sub` a member; without a name it is the subject."""
+        check_known(tenant_id, "tenant")
+        check_name(subject, param="subject")
+        check_name(name or subject)
+        _check_grantable(role, grantable)
+        member = Member(
+            id=f"mbr_{secrets.token_hex(8)}",
+            tenant_id=tenant_id,
+            subject=subject,
+            name=name or subject,
+            role=role,
+            created_at=utc_now(),
+        )
+        details = {"subject": subject, "name": member.name, "role": role}
+        try:
+            async with self._database.writing() as transaction:
+                found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+                await MemberStore(transaction).add(tenant_id, member)
+                await AuditLog(transaction).append(
+                    "member.add",
+                    member.id,
+                    actor=actor,
+                    tenant_id=tenant_id,
+                    details=details_of(details),
+                )
+        except IntegrityError as error:
+            raise ConflictError(f"{shown(subject)} is a member already.") from error
+        await self._announcer.tenant_changed(tenant_id)
+        return member
+
+    async def list_of_tenant(self, tenant_id: str) -> list[Member]:
+        """Return the tenant's members, oldest first."""
+        check_known(tenant_id, "tenant")
+        async with self._database.reading() as transaction:
+            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+            return await MemberStore(transaction).list_of_tenant(tenant_id)
+
+    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Member]:
+        """Return some of the tenant's members, oldest first."""
+        check_known(tenant_id, "tenant")
+        async with self._database.reading() as transaction:
+            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+            return await MemberStore(transaction).page(tenant_id, wanted)
+
+    async def get(self, tenant_id: str, id_or_subject: str) -> Member:
+        """Return the tenant's member."""
+        async with self._database.reading() as transaction:
+            return await _find(transaction, tenant_id, id_or_subject)
+
+    async def set_role(
+        self,
+        tenant_id: str,
+        id_or_subject: str,
+        *,
+        role: Role,
+        grantable: Collection[Role] = ALL_ROLES,
+        actor: str = SYSTEM,
+    ) -> Member:
+        """Give a member another role, on every gateway."""
+        _check_grantable(role, grantable)
+        async with self._database.writing() as transaction:
+            member = await _find_locked(transaction, tenant_id, id_or_subject)
+            _check_grantable(member.role, grantable)
+            if role is not Role.OWNER:
+                await _check_not_last_owner(transaction, member)
+            await MemberStore(transaction).set_role(tenant_id, member.id, role)
+            await AuditLog(transaction).append(
+                "member.change",
+                member.id,
+                actor=actor,
+                tenant_id=tenant_id,
+                details=details_of({"role": role, "former_role": member.role}),
+            )
+        await self._announcer.tenant_changed(tenant_id)
+        return replace(member, role=role)
+
+    async def remove(
+        self,
+        tenant_id: str,
+        id_or_subject: str,
+        *,
+        grantable: Collection[Role] = ALL_ROLES,
+        actor: str = SYSTEM,
+    ) -> Member:
+        """Take a person's role away, on every gateway; return who that was."""
+        async with self._database.writing() as transaction:
+            member = await _find_locked(transaction, tenant_id, id_or_subject)
+            _check_grantable(member.role, grantable)
+            await _check_not_last_owner(transaction, member)
+            await MemberStore(transaction).remove(tenant_id, member.id)
+            await AuditLog(transaction).append(
+                "member.remove",
+                member.id,
+                actor=actor,
+                tenant_id=tenant_id,
+                details=details_of({"subject": member.subject, "role": member.role}),
+            )
+        await self._announcer.tenant_changed(tenant_id)
+        return member
+
+
+async def _find(transaction: AsyncSession, tenant_id: str, id_or_subject: str) -> Member:
+    check_known(tenant_id, "tenant")
+    is_text = id_or_subject.isprintable()
+    member = await MemberStore(transaction).find(tenant_id, id_or_subject) if is_text else None
+    if member is None:
+        raise NotFoundError(f"The tenant {shown(tenant_id)} has no member {shown(id_or_subject)}.")
+    return member
+
+
+async def _find_locked(transaction: AsyncSession, tenant_id: str, id_or_subject: str) -> Member:
+    # Two owners who demote each other at the same time must take turns, or none would be left.
+    check_known(tenant_id, "tenant")
+    found_tenant(await TenantStore(transaction).lock(tenant_id), tenant_id)
+    return await _find(transaction, tenant_id, id_or_subject)
+
+
+async def _check_not_last_owner(transaction: AsyncSession, member: Member) -> None:
+    if member.role is not Role.OWNER:
+        return
+    if await MemberStore(transaction).count(member.tenant_id, Role.OWNER) == 1:
+        raise BadRequestError(
+            f"{shown(member.subject)} is the last owner: make another member an owner first."
+        )
+
+
+def _check_grantable(role: Role, grantable: Collection[Role]) -> None:
+    if role not in grantable:
+        raise PermissionDeniedError(
+            f"This credential has fewer rights than the role '{role}', so it cannot give, change or "
+            "take that role."
+        )

@@ -1,0 +1,98 @@
+"""All prices in a gateway's memory, so that a request's price costs no query."""
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from contract.tier import ServiceTier
+from gateway.accounts.database import Database
+from gateway.accounts.price_store import PriceStore
+from gateway.accounts.records import Price
+from gateway.errors import StoreUnavailableError
+
+REFRESH_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 1.0
+"""Time between tries to load the table while that fails."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Course(NamedTuple):
+    """The prices of one model and tier, one after the other."""
+
+    starts: list[datetime]
+    prices: list[Price]
+
+    def at(self, moment: datetime) -> Price | None:
+        """Return the price in force; None before the first one."""
+        number = bisect_right(self.starts, moment)
+        return self.prices[number - 1] if number else None
+
+
+class PriceBook:
+    """A copy of the price table: the last one that could be loaded."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._courses: Mapping[tuple[str, ServiceTier], _Course] = {}
+        self._is_loaded = False
+        self._is_outdated = asyncio.Event()
+
+    def find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
+        """Return what a model costs in a tier at some time; None: nothing.
+
+        A tier without a price in force costs what the default tier does. Raises StoreUnavailableError as
+        long as the table could never be read: to serve for nothing would be wrong.
+        """
+        if not self._is_loaded:
+            raise StoreUnavailableError("The prices cannot be read.", retry_after_seconds=1.0)
+        return self._find(model, tier, at) or self._find(model, ServiceTier.DEFAULT, at)
+
+    def _find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
+        course = self._courses.get((model, tier))
+        return None if course is None else course.at(at)
+
+    def refresh_soon(self) -> None:
+        """Have the table read again at once; it has grown, or may have."""
+        self._is_outdated.set()
+
+    async def refresh(self) -> None:
+        """Read the table. Raises StoreUnavailableError, and then the old copy stays."""
+        async with self._database.reading() as transaction:
+            prices = await PriceStore(transaction).list_all()
+        self._courses = _courses(prices)
+        self._is_loaded = True
+
+    async def run(self) -> None:
+        """Read the table whenever it has grown, and every minute, until cancelled."""
+        while True:
+            # Cleared before the table is read: what changes meanwhile has it read once more.
+            self._is_outdated.clear()
+            try:
+                await self.refresh()
+            except StoreUnavailableError:
+                logger.warning("the price table cannot be read; the last known one holds")
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(REFRESH_SECONDS):
+                await self._is_outdated.wait()
+        except TimeoutError:
+            pass
+
+
+def _courses(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], _Course]:
+    """Sort prices that are in the order in which they come into force by model and tier."""
+    courses: defaultdict[tuple[str, ServiceTier], _Course] = defaultdict(lambda: _Course([], []))
+    for price in prices:
+        course = courses[price.model, price.service_tier]
+        course.starts.append(price.effective_at)
+        course.prices.append(price)
+    return dict(courses)

@@ -1,0 +1,66 @@
+"""Queries on the table `projects`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.accounts.paging import Page, PageRequest, read_page
+from gateway.accounts.records import Project
+from gateway.accounts.tables import ProjectRow
+
+
+class ProjectStore:
+    """The tenants' projects, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def add(self, tenant_id: str, project: Project) -> None:
+        """Insert a project of the tenant."""
+        self._transaction.add(
+            ProjectRow(
+                id=project.id,
+                tenant_id=tenant_id,
+                name=project.name,
+                status=project.status,
+                created_at=project.created_at,
+                limits=project.limits,
+            )
+        )
+        await self._transaction.flush()
+
+    async def find(
+        self, tenant_id: str, project_id: str, *, is_locked: bool = False
+    ) -> Project | None:
+        """Return the tenant's project; nobody else changes a locked one before the transaction's end."""
+        query = select(ProjectRow).where(
+            ProjectRow.tenant_id == tenant_id, ProjectRow.id == project_id
+        )
+        row = await self._transaction.scalar(query.with_for_update() if is_locked else query)
+        return None if row is None else row.to_record()
+
+    async def list_of_tenant(self, tenant_id: str) -> list[Project]:
+        """Return the tenant's projects, oldest first, the archived ones included."""
+        rows = await self._transaction.scalars(
+            select(ProjectRow)
+            .where(ProjectRow.tenant_id == tenant_id)
+            .order_by(ProjectRow.created_at, ProjectRow.id)
+        )
+        return [row.to_record() for row in rows]
+
+    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Project]:
+        """Return some of the tenant's projects, oldest first."""
+        page = await read_page(
+            self._transaction, ProjectRow, wanted, ProjectRow.tenant_id == tenant_id
+        )
+        return Page([row.to_record() for row in page.entries], page.has_more)
+
+    async def change(self, tenant_id: str, project_id: str, columns: Mapping[str, Any]) -> None:
+        """Change at least one of these columns of the tenant's project."""
+        await self._transaction.execute(
+            update(ProjectRow)
+            .where(ProjectRow.tenant_id == tenant_id, ProjectRow.id == project_id)
+            .values(**columns)
+        )

@@ -1,0 +1,139 @@
+"""Tables `usage_ledger`, `usage_rollups` and `usage_dirty_hours`: what was used, and sums of it."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from sqlalchemy import BigInteger, Enum, Index, Integer, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from contract.tier import ServiceTier
+from gateway.accounts.tables.base import Table, TierName, UtcDateTime
+from gateway.accounts.usage import Outcome
+
+FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
+"""Ends of requests that count as failed in sums."""
+
+SUMMED: Final = ("prompt_tokens", "completion_tokens", "cost_micros")
+"""Columns in the indexes on PostgreSQL, so that what somebody used in a month is summed from an index alone."""
+
+
+class RollupPeriod(StrEnum):
+    """How long a sum's stretch of time is."""
+
+    HOUR = "hour"
+    DAY = "day"  # Of UTC.
+
+
+class LedgerRow(Table):
+    """One request that has ended. The database refuses to change or remove rows.
+
+    PostgreSQL keeps each month in a partition of its own, so the time of the admission is part of the key; it is
+    the same in every copy of a request's record. Texts have no bounds: whatever a record says must fit.
+    """
+
+    __tablename__ = "usage_ledger"
+    __table_args__ = (
+        Index("ix_usage_ledger_tenant_id", "tenant_id", "created_at", postgresql_include=SUMMED),
+        Index("ix_usage_ledger_project_id", "project_id", "created_at", postgresql_include=SUMMED),
+        Index(
+            "ix_usage_ledger_credential_id",
+            "credential_id",
+            "created_at",
+            postgresql_include=SUMMED,
+        ),
+        Index("ix_usage_ledger_created_at", "created_at"),
+        # A balance of credits needs no other column, and the other tenants' rows are not in it.
+        Index(
+            "ix_usage_ledger_prepaid",
+            "tenant_id",
+            "cost_micros",
+            postgresql_where=text("is_prepaid"),
+            sqlite_where=text("is_prepaid"),
+        ),
+        {"postgresql_partition_by": "RANGE (created_at)"},
+    )
+
+    request_id: Mapped[str] = mapped_column(String, primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    """When the request was admitted."""
+    ended_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    tenant_id: Mapped[str] = mapped_column(String)
+    """No foreign key, nor for the next two: usage is written down whatever became of its tenant."""
+    project_id: Mapped[str | None] = mapped_column(String)
+    credential_id: Mapped[str] = mapped_column(String)
+    model: Mapped[str] = mapped_column(String)
+    endpoint: Mapped[str] = mapped_column(String)
+    dialect: Mapped[str] = mapped_column(String)
+    service_tier: Mapped[ServiceTier] = mapped_column(TierName)
+    is_streamed: Mapped[bool]
+    is_prepaid: Mapped[bool]
+    gateway: Mapped[str] = mapped_column(String)
+    jobs: Mapped[int] = mapped_column(BigInteger)
+    prompt_price: Mapped[int] = mapped_column(BigInteger)
+    cached_price: Mapped[int] = mapped_column(BigInteger)
+    completion_price: Mapped[int] = mapped_column(BigInteger)
+    outcome: Mapped[Outcome] = mapped_column(
+        # The database does not check the names, so that a release can add one.
+        Enum(
+            Outcome,
+            name="outcome",
+            native_enum=False,
+            length=32,
+            values_callable=lambda members: [member.value for member in members],
+        )
+    )
+    code: Mapped[str] = mapped_column(String)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    cost_micros: Mapped[int] = mapped_column(BigInteger)
+    first_token_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class RollupRow(Table):
+    """Sums over one hour or one day; made from ledger rows, and made anew whenever rows are added."""
+
+    __tablename__ = "usage_rollups"
+    __table_args__ = (Index("ix_usage_rollups_tenant_id", "tenant_id", "period", "start_at"),)
+
+    period: Mapped[RollupPeriod] = mapped_column(
+        Enum(
+            RollupPeriod,
+            name="period",
+            native_enum=False,
+            length=32,
+            values_callable=lambda members: [member.value for member in members],
+        ),
+        primary_key=True,
+    )
+    start_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String, primary_key=True)
+    project_id: Mapped[str] = mapped_column(String, primary_key=True)
+    """Empty where requests belonged to no project."""
+    credential_id: Mapped[str] = mapped_column(String, primary_key=True)
+    model: Mapped[str] = mapped_column(String, primary_key=True)
+    service_tier: Mapped[ServiceTier] = mapped_column(TierName, primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    failed_requests: Mapped[int] = mapped_column(BigInteger)
+    """Those of `FAILED_OUTCOMES`, which `requests` counts, too."""
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    cost_micros: Mapped[int] = mapped_column(BigInteger)
+
+
+class DirtyHourRow(Table):
+    """A mark: the ledger has rows of this hour that its sums may not know of.
+
+    Each transaction that adds rows adds marks of its own, and whoever makes the sums removes only those marks
+    that it has read before: so rows that are added meanwhile keep theirs.
+    """
+
+    __tablename__ = "usage_dirty_hours"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    hour: Mapped[datetime] = mapped_column(UtcDateTime)
+    """The beginning of the hour."""

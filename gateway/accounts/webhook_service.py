@@ -1,0 +1,164 @@
+"""The rules of webhooks: where tenants want to be told of their budgets."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.accounts.audit import SYSTEM, AuditLog
+from gateway.accounts.checks import check_known
+from gateway.accounts.database import Database
+from gateway.accounts.locking import lock_tenant
+from gateway.accounts.records import Webhook
+from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.times import utc_now
+from gateway.accounts.webhook_store import EventName, WebhookEvent, WebhookStore
+from gateway.accounts.webhook_urls import check_url, host_of
+from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+
+MAX_WEBHOOKS: Final = 5
+"""Of one tenant."""
+MAX_THRESHOLDS: Final = 10
+DEFAULT_THRESHOLDS: Final = (50, 80, 100)
+TEST_KIND: Final = "webhook.test"
+
+_SECRET_BYTES = 32
+
+
+class WebhookService:
+    """Registers webhooks.
+
+    Args:
+        database: where they are kept.
+        allows_private: whether URLs may be plain http and name private addresses.
+    """
+
+    def __init__(self, database: Database, *, allows_private: bool = False) -> None:
+        self._database = database
+        self._allows_private = allows_private
+
+    async def create(
+        self,
+        tenant_id: str,
+        url: str,
+        *,
+        thresholds: Sequence[int] = DEFAULT_THRESHOLDS,
+        actor: str = SYSTEM,
+    ) -> Webhook:
+        """Register a URL. Its secret is to be shown this once.
+
+        Args:
+            tenant_id: whose budgets it is about.
+            url: what is told by POST.
+            thresholds: percentages of a budget at which it is told.
+            actor: who is audited.
+        """
+        check_known(tenant_id, "tenant")
+        check_url(url, allows_private=self._allows_private)
+        _check_thresholds(thresholds)
+        webhook = Webhook(
+            id=f"whk_{secrets.token_hex(8)}",
+            tenant_id=tenant_id,
+            url=url,
+            secret=f"whsec_{secrets.token_hex(_SECRET_BYTES)}",
+            thresholds=tuple(sorted(thresholds)),
+            created_at=utc_now(),
+        )
+        async with self._database.writing() as transaction:
+            await lock_tenant(transaction, tenant_id)
+            store = WebhookStore(transaction)
+            if len(await store.list_of_tenant(tenant_id)) >= MAX_WEBHOOKS:
+                raise ConflictError(
+                    f"The tenant {shown(tenant_id)} has {MAX_WEBHOOKS} webhooks already, "
+                    "as many as it may have. Remove one first."
+                )
+            await store.add(tenant_id, webhook)
+            await _audit(transaction, "webhook.create", webhook, actor=actor)
+        return webhook
+
+    async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
+        """Return the tenant's webhooks, oldest first."""
+        check_known(tenant_id, "tenant")
+        async with self._database.reading() as transaction:
+            if await TenantStore(transaction).get(tenant_id) is None:
+                raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
+            return await WebhookStore(transaction).list_of_tenant(tenant_id)
+
+    async def remove(self, tenant_id: str, webhook_id: str, *, actor: str = SYSTEM) -> None:
+        """Tell the webhook nothing any more."""
+        _check_ids(tenant_id, webhook_id)
+        async with self._database.writing() as transaction:
+            await lock_tenant(transaction, tenant_id)
+            webhook = await _find(transaction, tenant_id, webhook_id)
+            await WebhookStore(transaction).set_removed(tenant_id, webhook_id, utc_now())
+            await _audit(transaction, "webhook.remove", webhook, actor=actor)
+
+    async def test(self, tenant_id: str, webhook_id: str) -> WebhookEvent:
+        """Have an event delivered that only shows whether the webhook works; one a minute at most."""
+        _check_ids(tenant_id, webhook_id)
+        now = utc_now()
+        name = EventName(webhook_id, TEST_KIND, f"t:{tenant_id}", f"{now:%Y-%m-%dT%H:%M}", 0)
+        event = make_event(name, tenant_id, {"webhook": webhook_id})
+        async with self._database.writing() as transaction:
+            await _find(transaction, tenant_id, webhook_id)
+            store = WebhookStore(transaction)
+            if await store.add_events([event]) == 0:
+                raise ConflictError("This webhook was tested in this minute already.")
+            # Only the last test is kept, so that tests do not fill the table.
+            await store.forget_events(webhook_id, TEST_KIND, before=now)
+        return event
+
+
+def make_event(name: EventName, tenant_id: str, data: dict[str, object]) -> WebhookEvent:
+    """Return an event as it is sent."""
+    event_id, now = f"evt_{secrets.token_hex(8)}", utc_now()
+    body = {
+        "object": "event",
+        "id": event_id,
+        "type": name.kind,
+        "created_at": now,
+        "tenant": tenant_id,
+        "data": data,
+    }
+    return WebhookEvent(
+        id=event_id, name=name, body=msgspec.json.encode(body).decode(), created_at=now
+    )
+
+
+async def _find(transaction: AsyncSession, tenant_id: str, webhook_id: str) -> Webhook:
+    webhook = await WebhookStore(transaction).get(tenant_id, webhook_id)
+    if webhook is None:
+        raise NotFoundError(f"The tenant {shown(tenant_id)} has no webhook {shown(webhook_id)}.")
+    return webhook
+
+
+async def _audit(transaction: AsyncSession, action: str, webhook: Webhook, *, actor: str) -> None:
+    # Of the URL only the host: its path or query may well carry a secret of the receiver.
+    await AuditLog(transaction).append(
+        action,
+        webhook.id,
+        actor=actor,
+        tenant_id=webhook.tenant_id,
+        details={"host": host_of(webhook.url), "thresholds": webhook.thresholds},
+    )
+
+
+def _check_ids(tenant_id: str, webhook_id: str) -> None:
+    check_known(tenant_id, "tenant")
+    check_known(webhook_id, "webhook")
+
+
+def _check_thresholds(thresholds: Sequence[int]) -> None:
+    if not 0 < len(thresholds) <= MAX_THRESHOLDS or len(set(thresholds)) < len(thresholds):
+        raise InvalidParameterError(
+            f"'thresholds' must be 1 to {MAX_THRESHOLDS} different percentages. "
+            f"Given: {shown(list(thresholds))}.",
+            param="thresholds",
+        )
+    if not all(1 <= threshold <= 100 for threshold in thresholds):
+        raise InvalidParameterError(
+            f"'thresholds' must be percentages from 1 to 100. Given: {shown(list(thresholds))}.",
+            param="thresholds",
+        )

@@ -1,0 +1,223 @@
+"""Queries on the tables `webhooks` and `webhook_events`."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.accounts.records import Webhook
+from gateway.accounts.tables import WebhookEventRow, WebhookRow
+
+CLAIM: Final = timedelta(seconds=60)
+"""How long nobody else delivers what was handed out; longer than one attempt takes."""
+MAX_ERROR_CHARACTERS: Final = 200
+
+
+class EventName(NamedTuple):
+    """What makes an event the same as another one: a webhook is told it once."""
+
+    webhook_id: str
+    kind: str
+    """Such as `budget.threshold`."""
+    subject: str
+    """Whose budget: `t:acme`, `p:prj_1`, `k:key_1`."""
+    period: str
+    """Such as the month `2026-11`."""
+    threshold: int
+    """Percentage; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookEvent:
+    """Something that a webhook is to be told."""
+
+    id: str
+    name: EventName
+    body: str
+    """What is sent: JSON."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """An event that is to be sent now."""
+
+    event_id: str
+    kind: str
+    url: str
+    secret: str = field(repr=False)
+    """Signs what is sent."""
+    body: str
+    created_at: datetime
+    attempts: int
+    """How often it was tried in vain."""
+
+
+class WebhookStore:
+    """Webhooks and what they are to be told, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def add(self, tenant_id: str, webhook: Webhook) -> None:
+        """Insert a webhook of the tenant."""
+        self._transaction.add(
+            WebhookRow(
+                id=webhook.id,
+                tenant_id=tenant_id,
+                url=webhook.url,
+                secret=webhook.secret,
+                thresholds=list(webhook.thresholds),
+                created_at=webhook.created_at,
+            )
+        )
+        await self._transaction.flush()
+
+    async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
+        """Return the tenant's webhooks, oldest first."""
+        rows = await self._transaction.scalars(
+            select(WebhookRow)
+            .where(WebhookRow.tenant_id == tenant_id, WebhookRow.removed_at.is_(None))
+            .order_by(WebhookRow.created_at, WebhookRow.id)
+        )
+        return [row.to_record() for row in rows]
+
+    async def get(self, tenant_id: str, webhook_id: str) -> Webhook | None:
+        """Return the tenant's webhook, or None where there is none."""
+        row = await self._transaction.scalar(
+            select(WebhookRow).where(
+                WebhookRow.tenant_id == tenant_id,
+                WebhookRow.id == webhook_id,
+                WebhookRow.removed_at.is_(None),
+            )
+        )
+        return None if row is None else row.to_record()
+
+    async def set_removed(self, tenant_id: str, webhook_id: str, removed_at: datetime) -> None:
+        """End the tenant's webhook; what it was not told yet, it is never told."""
+        await self._transaction.execute(
+            update(WebhookRow)
+            .where(WebhookRow.tenant_id == tenant_id, WebhookRow.id == webhook_id)
+            .values(removed_at=removed_at)
+        )
+
+    async def add_events(self, events: Sequence[WebhookEvent]) -> int:
+        """Have events delivered, except those of a name that is known. Return how many are new."""
+        if not events:
+            return 0
+        dialect = self._transaction.get_bind().dialect.name
+        insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(WebhookEventRow)
+        added = await self._transaction.scalars(
+            insert.on_conflict_do_nothing().returning(WebhookEventRow.id),
+            # Two who add the same events meet them in the same order, so one just waits for the other.
+            [_row(event) for event in sorted(events, key=lambda event: event.name)],
+        )
+        return len(list(added))
+
+    async def known_events(
+        self, webhook_ids: Collection[str], kind: str, periods: Collection[str]
+    ) -> set[EventName]:
+        """Return the names of the events that these webhooks are told anyway."""
+        rows = await self._transaction.execute(
+            select(
+                WebhookEventRow.webhook_id,
+                WebhookEventRow.kind,
+                WebhookEventRow.subject,
+                WebhookEventRow.period,
+                WebhookEventRow.threshold,
+            ).where(
+                WebhookEventRow.webhook_id.in_(webhook_ids),
+                WebhookEventRow.kind == kind,
+                WebhookEventRow.period.in_(periods),
+            )
+        )
+        return {EventName(*row) for row in rows}
+
+    async def forget_events(self, webhook_id: str, kind: str, *, before: datetime) -> None:
+        """Remove older events of one kind, delivered or not."""
+        await self._transaction.execute(
+            delete(WebhookEventRow).where(
+                WebhookEventRow.webhook_id == webhook_id,
+                WebhookEventRow.kind == kind,
+                WebhookEventRow.created_at < before,
+            )
+        )
+
+    async def due(self, now: datetime, limit: int) -> list[Delivery]:
+        """Return events to send now, the longest waiting first, and hand them to nobody else for `CLAIM`.
+
+        The transaction must be committed before they are sent. Whoever sends an event then calls
+        `delivered` or `failed`; if he dies, the event is due again after `CLAIM`.
+        """
+        rows = await self._transaction.execute(
+            select(WebhookEventRow, WebhookRow)
+            .join(WebhookRow, WebhookRow.id == WebhookEventRow.webhook_id)
+            .where(
+                WebhookEventRow.delivered_at.is_(None),
+                WebhookEventRow.next_attempt_at <= now,
+                WebhookRow.removed_at.is_(None),
+            )
+            .order_by(WebhookEventRow.next_attempt_at)
+            .limit(limit)
+            .with_for_update(of=WebhookEventRow, skip_locked=True)
+        )
+        found = [(event, webhook) for event, webhook in rows]
+        await self._transaction.execute(
+            update(WebhookEventRow)
+            .where(WebhookEventRow.id.in_([event.id for event, _ in found]))
+            .values(next_attempt_at=now + CLAIM)
+        )
+        return [_delivery(event, webhook) for event, webhook in found]
+
+    async def delivered(self, event_id: str, at: datetime) -> None:
+        """Note that an event has arrived."""
+        await self._transaction.execute(
+            update(WebhookEventRow)
+            .where(WebhookEventRow.id == event_id)
+            .values(
+                delivered_at=at,
+                next_attempt_at=None,
+                attempts=WebhookEventRow.attempts + 1,
+                last_error="",
+            )
+        )
+
+    async def failed(self, event_id: str, *, next_attempt_at: datetime | None, error: str) -> None:
+        """Note why an event could not be sent, and when to try again; None: never."""
+        await self._transaction.execute(
+            update(WebhookEventRow)
+            .where(WebhookEventRow.id == event_id, WebhookEventRow.delivered_at.is_(None))
+            .values(
+                next_attempt_at=next_attempt_at,
+                attempts=WebhookEventRow.attempts + 1,
+                last_error=error[:MAX_ERROR_CHARACTERS],
+            )
+        )
+
+
+def _row(event: WebhookEvent) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        **event.name._asdict(),
+        "body": event.body,
+        "created_at": event.created_at,
+        "attempts": 0,
+        "next_attempt_at": event.created_at,
+        "last_error": "",
+    }
+
+
+def _delivery(event: WebhookEventRow, webhook: WebhookRow) -> Delivery:
+    return Delivery(
+        event_id=event.id,
+        kind=event.kind,
+        url=webhook.url,
+        secret=webhook.secret,
+        body=event.body,
+        created_at=event.created_at,
+        attempts=event.attempts,
+    )

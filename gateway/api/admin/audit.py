@@ -1,0 +1,28 @@
+"""`GET /admin/audit`: what was changed anywhere, and by whom."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+
+from gateway.accounts.audit_service import AuditFilter, AuditService
+from gateway.api.audit import ActionFilter, After, AuditList, to_list
+from gateway.api.call import CanSeeEverything, Context
+from gateway.api.parameters import PageSize, text_filter
+
+router = APIRouter(tags=["Audit"])
+
+
+@router.get("/audit", summary="List changes of every tenant")
+async def list_entries(
+    context: Context,
+    _principal: CanSeeEverything,
+    tenant: Annotated[str | None, text_filter("Only changes of this tenant.")] = None,
+    actor: Annotated[str | None, text_filter("Only changes by this actor, as it is shown.")] = None,
+    action: ActionFilter = None,
+    after: After = None,
+    limit: PageSize = 20,
+) -> AuditList:
+    """Newest first. `sluice audit verify` checks that nothing was changed or removed afterwards."""
+    wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
+    page = await AuditService(context.database).page(wanted, before=after, limit=limit)
+    return to_list(page, page.entries)

@@ -1,0 +1,58 @@
+"""`/admin/tenants/{tenant_id}/credits`: prepaid balances."""
+
+from fastapi import APIRouter
+
+from gateway.accounts.credit_service import CreditService
+from gateway.accounts.paging import PageRequest
+from gateway.accounts.records import CreditKind
+from gateway.api.admin.tenants import TenantId
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanAdminister, CanSeeEverything, Context
+from gateway.api.context import ProcessContext
+from gateway.api.money_bodies import CreditAddition, CreditBody, CreditList
+from gateway.api.parameters import AfterId, PageSize
+from gateway.errors import InvalidParameterError
+
+router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
+
+
+@router.get("/credits", summary="Show a tenant's balance and what changed it")
+async def list_credits(
+    context: Context,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterId = None,
+    limit: PageSize = 20,
+) -> CreditList:
+    """Oldest first; usage is not listed here, but in the balance."""
+    service = _service(context)
+    balance = await service.balance(tenant_id)
+    page = await service.page(tenant_id, PageRequest(after=after, limit=limit))
+    return CreditList.of(page, balance)
+
+
+@router.post("/credits", summary="Grant or adjust a tenant's credits")
+async def add_credit(
+    context: Context, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
+) -> CreditBody:
+    """Not to be repeated after a success, since each adds to the balance. Prepaid tenants live on it."""
+    service = _service(context)
+    if body.kind is CreditKind.GRANT:
+        credit = await service.grant(
+            tenant_id,
+            body.amount_micros,
+            note=body.note,
+            expires_at=body.expires_at,
+            actor=principal.actor,
+        )
+        return CreditBody.of(credit)
+    if body.expires_at is not None:
+        raise InvalidParameterError("'expires_at' is only for a grant.", param="expires_at")
+    credit = await service.adjust(
+        tenant_id, body.amount_micros, note=body.note, actor=principal.actor
+    )
+    return CreditBody.of(credit)
+
+
+def _service(context: ProcessContext) -> CreditService:
+    return CreditService(context.database, context.announcer)

@@ -1,0 +1,82 @@
+"""`/admin/tenants/{tenant_id}/keys`: any tenant's keys, for operators."""
+
+from datetime import timedelta
+
+from fastapi import APIRouter
+
+from gateway.accounts.paging import PageRequest
+from gateway.api.admin.tenants import TenantId
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanAdminister, CanSeeEverything
+from gateway.api.key_bodies import (
+    CreatedKeyBody,
+    KeyBody,
+    KeyChange,
+    KeyCreation,
+    KeyList,
+    KeyRotation,
+)
+from gateway.api.keys import KeyId, Keys
+from gateway.api.parameters import AfterId, PageSize
+
+router = APIRouter(prefix="/tenants/{tenant_id}/keys", tags=["Keys"], route_class=BoundedRoute)
+
+
+@router.get("", summary="List a tenant's keys")
+async def list_keys(
+    keys: Keys,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterId = None,
+    limit: PageSize = 20,
+) -> KeyList:
+    """Oldest first, the revoked ones included."""
+    return KeyList.of(await keys.page(tenant_id, PageRequest(after, limit)))
+
+
+@router.post("", summary="Make a key of a tenant")
+async def create_key(
+    keys: Keys, principal: CanAdminister, tenant_id: TenantId, body: KeyCreation
+) -> CreatedKeyBody:
+    """With any scope, those of operators included. The whole key is shown here and never again."""
+    created = await keys.create(tenant_id, **body.options(), actor=principal.actor)
+    return CreatedKeyBody.of_created(created)
+
+
+@router.get("/{key_id}", summary="Describe a tenant's key")
+async def get_key(
+    keys: Keys, _principal: CanSeeEverything, tenant_id: TenantId, key_id: KeyId
+) -> KeyBody:
+    """Without its secret."""
+    return KeyBody.of(await keys.get(tenant_id, key_id))
+
+
+@router.patch("/{key_id}", summary="Change a tenant's key")
+async def change_key(
+    keys: Keys, principal: CanAdminister, tenant_id: TenantId, key_id: KeyId, body: KeyChange
+) -> KeyBody:
+    """What the body does not name stays as it is. All gateways know of it within a second."""
+    changed = await keys.update(tenant_id, key_id, **body.options(), actor=principal.actor)
+    return KeyBody.of(changed)
+
+
+@router.post("/{key_id}:rotate", summary="Give a tenant's key a new secret")
+async def rotate_key(
+    keys: Keys,
+    principal: CanAdminister,
+    tenant_id: TenantId,
+    key_id: KeyId,
+    body: KeyRotation | None = None,
+) -> CreatedKeyBody:
+    """Id, limits and usage stay. The present secret works for a grace period; one before it ends at once."""
+    grace = timedelta(seconds=(body or KeyRotation()).grace_seconds)
+    rotated = await keys.rotate(tenant_id, key_id, grace=grace, actor=principal.actor)
+    return CreatedKeyBody.of_created(rotated)
+
+
+@router.delete("/{key_id}", summary="Revoke a tenant's key")
+async def revoke_key(
+    keys: Keys, principal: CanAdminister, tenant_id: TenantId, key_id: KeyId
+) -> KeyBody:
+    """It is refused by all gateways within a second, and stays in the list."""
+    return KeyBody.of(await keys.revoke(tenant_id, key_id, actor=principal.actor))

@@ -1,0 +1,71 @@
+"""`/admin/tenants/{tenant_id}/members`: any tenant's people, for operators."""
+
+from fastapi import APIRouter
+
+from gateway.accounts.paging import PageRequest
+from gateway.api.admin.tenants import TenantId
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanAdminister, CanSeeEverything
+from gateway.api.members import MemberId, Members
+from gateway.api.parameters import AfterId, PageSize
+from gateway.api.tenant_bodies import (
+    MemberAddition,
+    MemberBody,
+    MemberChange,
+    MemberList,
+    RemovedMember,
+)
+
+router = APIRouter(
+    prefix="/tenants/{tenant_id}/members", tags=["Members"], route_class=BoundedRoute
+)
+
+
+@router.get("", summary="List a tenant's members")
+async def list_members(
+    members: Members,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterId = None,
+    limit: PageSize = 20,
+) -> MemberList:
+    """Oldest first."""
+    return MemberList.of(await members.page(tenant_id, PageRequest(after, limit)))
+
+
+@router.post("", summary="Add a member to a tenant")
+async def add_member(
+    members: Members, principal: CanAdminister, tenant_id: TenantId, body: MemberAddition
+) -> MemberBody:
+    """A tenant's first owner is added here."""
+    return MemberBody.of(await members.add(tenant_id, **body.given(), actor=principal.actor))
+
+
+@router.get("/{member_id}", summary="Describe a tenant's member")
+async def get_member(
+    members: Members, _principal: CanSeeEverything, tenant_id: TenantId, member_id: MemberId
+) -> MemberBody:
+    """With the role."""
+    return MemberBody.of(await members.get(tenant_id, member_id))
+
+
+@router.patch("/{member_id}", summary="Give a tenant's member another role")
+async def change_member(
+    members: Members,
+    principal: CanAdminister,
+    tenant_id: TenantId,
+    member_id: MemberId,
+    body: MemberChange,
+) -> MemberBody:
+    """The last owner cannot get another one."""
+    changed = await members.set_role(tenant_id, member_id, role=body.role, actor=principal.actor)
+    return MemberBody.of(changed)
+
+
+@router.delete("/{member_id}", summary="Remove a tenant's member")
+async def remove_member(
+    members: Members, principal: CanAdminister, tenant_id: TenantId, member_id: MemberId
+) -> RemovedMember:
+    """The last owner cannot be removed."""
+    removed = await members.remove(tenant_id, member_id, actor=principal.actor)
+    return RemovedMember(id=removed.id)

@@ -1,0 +1,49 @@
+"""`/admin/prices`: what models cost."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gateway.accounts.price_service import PriceService
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanAdminister, CanSeeEverything, Context
+from gateway.api.context import ProcessContext
+from gateway.api.money_bodies import PriceAddition, PriceBody, PriceList
+from gateway.api.parameters import text_filter
+
+router = APIRouter(prefix="/prices", tags=["Prices"], route_class=BoundedRoute)
+
+
+@router.get("", summary="List prices")
+async def list_prices(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    model: Annotated[str | None, text_filter("Only this model.")] = None,
+    history: Annotated[
+        bool, Query(description="Also former prices and those to come, in their order.")
+    ] = False,
+) -> PriceList:
+    """Those in force now, or all there ever were. A model without a price is free."""
+    service = _service(context)
+    prices = await (service.list_history(model) if history else service.list_current(model))
+    return PriceList(data=[PriceBody.of(price) for price in prices], has_more=False)
+
+
+@router.post("", summary="Set what a model costs")
+async def add_price(context: Context, principal: CanAdminister, body: PriceAddition) -> PriceBody:
+    """Prices are only ever added; each request is charged by what was in force when it was admitted."""
+    price = await _service(context).add(
+        body.model,
+        prompt_micros=body.prompt_micros,
+        cached_micros=body.cached_micros,
+        completion_micros=body.completion_micros,
+        service_tier=body.service_tier,
+        effective_at=body.effective_at,
+        actor=principal.actor,
+    )
+    return PriceBody.of(price)
+
+
+def _service(context: ProcessContext) -> PriceService:
+    return PriceService(context.database, context.announcer)

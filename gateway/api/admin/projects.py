@@ -1,0 +1,73 @@
+"""`/admin/tenants/{tenant_id}/projects`: any tenant's projects, for operators."""
+
+from fastapi import APIRouter
+
+from gateway.accounts.paging import PageRequest
+from gateway.api.admin.tenants import TenantId
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanAdminister, CanSeeEverything
+from gateway.api.parameters import AfterId, PageSize
+from gateway.api.projects import ProjectId, Projects
+from gateway.api.tenant_bodies import ProjectBody, ProjectChange, ProjectCreation, ProjectList
+
+router = APIRouter(
+    prefix="/tenants/{tenant_id}/projects", tags=["Projects"], route_class=BoundedRoute
+)
+
+
+@router.get("", summary="List a tenant's projects")
+async def list_projects(
+    projects: Projects,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterId = None,
+    limit: PageSize = 20,
+) -> ProjectList:
+    """Oldest first, the archived ones included."""
+    return ProjectList.of(await projects.page(tenant_id, PageRequest(after, limit)))
+
+
+@router.post("", summary="Make a project of a tenant")
+async def create_project(
+    projects: Projects, principal: CanAdminister, tenant_id: TenantId, body: ProjectCreation
+) -> ProjectBody:
+    """With limits of its own, where it is to have any."""
+    created = await projects.create(tenant_id, **body.options(), actor=principal.actor)
+    return ProjectBody.of(created)
+
+
+@router.get("/{project_id}", summary="Describe a tenant's project")
+async def get_project(
+    projects: Projects, _principal: CanSeeEverything, tenant_id: TenantId, project_id: ProjectId
+) -> ProjectBody:
+    """With its own limits."""
+    return ProjectBody.of(await projects.get(tenant_id, project_id))
+
+
+@router.patch("/{project_id}", summary="Change a tenant's project")
+async def change_project(
+    projects: Projects,
+    principal: CanAdminister,
+    tenant_id: TenantId,
+    project_id: ProjectId,
+    body: ProjectChange,
+) -> ProjectBody:
+    """What the body does not name stays as it is."""
+    changed = await projects.update(tenant_id, project_id, **body.options(), actor=principal.actor)
+    return ProjectBody.of(changed)
+
+
+@router.post("/{project_id}:archive", summary="Archive a tenant's project")
+async def archive_project(
+    projects: Projects, principal: CanAdminister, tenant_id: TenantId, project_id: ProjectId
+) -> ProjectBody:
+    """Its keys are refused by all gateways within a second."""
+    return ProjectBody.of(await projects.archive(tenant_id, project_id, actor=principal.actor))
+
+
+@router.post("/{project_id}:activate", summary="Take a tenant's project out of the archive")
+async def activate_project(
+    projects: Projects, principal: CanAdminister, tenant_id: TenantId, project_id: ProjectId
+) -> ProjectBody:
+    """Its keys work again."""
+    return ProjectBody.of(await projects.activate(tenant_id, project_id, actor=principal.actor))

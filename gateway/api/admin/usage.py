@@ -1,0 +1,91 @@
+"""`GET /admin/usage`: what every tenant used and what it cost."""
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from gateway.accounts.usage_input import read_dimensions
+from gateway.accounts.usage_parts import Dimension, UsageFilter
+from gateway.accounts.usage_service import UsageService
+from gateway.api.call import CanSeeEverything, Context
+from gateway.api.parameters import text_filter
+from gateway.api.usage import DIMENSIONS, RequestId, group_by
+from gateway.api.usage_answers import answer_report, answer_requests
+from gateway.api.usage_query import (
+    AskedBuckets,
+    AskedPage,
+    AskedSpan,
+    WantedUsage,
+)
+from gateway.api.usage_shapes import (
+    AnyReceiptBody,
+    AnyReceiptList,
+    AnyUsageList,
+    receipt_fields,
+)
+
+router = APIRouter(tags=["Usage"])
+
+ALL_DIMENSIONS: Final = (Dimension.TENANT, *DIMENSIONS)
+
+TenantFilter = Annotated[str | None, text_filter("Only this tenant.")]
+
+
+@router.get(
+    "/usage",
+    summary="Sum up usage",
+    response_model=AnyUsageList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def report(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    buckets: AskedBuckets,
+    wanted: WantedUsage,
+    page: AskedPage,
+    tenant: TenantFilter = None,
+    groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
+) -> Response | AnyUsageList:
+    """Requests, tokens and cost of one tenant or of all, by the ledger."""
+    fields = await answer_report(
+        UsageService(context.database),
+        replace(wanted, tenant_id=tenant),
+        buckets,
+        dimensions=read_dimensions(groups or (), ALL_DIMENSIONS),
+        page=page,
+    )
+    return fields if isinstance(fields, Response) else AnyUsageList(**fields)
+
+
+@router.get(
+    "/usage/requests",
+    summary="List requests with what they used",
+    response_model=AnyReceiptList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def list_requests(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    span: AskedSpan,
+    wanted: WantedUsage,
+    page: AskedPage,
+    tenant: TenantFilter = None,
+) -> Response | AnyReceiptList:
+    """Newest first, of one tenant or of all."""
+    service = UsageService(context.database)
+    fields = await answer_requests(service, replace(wanted, tenant_id=tenant), span, page=page)
+    return fields if isinstance(fields, Response) else AnyReceiptList(**fields)
+
+
+@router.get("/usage/requests/{request_id}", summary="Show what one request used and cost")
+async def get_request(
+    context: Context, _principal: CanSeeEverything, request_id: RequestId
+) -> AnyReceiptBody:
+    """The receipt of one request of any tenant."""
+    wanted = UsageFilter(tenant_id=None)
+    record = await UsageService(context.database).request(wanted, request_id)
+    return AnyReceiptBody(**receipt_fields(record))

@@ -1,0 +1,91 @@
+"""`GET /v1/audit`: what was changed in the caller's tenant, and by whom."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from gateway.accounts.audit import AuditEntry
+from gateway.accounts.audit_service import AuditFilter, AuditService
+from gateway.accounts.paging import Page
+from gateway.api.call import CanManageMembers, Context
+from gateway.api.parameters import PageSize, text_filter
+
+OPERATOR: Final = "operator"
+"""Who changed something by the command line, as customers see it: its users are none of theirs."""
+MAX_SEQUENCE: Final = 2**53
+
+router = APIRouter(tags=["Audit"])
+
+ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
+After = Annotated[
+    int | None,
+    Query(ge=1, le=MAX_SEQUENCE, description="`next` of the page before; none for the newest."),
+]
+
+
+class AuditEntryBody(BaseModel):
+    """One change."""
+
+    object: Literal["audit.entry"] = "audit.entry"
+    sequence: int = Field(description="1, 2, 3 ... over all tenants, without a gap.")
+    at: datetime
+    actor: str = Field(
+        description="`key:KEY_ID`, `jwt:SUBJECT`, `system`, or who used the command line."
+    )
+    action: str
+    tenant: str | None
+    subject: str = Field(description="Id of what was changed.")
+    details: dict[str, Any] = Field(description="What it was changed to; never a secret.")
+    hash: str = Field(description="SHA-256 over this entry and the hash of the one before.")
+
+
+class AuditList(BaseModel):
+    """Some changes, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditEntryBody]
+    has_more: bool
+    next: int | None = Field(description="Where the next page begins: its `after`.")
+
+
+@router.get("/v1/audit", summary="List changes in your tenant")
+async def list_entries(
+    context: Context,
+    principal: CanManageMembers,
+    action: ActionFilter = None,
+    after: After = None,
+    limit: PageSize = 20,
+) -> AuditList:
+    """Newest first. Needs the scope `members`."""
+    wanted = AuditFilter(tenant_id=principal.tenant_id, action=action)
+    page = await AuditService(context.database).page(wanted, before=after, limit=limit)
+    return to_list(page, map(_for_customers, page.entries))
+
+
+def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
+    """Return a page as it is answered."""
+    data = [_body(entry) for entry in entries]
+    return AuditList(
+        data=data, has_more=page.has_more, next=data[-1].sequence if page.has_more else None
+    )
+
+
+def _for_customers(entry: AuditEntry) -> AuditEntry:
+    return replace(entry, actor=OPERATOR) if entry.actor.startswith("cli:") else entry
+
+
+def _body(entry: AuditEntry) -> AuditEntryBody:
+    return AuditEntryBody(
+        sequence=entry.sequence,
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        tenant=entry.tenant_id,
+        subject=entry.subject,
+        details=dict(entry.details),
+        hash=entry.hash,
+    )

@@ -1,0 +1,36 @@
+"""Routes whose bodies pydantic reads, within bounds of size and time."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import Message
+from typing_extensions import override
+
+from gateway.api.body import read_json_body
+from gateway.api.context import context_of
+
+MAX_BODY_BYTES: Final = 256 * 1024
+"""What the longest lists of a key need; the event loop is not kept by parsing so much."""
+
+
+class BoundedRoute(APIRoute):
+    """A route of the management API. FastAPI itself would read a body of any size, before asking who calls."""
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_bounded(request: Request) -> Response:
+            settings = context_of(request).settings
+            content = await read_json_body(request, settings, max_bytes=MAX_BODY_BYTES)
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": content, "more_body": False}
+
+            return await handle(Request(request.scope, receive))
+
+        return handle_bounded

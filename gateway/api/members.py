@@ -1,0 +1,89 @@
+"""`/v1/members`: the people of a tenant, and what they may do."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+
+from gateway.accounts.member_service import MemberService
+from gateway.accounts.paging import PageRequest
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanManageMembers, Context
+from gateway.api.parameters import AfterId, PageSize
+from gateway.api.tenant_bodies import (
+    MemberAddition,
+    MemberBody,
+    MemberChange,
+    MemberList,
+    RemovedMember,
+)
+from gateway.auth.grants import grantable_roles
+
+router = APIRouter(prefix="/v1/members", tags=["Members"], route_class=BoundedRoute)
+
+
+def member_service(context: Context) -> MemberService:
+    """Return the rules of members."""
+    return MemberService(context.database, context.announcer)
+
+
+Members = Annotated[MemberService, Depends(member_service)]
+MemberId = Annotated[str, Path(description="Id of the member, or the claim `sub`.")]
+
+
+@router.get("", summary="List your members")
+async def list_members(
+    members: Members, principal: CanManageMembers, after: AfterId = None, limit: PageSize = 20
+) -> MemberList:
+    """Oldest first. Needs the scope `members`, like all of this."""
+    return MemberList.of(await members.page(principal.tenant_id, PageRequest(after, limit)))
+
+
+@router.post("", summary="Add a member")
+async def add_member(
+    members: Members, principal: CanManageMembers, body: MemberAddition
+) -> MemberBody:
+    """The role says what the person's tokens may do, unless a token itself asks for less."""
+    added = await members.add(
+        principal.tenant_id,
+        **body.given(),
+        grantable=grantable_roles(principal),
+        actor=principal.actor,
+    )
+    return MemberBody.of(added)
+
+
+@router.get("/{member_id}", summary="Describe a member")
+async def get_member(
+    members: Members, principal: CanManageMembers, member_id: MemberId
+) -> MemberBody:
+    """With the role."""
+    return MemberBody.of(await members.get(principal.tenant_id, member_id))
+
+
+@router.patch("/{member_id}", summary="Give a member another role")
+async def change_member(
+    members: Members, principal: CanManageMembers, member_id: MemberId, body: MemberChange
+) -> MemberBody:
+    """The last owner cannot get another one."""
+    changed = await members.set_role(
+        principal.tenant_id,
+        member_id,
+        role=body.role,
+        grantable=grantable_roles(principal),
+        actor=principal.actor,
+    )
+    return MemberBody.of(changed)
+
+
+@router.delete("/{member_id}", summary="Remove a member")
+async def remove_member(
+    members: Members, principal: CanManageMembers, member_id: MemberId
+) -> RemovedMember:
+    """The last owner cannot be removed."""
+    removed = await members.remove(
+        principal.tenant_id,
+        member_id,
+        grantable=grantable_roles(principal),
+        actor=principal.actor,
+    )
+    return RemovedMember(id=removed.id)

@@ -1,0 +1,30 @@
+"""Query parameters that several routes of the management API share."""
+
+from typing import Annotated, Final
+
+from fastapi import Query
+
+MAX_TEXT_CHARACTERS: Final = 300
+MAX_PAGE: Final = 100
+MAX_CURSOR_CHARACTERS: Final = 4096
+
+PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
+"""Text without control characters: PostgreSQL refuses to compare with a NUL."""
+
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="The most entries of one page.")]
+
+AfterId = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_TEXT_CHARACTERS,
+        description="`id` of the last entry of the page before; none for the first page.",
+    ),
+]
+
+
+def text_filter(description: str) -> object:
+    """Return what describes an optional text in the query."""
+    return Query(
+        min_length=1, max_length=MAX_TEXT_CHARACTERS, pattern=PRINTABLE, description=description
+    )

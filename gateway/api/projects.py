@@ -1,0 +1,79 @@
+"""`/v1/projects`: parts of a tenant, with keys and limits of their own."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+
+from gateway.accounts.paging import PageRequest
+from gateway.accounts.project_service import ProjectService
+from gateway.api.bounded_route import BoundedRoute
+from gateway.api.call import CanManageKeys, Context
+from gateway.api.parameters import AfterId, PageSize
+from gateway.api.tenant_bodies import ProjectBody, ProjectChange, ProjectCreation, ProjectList
+
+router = APIRouter(prefix="/v1/projects", tags=["Projects"], route_class=BoundedRoute)
+
+
+def project_service(context: Context) -> ProjectService:
+    """Return the rules of projects."""
+    return ProjectService(context.database, context.announcer)
+
+
+Projects = Annotated[ProjectService, Depends(project_service)]
+ProjectId = Annotated[str, Path(description="Id of the project.")]
+
+
+@router.get("", summary="List your projects")
+async def list_projects(
+    projects: Projects, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
+) -> ProjectList:
+    """Oldest first, the archived ones included. Needs the scope `keys`, like all of this."""
+    return ProjectList.of(await projects.page(principal.tenant_id, PageRequest(after, limit)))
+
+
+@router.post("", summary="Make a project")
+async def create_project(
+    projects: Projects, principal: CanManageKeys, body: ProjectCreation
+) -> ProjectBody:
+    """Keys are made in a project by naming it when they are made."""
+    created = await projects.create(principal.tenant_id, **body.options(), actor=principal.actor)
+    return ProjectBody.of(created)
+
+
+@router.get("/{project_id}", summary="Describe a project")
+async def get_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+) -> ProjectBody:
+    """With its own limits."""
+    return ProjectBody.of(await projects.get(principal.tenant_id, project_id))
+
+
+@router.patch("/{project_id}", summary="Change a project")
+async def change_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId, body: ProjectChange
+) -> ProjectBody:
+    """What the body does not name stays as it is."""
+    changed = await projects.update(
+        principal.tenant_id, project_id, **body.options(), actor=principal.actor
+    )
+    return ProjectBody.of(changed)
+
+
+@router.post("/{project_id}:archive", summary="Archive a project")
+async def archive_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+) -> ProjectBody:
+    """Its keys are refused by all gateways within a second."""
+    return ProjectBody.of(
+        await projects.archive(principal.tenant_id, project_id, actor=principal.actor)
+    )
+
+
+@router.post("/{project_id}:activate", summary="Take a project out of the archive")
+async def activate_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+) -> ProjectBody:
+    """Its keys work again."""
+    return ProjectBody.of(
+        await projects.activate(principal.tenant_id, project_id, actor=principal.actor)
+    )

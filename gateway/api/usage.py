@@ -1,0 +1,122 @@
+"""`GET /v1/usage`: what the caller's tenant used and what it cost, in sums and request by request."""
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Path, Query
+from fastapi.responses import Response
+
+from gateway.accounts.scopes import Scope
+from gateway.accounts.usage_input import read_dimensions
+from gateway.accounts.usage_parts import Dimension, UsageFilter
+from gateway.accounts.usage_service import UsageService
+from gateway.api.call import Context, requires
+from gateway.api.parameters import MAX_TEXT_CHARACTERS, PRINTABLE
+from gateway.api.usage_answers import answer_report, answer_requests
+from gateway.api.usage_query import (
+    AskedBuckets,
+    AskedPage,
+    AskedSpan,
+    WantedUsage,
+)
+from gateway.api.usage_shapes import ReceiptBody, ReceiptList, UsageList, receipt_fields
+from gateway.auth.principal import Principal
+from gateway.errors import PermissionDeniedError
+
+router = APIRouter(tags=["Usage"])
+
+DIMENSIONS: Final = (
+    Dimension.MODEL,
+    Dimension.KEY,
+    Dimension.PROJECT,
+    Dimension.SERVICE_TIER,
+)
+
+CanSeeOwnUsage = Annotated[Principal, Depends(requires(Scope.USAGE, Scope.COMPLETIONS))]
+RequestId = Annotated[
+    str,
+    Path(
+        max_length=MAX_TEXT_CHARACTERS,
+        pattern=PRINTABLE,
+        description="The completion's id, such as `cmpl-...`.",
+    ),
+]
+
+
+def group_by(known: tuple[Dimension, ...]) -> object:
+    """Return what describes the dimensions of a report in the query."""
+    names = ", ".join(f"`{dimension}`" for dimension in known)
+    return Query(
+        alias="group_by", max_length=8, description=f"Any of {names}: repeated, or with commas."
+    )
+
+
+@router.get(
+    "/v1/usage",
+    summary="Sum up your usage",
+    response_model=UsageList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def report(
+    context: Context,
+    principal: CanSeeOwnUsage,
+    *,
+    buckets: AskedBuckets,
+    wanted: WantedUsage,
+    page: AskedPage,
+    groups: Annotated[list[str] | None, group_by(DIMENSIONS)] = None,
+) -> Response | UsageList:
+    """Requests, tokens and cost, by the ledger. A request is in it about a second after its end.
+
+    With the scope `usage` you see your whole tenant, with `completions` alone what the key itself used.
+    """
+    fields = await answer_report(
+        UsageService(context.database),
+        own_usage(principal, wanted),
+        buckets,
+        dimensions=read_dimensions(groups or (), DIMENSIONS),
+        page=page,
+    )
+    return fields if isinstance(fields, Response) else UsageList(**fields)
+
+
+@router.get(
+    "/v1/usage/requests",
+    summary="List your requests with what they used",
+    response_model=ReceiptList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def list_requests(
+    context: Context,
+    principal: CanSeeOwnUsage,
+    *,
+    span: AskedSpan,
+    wanted: WantedUsage,
+    page: AskedPage,
+) -> Response | ReceiptList:
+    """Newest first. Who sees what is the same as for the sums."""
+    service = UsageService(context.database)
+    fields = await answer_requests(service, own_usage(principal, wanted), span, page=page)
+    return fields if isinstance(fields, Response) else ReceiptList(**fields)
+
+
+@router.get("/v1/usage/requests/{request_id}", summary="Show what one request used and cost")
+async def get_request(
+    context: Context, principal: CanSeeOwnUsage, request_id: RequestId
+) -> ReceiptBody:
+    """The receipt of one request, with the prices that applied to it."""
+    wanted = own_usage(principal, UsageFilter(tenant_id=None))
+    record = await UsageService(context.database).request(wanted, request_id)
+    return ReceiptBody(**receipt_fields(record))
+
+
+def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
+    """Return what is asked for as far as the caller may see it. Raises PermissionDeniedError."""
+    mine = replace(wanted, tenant_id=principal.tenant_id)
+    if Scope.USAGE in principal.scopes:
+        return mine
+    if wanted.credential_id not in (None, principal.credential_id):
+        raise PermissionDeniedError(
+            f"This credential sees only what it used itself: other keys need the scope '{Scope.USAGE}'."
+        )
+    return replace(mine, credential_id=principal.credential_id)

@@ -1,0 +1,97 @@
+"""Webhooks as they are asked for and shown."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field
+
+from gateway.accounts.records import Webhook
+from gateway.accounts.webhook_service import DEFAULT_THRESHOLDS, MAX_THRESHOLDS
+from gateway.accounts.webhook_store import WebhookEvent
+from gateway.accounts.webhook_urls import MAX_URL_CHARACTERS
+from gateway.api.fields import Given, ListBody
+
+
+class WebhookCreation(Given):
+    """A URL that is to be told."""
+
+    url: str = Field(
+        min_length=1,
+        max_length=MAX_URL_CHARACTERS,
+        description="https, on the public internet; is told by POST.",
+        examples=["https://example.com/hooks/sluice"],
+    )
+    thresholds: list[Annotated[int, Field(strict=True, ge=1, le=100)]] = Field(
+        list(DEFAULT_THRESHOLDS),
+        min_length=1,
+        max_length=MAX_THRESHOLDS,
+        description="Different percentages of a budget at which it is told.",
+    )
+
+
+class WebhookBody(BaseModel):
+    """Where a tenant is told that a budget, or its credit, is nearly used up."""
+
+    object: Literal["webhook"] = "webhook"
+    id: str
+    tenant_id: str
+    url: str
+    thresholds: list[int]
+    created_at: datetime
+
+    @classmethod
+    def of(cls, webhook: Webhook) -> Self:
+        """Return how a webhook is shown."""
+        return cls(**_shown(webhook))
+
+
+class CreatedWebhookBody(WebhookBody):
+    """A webhook with its secret."""
+
+    secret: str = Field(description="Signs what is sent. Keep it: it cannot be shown again.")
+
+    @classmethod
+    def of_created(cls, webhook: Webhook) -> Self:
+        """Return how a new webhook is shown, once."""
+        return cls(**_shown(webhook), secret=webhook.secret)
+
+
+def _shown(webhook: Webhook) -> dict[str, Any]:
+    return {
+        "id": webhook.id,
+        "tenant_id": webhook.tenant_id,
+        "url": webhook.url,
+        "thresholds": list(webhook.thresholds),
+        "created_at": webhook.created_at,
+    }
+
+
+class WebhookList(ListBody[WebhookBody]):
+    """All webhooks of a tenant, oldest first."""
+
+    @classmethod
+    def of(cls, webhooks: list[Webhook]) -> Self:
+        """Return how they are shown."""
+        return cls(data=[WebhookBody.of(webhook) for webhook in webhooks], has_more=False)
+
+
+class RemovedWebhook(BaseModel):
+    """A webhook that is told nothing any more."""
+
+    object: Literal["webhook.deleted"] = "webhook.deleted"
+    id: str
+    deleted: Literal[True] = True
+
+
+class SentEventBody(BaseModel):
+    """An event that only shows whether the webhook works."""
+
+    object: Literal["webhook.event"] = "webhook.event"
+    id: str = Field(description="Is sent along, in the body and in a header.")
+    type: str
+    created_at: datetime
+
+    @classmethod
+    def of(cls, event: WebhookEvent) -> Self:
+        """Return how an event is announced."""
+        return cls(id=event.id, type=event.name.kind, created_at=event.created_at)

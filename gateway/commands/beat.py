@@ -1,0 +1,28 @@
+"""`sluice beat`: tells `sluice jobs` when to do what."""
+
+import logging
+
+import click
+
+from gateway.settings import load_settings
+
+EPILOG = """\
+\b
+Example:
+  sluice beat --redis-url redis://redis.internal:6379/0
+
+One of them is enough; a second one does no harm. Every setting is an environment variable SLUICE_..., too.
+"""
+
+
+@click.command("beat", epilog=EPILOG)
+@click.option(
+    "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
+)
+def command(redis_url: str | None) -> None:
+    """Keep the timetable of background jobs until SIGTERM or Ctrl-C."""
+    settings = load_settings(redis_url=redis_url)
+    from gateway.jobs.app import LOG_FORMAT, create_app, run_beat
+
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    run_beat(create_app(settings))

@@ -1,0 +1,59 @@
+"""`sluice jobs`: a Celery worker for what happens in the background."""
+
+import asyncio
+import logging
+import sys
+
+import click
+
+from gateway.accounts.database import Database
+from gateway.accounts.schema import require_current_schema
+from gateway.commands.options import database_option
+from gateway.settings import Settings, load_settings
+
+EPILOG = """\
+\b
+Examples:
+  sluice jobs
+  sluice jobs --concurrency 8 --redis-url redis://redis.internal:6379/0
+
+It takes usage to the ledger, makes sums of it, settles requests of gateways that died, expires keys and
+credits, and tells webhooks. `sluice beat` tells it when. Any number of them may run; a gateway needs none of
+them to serve. Every setting is an environment variable SLUICE_..., too.
+"""
+
+
+@click.command("jobs", epilog=EPILOG)
+@click.option(
+    "--concurrency",
+    metavar="NUMBER",
+    help="Jobs that run at the same time.  [SLUICE_JOBS_CONCURRENCY]",
+)
+@click.option(
+    "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
+)
+@database_option
+def command(concurrency: str | None, redis_url: str | None, database_url: str | None) -> None:
+    """Run background jobs until SIGTERM or Ctrl-C; what runs then is finished first."""
+    settings = load_settings(
+        jobs_concurrency=concurrency, redis_url=redis_url, database_url=database_url
+    )
+    asyncio.run(_check(settings))
+    from gateway.jobs.app import LOG_FORMAT, create_app, run_worker
+    from gateway.jobs.runner import running
+    from gateway.jobs.schedule import DRAIN
+
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    with running(settings) as runner:
+        status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
+        # What gateways have settled until they stopped is not left in Redis.
+        runner.run(DRAIN)
+    sys.exit(status)
+
+
+async def _check(settings: Settings) -> None:
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        await require_current_schema(database)
+    finally:
+        await database.aclose()

@@ -1,0 +1,259 @@
+"""`sluice usage`: what was used and what it cost."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from typing import Final, TextIO
+
+import click
+from redis.exceptions import RedisError
+
+from gateway.accounts.csv_text import to_csv
+from gateway.accounts.ledger.rows import time_of
+from gateway.accounts.schema import require_current_schema
+from gateway.accounts.usage import UsageRecord
+from gateway.accounts.usage_export import RECEIPT_COLUMNS, receipt_row
+from gateway.accounts.usage_input import read_dimensions, read_month, read_span
+from gateway.accounts.usage_parts import Dimension, UsageFilter
+from gateway.accounts.usage_periods import Bucket
+from gateway.accounts.usage_service import ReportRequest, UsageService, UsageSlice
+from gateway.api.usage_shapes import receipt_fields, usage_fields
+from gateway.commands.money import show_dollars
+from gateway.commands.options import (
+    Decorator,
+    database_option,
+    json_option,
+    open_accounts,
+    redis_option,
+    runs_async,
+)
+from gateway.commands.output import print_json, print_table, show_time
+from gateway.errors import StoreUnavailableError
+from gateway.jobs.reconcile import ReconcileReport, reconcile
+from gateway.jobs.services import open_services
+from gateway.settings import load_settings
+
+MAX_SHOWN: Final = 10_000
+
+EPILOG = """\
+\b
+Examples:
+  sluice usage show --tenant acme --group-by model
+  sluice usage show --bucket month --start 2026-01-01 --group-by tenant
+  sluice usage requests --tenant acme --limit 20
+  sluice usage export --tenant acme --month 2026-11 --output acme.csv
+  sluice usage reconcile
+"""
+
+tenant_option: Decorator = click.option("--tenant", help="Only this tenant.")
+project_option: Decorator = click.option("--project", help="Only this project, by its id.")
+key_option: Decorator = click.option("--key", help="Only this key, by its id, or jwt:SUBJECT.")
+model_option: Decorator = click.option("--model", help="Only this model.")
+start_option: Decorator = click.option(
+    "--start", help="A date or time in UTC.  [default: 30 days before the end]"
+)
+end_option: Decorator = click.option("--end", help="The same, not included.  [default: now]")
+limit_option: Decorator = click.option(
+    "--limit", type=click.IntRange(1, MAX_SHOWN), default=100, show_default=True, help="At most."
+)
+
+
+@click.group("usage", epilog=EPILOG)
+def command() -> None:
+    """Show, list, export and reconcile usage."""
+
+
+@command.command()
+@tenant_option
+@project_option
+@key_option
+@model_option
+@start_option
+@end_option
+@click.option(
+    "--bucket",
+    type=click.Choice(list(Bucket), case_sensitive=False),
+    default=Bucket.DAY,
+    show_default=True,
+    help="What is summed up together.",
+)
+@click.option(
+    "--group-by",
+    multiple=True,
+    help=f"What to tell apart: any of {', '.join(Dimension)}; repeated, or with commas.",
+)
+@limit_option
+@json_option
+@database_option
+@runs_async
+async def show(
+    *,
+    tenant: str | None,
+    project: str | None,
+    key: str | None,
+    model: str | None,
+    start: str | None,
+    end: str | None,
+    bucket: Bucket,
+    group_by: Sequence[str],
+    limit: int,
+    as_json: bool,
+    database_url: str | None,
+) -> None:
+    """Sum up requests, tokens and cost."""
+    asked = ReportRequest(
+        wanted=_wanted(tenant, project, key=key, model=model),
+        span=read_span(start, end, bucket=bucket),
+        bucket=bucket,
+        dimensions=read_dimensions(group_by, tuple(Dimension)),
+    )
+    async with open_accounts(database_url, None) as accounts:
+        report = await UsageService(accounts.database).report(asked, after=None, limit=limit)
+    if as_json:
+        print_json([usage_fields(each) for each in report.slices])
+        return
+    headings = ("FROM", "TO", *(name.upper() for name in asked.dimensions))
+    print_table((*headings, *_SUMS), [_slice_to_row(each) for each in report.slices])
+    if report.next is not None:
+        click.echo(f"There is more than these {limit} lines: see --limit.", err=True)
+
+
+@command.command("requests")
+@tenant_option
+@project_option
+@key_option
+@model_option
+@start_option
+@end_option
+@limit_option
+@json_option
+@database_option
+@runs_async
+async def list_requests(
+    *,
+    tenant: str | None,
+    project: str | None,
+    key: str | None,
+    model: str | None,
+    start: str | None,
+    end: str | None,
+    limit: int,
+    as_json: bool,
+    database_url: str | None,
+) -> None:
+    """Show single requests, newest first."""
+    wanted = _wanted(tenant, project, key=key, model=model)
+    async with open_accounts(database_url, None) as accounts:
+        page = await UsageService(accounts.database).requests(
+            wanted, read_span(start, end), before=None, limit=limit
+        )
+    if as_json:
+        print_json([receipt_fields(record) for record in page.entries])
+        return
+    headings = ("REQUEST", "TIME", "TENANT", "KEY", "MODEL", "OUTCOME", *_COUNTS)
+    print_table(headings, [_record_to_row(record) for record in page.entries])
+
+
+@command.command()
+@click.option("--tenant", required=True, help="Whose usage.")
+@click.option("--month", required=True, help="A month of UTC, such as 2026-11.")
+@click.option(
+    "--output",
+    type=click.File("w", encoding="utf-8", atomic=True),
+    default="-",
+    help="Where to write it.  [default: standard output]",
+)
+@database_option
+@runs_async
+async def export(*, tenant: str, month: str, output: TextIO, database_url: str | None) -> None:
+    """Write every request of a tenant in a month as CSV, newest first."""
+    span = read_month(month)
+    async with open_accounts(database_url, None) as accounts:
+        await accounts.tenants.get(tenant)
+        records = UsageService(accounts.database).export(UsageFilter(tenant_id=tenant), span)
+        number = await _write(records, output)
+    click.echo(f"Requests: {number}.", err=True)
+
+
+@command.command("reconcile")
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def reconcile_all(*, as_json: bool, database_url: str | None, redis_url: str | None) -> None:
+    """Take what is on its way to the ledger there; then find and heal differences.
+
+    What limits remember in Redis is compared with the ledger, and the ledger's sums with its rows.
+    """
+    settings = load_settings(database_url=database_url, redis_url=redis_url)
+    try:
+        async with open_services(settings) as services:
+            await require_current_schema(services.database)
+            await services.drain.run()
+            report = await reconcile(services.redis, services.database)
+    except RedisError as error:
+        raise StoreUnavailableError("Redis cannot be reached at the moment.") from error
+    if as_json:
+        print_json(asdict(report) | {"is_clean": report.is_clean})
+    else:
+        _print_report(report)
+
+
+def _print_report(report: ReconcileReport) -> None:
+    if report.differences:
+        headings = ("TENANT", "SUBJECT", "NUMBER", "REDIS", "LEDGER")
+        rows = [tuple(map(str, asdict(each).values())) for each in report.differences]
+        print_table(headings, rows)
+    for number, what in (
+        (report.compared_accounts, "accounts were compared"),
+        (report.busy_accounts, "accounts were too busy to be compared"),
+        (len(report.differences), "numbers were wrong and are derived again"),
+        (report.corrected_reservations, "accounts were wrong about open reservations"),
+        (report.forgotten_requests, "concurrent requests had no reservation"),
+        (len(report.wrong_hours), "hours had wrong sums and are summed again"),
+    ):
+        click.echo(f"{number:6} {what}.")
+
+
+async def _write(pages: AsyncIterator[Sequence[UsageRecord]], file: TextIO) -> int:
+    file.write(to_csv(RECEIPT_COLUMNS, ()))
+    number = 0
+    async for records in pages:
+        file.write(to_csv(None, map(receipt_row, records)))
+        number += len(records)
+    return number
+
+
+_COUNTS: Final = ("PROMPT", "CACHED", "COMPLETION", "COST")
+_SUMS: Final = ("REQUESTS", "FAILED", *_COUNTS)
+
+
+def _wanted(
+    tenant: str | None, project: str | None, *, key: str | None, model: str | None
+) -> UsageFilter:
+    return UsageFilter(tenant_id=tenant, project_id=project, credential_id=key, model=model)
+
+
+def _slice_to_row(each: UsageSlice) -> tuple[str, ...]:
+    *counts, cost = each.sums
+    return (
+        show_time(each.span.start),
+        show_time(each.span.end),
+        *(value or "-" for value in each.values.values()),
+        *map(str, counts),
+        show_dollars(cost),
+    )
+
+
+def _record_to_row(record: UsageRecord) -> tuple[str, ...]:
+    return (
+        record.request_id,
+        show_time(time_of(record.created_ms)),
+        record.tenant_id,
+        record.credential_id,
+        record.model,
+        record.outcome,
+        str(record.prompt_tokens),
+        str(record.cached_tokens),
+        str(record.completion_tokens),
+        show_dollars(record.cost_micros),
+    )

@@ -1,0 +1,39 @@
+"""What changes need, and what they leave behind: rows of the audit log, and announcements."""
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from contract.keys import KEY_EVENTS
+from gateway.accounts.audit import AuditEntry, AuditLog
+from gateway.accounts.database import Database
+from gateway.accounts.tables import PlanRow
+from gateway.accounts.times import utc_now
+
+
+async def add_plan(database: Database, plan_id: str) -> None:
+    """Add a plan without limits."""
+    plan = PlanRow(
+        id=plan_id,
+        name=plan_id,
+        tenant_limits={},
+        project_limits={},
+        key_limits={},
+        created_at=utc_now(),
+    )
+    async with database.writing() as transaction:
+        transaction.add(plan)
+
+
+async def audited(database: Database) -> list[AuditEntry]:
+    """Return the audit log, oldest first, after a check of its chain."""
+    async with database.reading() as transaction:
+        log = AuditLog(transaction)
+        assert (await log.verify()).broken_at is None
+        return (await log.entries())[::-1]
+
+
+async def announced(redis: Redis) -> list[dict[bytes, bytes]]:
+    """Return what gateways were told, oldest first."""
+    entries: Any = await redis.xrange(KEY_EVENTS)
+    return [fields for _, fields in entries]

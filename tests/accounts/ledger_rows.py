@@ -1,0 +1,124 @@
+"""Records of usage, made up, and the ledger that holds them."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import msgspec
+from sqlalchemy import delete
+
+from contract.tier import ServiceTier
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.partitions import make_partitions, month_start
+from gateway.accounts.ledger.rows import day_of, hour_of, ms_of, time_of
+from gateway.accounts.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
+from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.accounts.usage_parts import UsageSums
+
+NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
+
+_numbers = count(1)
+
+
+def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
+    """Return a record with a new id and its cost."""
+    number = next(_numbers)
+    known: dict[str, Any] = {
+        "request_id": f"cmpl-{number:06}",
+        "tenant_id": "acme",
+        "project_id": None,
+        "credential_id": "key_1",
+        "model": "m1",
+        "endpoint": "completions",
+        "dialect": "openai",
+        "created_ms": ms_of(at),
+        "ended_ms": ms_of(at) + 1500,
+        "outcome": Outcome.FINISHED,
+        "prompt_tokens": 10 + number,
+        "cached_tokens": number % 7,
+        "completion_tokens": 20,
+        "prompt_price": 150_000,
+        "cached_price": 75_000,
+        "completion_price": 600_000,
+        "service_tier": ServiceTier.DEFAULT,
+        "gateway": "gw-1",
+        "first_token_ms": 120,
+    }
+    return UsageRecord(**(known | fields)).priced()
+
+
+async def add(database: Database, records: Iterable[UsageRecord]) -> None:
+    """Add rows to the ledger, and a mark for each of their hours, as the drain does."""
+    known = list(records)
+    async with database.writing() as transaction:
+        await make_partitions(
+            transaction, {month_start(time_of(each.created_ms)) for each in known}
+        )
+        transaction.add_all(_row(each) for each in known)
+        hours = {hour_of(time_of(each.created_ms)) for each in known}
+        transaction.add_all(DirtyHourRow(hour=hour) for hour in hours)
+
+
+async def sum_up(
+    database: Database, records: Iterable[UsageRecord], hours: Iterable[datetime]
+) -> None:
+    """Make the sums of some hours and of their days from the records, and take the hours' marks away."""
+    clean = set(hours)
+    known = list(records)
+    days = {day_of(hour) for hour in clean}
+    async with database.writing() as transaction:
+        for start in clean:
+            await transaction.execute(delete(DirtyHourRow).where(DirtyHourRow.hour == start))
+        for period, starts, floor in (
+            (RollupPeriod.HOUR, clean, hour_of),
+            (RollupPeriod.DAY, days, day_of),
+        ):
+            for start in starts:
+                inside = [each for each in known if floor(time_of(each.created_ms)) == start]
+                await transaction.execute(
+                    delete(RollupRow).where(RollupRow.period == period, RollupRow.start_at == start)
+                )
+                transaction.add_all(_sums(period, start, inside))
+
+
+def _sums(period: RollupPeriod, start: datetime, records: list[UsageRecord]) -> Iterable[RollupRow]:
+    groups: defaultdict[tuple[str, str, str, str, ServiceTier], list[UsageRecord]]
+    groups = defaultdict(list)
+    for each in records:
+        project = each.project_id or ""
+        key = (each.tenant_id, project, each.credential_id, each.model, each.service_tier)
+        groups[key].append(each)
+    for (tenant, project, credential, model, tier), members in groups.items():
+        yield RollupRow(
+            period=period,
+            start_at=start,
+            tenant_id=tenant,
+            project_id=project,
+            credential_id=credential,
+            model=model,
+            service_tier=tier,
+            **totals(members)._asdict(),
+        )
+
+
+def totals(records: Iterable[UsageRecord]) -> UsageSums:
+    """Return the sums over some records."""
+    known = list(records)
+    return UsageSums(
+        requests=len(known),
+        failed_requests=sum(
+            each.outcome not in (Outcome.FINISHED, Outcome.CANCELLED) for each in known
+        ),
+        prompt_tokens=sum(each.prompt_tokens for each in known),
+        cached_tokens=sum(each.cached_tokens for each in known),
+        completion_tokens=sum(each.completion_tokens for each in known),
+        cost_micros=sum(each.cost_micros for each in known),
+    )
+
+
+def _row(each: UsageRecord) -> LedgerRow:
+    columns = msgspec.structs.asdict(each)
+    created, ended = time_of(columns.pop("created_ms")), time_of(columns.pop("ended_ms"))
+    return LedgerRow(**columns, created_at=created, ended_at=ended)

@@ -1,0 +1,59 @@
+"""Networks from which a key may be used."""
+
+from ipaddress import ip_network
+
+import pytest
+
+from gateway.accounts.addresses import MAX_ADDRESSES, read_addresses
+from gateway.errors import InvalidParameterError
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("192.0.2.7", "192.0.2.7/32"),
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("10.0.0.0/255.0.0.0", "10.0.0.0/8"),
+        ("2001:DB8:0:0::/32", "2001:db8::/32"),
+        ("::1", "::1/128"),
+        ("::ffff:192.0.2.7", "192.0.2.7/32"),
+        ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+        ("::ffff:0:0/96", "0.0.0.0/0"),
+        ("::/0", "::/0"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+    ],
+)
+def test_networks_are_brought_to_their_usual_form(given: str, meant: str) -> None:
+    assert read_addresses([given]) == (ip_network(meant),)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", " ", "x", "localhost", "10", "10.0.0", "010.0.0.1", "10.0.0.1/33", "10.0.0.0/-1"),
+        *("::1/129", "fe80::1%eth0", "fe80::1%eth0/128", "10.0.0.1,10.0.0.2", "10.0.0.1\x00"),
+        *("1" * 5000, "/8", "10.0.0.1:80", "[::1]", "*"),
+    ],
+)
+def test_what_is_no_network_is_refused_by_name(given: str) -> None:
+    with pytest.raises(InvalidParameterError, match="'allowed_addresses' must name addresses") as e:
+        read_addresses(["10.0.0.1", given])
+    assert e.value.param == "allowed_addresses"
+    assert len(e.value.message) < 250
+
+
+def test_host_with_the_prefix_of_its_network_is_refused_with_both_meanings() -> None:
+    with pytest.raises(InvalidParameterError, match=r"write 10.0.0.0/8 .* or 10.0.0.1 for one"):
+        read_addresses(["10.0.0.1/8"])
+
+
+def test_each_network_is_kept_once_and_in_order() -> None:
+    given = ["10.0.0.2", "10.0.0.1/32", "::ffff:10.0.0.2", "10.0.0.1"]
+    assert [str(each) for each in read_addresses(given)] == ["10.0.0.2/32", "10.0.0.1/32"]
+
+
+@pytest.mark.parametrize("number", [0, MAX_ADDRESSES + 1])
+def test_number_of_networks_is_bounded(number: int) -> None:
+    with pytest.raises(InvalidParameterError, match=f"1 to 100 networks. Given: {number}"):
+        read_addresses([f"10.0.{n}.0/24" for n in range(number)])
+    assert len(read_addresses([f"10.0.{n}.0/24" for n in range(MAX_ADDRESSES)])) == MAX_ADDRESSES

@@ -1,0 +1,186 @@
+"""Alerts about budgets and credits."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.accounts.alert_service import find_alerts
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.credit_service import CreditService
+from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitName, LimitScope
+from gateway.accounts.plan_service import PlanService
+from gateway.accounts.project_service import ProjectService
+from gateway.accounts.records import Billing, Webhook
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.times import utc_now
+from gateway.accounts.webhook_service import WebhookService
+from gateway.accounts.webhook_store import WebhookStore
+from gateway.auth.key_service import KeyService
+from gateway.errors import StoreUnavailableError
+from tests.support.ledger import use
+
+URL = "https://example.com/"
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+BUDGET = LimitName.BUDGET
+
+
+@pytest.fixture
+async def webhook(database: Database, tenants: TenantService) -> Webhook:
+    """A webhook of the tenant `acme`."""
+    await tenants.create("Acme", tenant_id="acme")
+    await tenants.create("Quiet", tenant_id="quiet", limits={BUDGET: 1})
+    return await WebhookService(database).create("acme", URL, thresholds=[50, 80, 100])
+
+
+async def _told(database: Database) -> list[dict[str, Any]]:
+    """Return what is to be told, in the order of scope and threshold."""
+    async with database.writing() as transaction:
+        due = await WebhookStore(transaction).due(utc_now() + timedelta(days=1), 100)
+    bodies = [json.loads(delivery.body) for delivery in due]
+    return sorted(
+        bodies, key=lambda body: (body["data"].get("scope", ""), body["data"].get("threshold", 0))
+    )
+
+
+async def _spend(database: Database, cost: int, **options: Any) -> None:
+    await use(database, "acme", cost, **{"at": NOW, "is_prepaid": False, **options})
+
+
+async def test_each_threshold_of_a_tenants_budget_is_told_once(
+    database: Database, tenants: TenantService, webhook: Webhook
+) -> None:
+    await tenants.update("acme", limits={BUDGET: 1000})
+    await _spend(database, 499)
+    assert await find_alerts(database, NOW) == 0
+    await _spend(database, 1)
+    assert await find_alerts(database, NOW) == 1
+    assert await find_alerts(database, NOW) == 0
+    (told,) = await _told(database)
+    assert (told["type"], told["tenant"]) == ("budget.threshold", "acme")
+    assert told["data"] == {
+        "scope": "tenant",
+        "id": "acme",
+        "month": "2026-11",
+        "threshold": 50,
+        "budget_micros": 1000,
+        "used_micros": 500,
+    }
+    await _spend(database, 600)
+    assert await find_alerts(database, NOW) == 2
+    assert [body["data"]["threshold"] for body in await _told(database)] == [80, 100]
+
+
+async def test_alerts_at_once_are_told_once(
+    database: Database, tenants: TenantService, webhook: Webhook
+) -> None:
+    await tenants.update("acme", limits={BUDGET: 10})
+    await _spend(database, 10)
+    assert sum(await asyncio.gather(*(find_alerts(database, NOW) for _ in range(4)))) == 3
+
+
+async def test_another_month_begins_anew(
+    database: Database, tenants: TenantService, webhook: Webhook
+) -> None:
+    await tenants.update("acme", limits={BUDGET: 1000})
+    await _spend(database, 800, at=datetime(2026, 10, 31, 23, 59, 59, tzinfo=UTC))
+    assert await find_alerts(database, NOW) == 0
+    await _spend(database, 500, at=datetime(2026, 11, 1, tzinfo=UTC))
+    assert await find_alerts(database, NOW) == 1
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    assert await find_alerts(database, december) == 0
+    await _spend(database, 500, at=december)
+    assert await find_alerts(database, december) == 1
+
+
+async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
+    database: Database,
+    redis: Redis,
+    tenants: TenantService,
+    keys: KeyService,
+    webhook: Webhook,
+) -> None:
+    announcer = ChangeAnnouncer(redis)
+    await PlanService(database, announcer).create("p", limits={LimitScope.KEY: {BUDGET: 100}})
+    await tenants.update("acme", plan_id="p")
+    project = await ProjectService(database, announcer).create(
+        "acme", name="web", limits={BUDGET: 1000}
+    )
+    by_plan = (await keys.create("acme", name="a")).record
+    unlimited = (await keys.create("acme", name="b", limits={BUDGET: None})).record
+    revoked = (await keys.create("acme", name="c")).record
+    await keys.revoke("acme", revoked.id)
+    for key in (by_plan, unlimited, revoked):
+        await _spend(database, 200, project_id=project.id, credential_id=key.id)
+    assert await find_alerts(database, NOW) == 4
+    told = [
+        (body["data"]["scope"], body["data"]["id"], body["data"]["threshold"])
+        for body in await _told(database)
+    ]
+    assert told == [
+        ("key", by_plan.id, 50),
+        ("key", by_plan.id, 80),
+        ("key", by_plan.id, 100),
+        ("project", project.id, 50),
+    ]
+
+
+async def test_budget_of_nothing_and_other_tenants_usage_alert_nobody(
+    database: Database, tenants: TenantService, webhook: Webhook
+) -> None:
+    await tenants.update("acme", limits={BUDGET: 0})
+    await use(database, "quiet", 1000, at=NOW)
+    assert await find_alerts(database, NOW) == 0
+
+
+async def test_every_webhook_is_told_and_a_removed_one_is_not(
+    database: Database, tenants: TenantService, webhook: Webhook
+) -> None:
+    service = WebhookService(database)
+    await service.create("acme", URL, thresholds=[50])
+    removed = await service.create("acme", URL)
+    await service.remove("acme", removed.id)
+    await tenants.update("acme", limits={BUDGET: 1000})
+    await _spend(database, 1000)
+    assert await find_alerts(database, NOW) == 4
+
+
+async def test_exhausted_credits_are_told_once_for_each_grant(
+    database: Database, redis: Redis, tenants: TenantService, webhook: Webhook
+) -> None:
+    granting = CreditService(database, ChangeAnnouncer(redis))
+    await tenants.update("acme", billing=Billing.PREPAID)
+    assert await find_alerts(database, NOW) == 0
+    granted = await granting.grant("acme", 1000)
+    await _spend(database, 990, is_prepaid=True)
+    assert await find_alerts(database, NOW) == 0
+    await _spend(database, 1, is_prepaid=True)
+    assert await find_alerts(database, NOW) == 1
+    assert await find_alerts(database, NOW) == 0
+    (told,) = await _told(database)
+    assert told["type"] == "credits.exhausted"
+    assert told["data"] == {"balance_micros": 9, "newest_grant": granted.id}
+    await asyncio.sleep(0.002)
+    await granting.grant("acme", 100)
+    assert await find_alerts(database, NOW) == 0
+    await _spend(database, 109, is_prepaid=True)
+    assert await find_alerts(database, NOW) == 1
+
+
+async def test_postpaid_tenants_hear_nothing_of_credits(
+    database: Database, redis: Redis, webhook: Webhook
+) -> None:
+    await CreditService(database, ChangeAnnouncer(redis)).grant("acme", 10)
+    await _spend(database, 10, is_prepaid=True)
+    assert await find_alerts(database, NOW) == 0
+
+
+async def test_database_that_is_away_is_told_as_such() -> None:
+    nowhere = Database("sqlite+aiosqlite:////no/such/folder/file.db")
+    with pytest.raises(StoreUnavailableError):
+        await find_alerts(nowhere, NOW)
+    await nowhere.aclose()

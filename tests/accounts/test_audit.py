@@ -1,0 +1,286 @@
+"""The audit log: a chain without gaps under concurrent changes, which shows whatever is done to it."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, insert, text, update
+from sqlalchemy.exc import DBAPIError
+
+from gateway.accounts import audit
+from gateway.accounts.audit import AuditLog, ChainState, row_hash
+from gateway.accounts.audit_service import AuditFilter, AuditService
+from gateway.accounts.database import Database
+from gateway.accounts.tables import AuditRow
+from gateway.accounts.times import utc_now
+from gateway.errors import StoreUnavailableError
+
+MEBIBYTE = 1 << 20
+
+
+async def append(database: Database, number: int = 1, **fields: Any) -> None:
+    """Add rows, each in a transaction of its own."""
+    for index in range(number):
+        async with database.writing() as transaction:
+            await AuditLog(transaction).append(
+                fields.get("action", "key.create"),
+                fields.get("subject", f"key_{index}"),
+                actor=fields.get("actor", "system"),
+                tenant_id=fields.get("tenant_id", "acme"),
+                details={"name": "web site", "number": index},
+            )
+
+
+async def check(database: Database, expected_hash: str | None = None) -> ChainState:
+    """Verify the whole log."""
+    return await AuditService(database).verify(expected_hash=expected_hash)
+
+
+async def disarm(database: Database) -> None:
+    """Take the triggers away, as somebody who owns the database can."""
+    drops = ["DROP TRIGGER audit_log_no_update", "DROP TRIGGER audit_log_no_delete"]
+    if database.engine.dialect.name == "postgresql":
+        drops = ["DROP TRIGGER audit_log_append_only ON audit_log"]
+    for drop in drops:
+        await execute(database, text(drop))
+
+
+async def execute(database: Database, statement: Any) -> None:
+    """Run one statement."""
+    async with database.writing() as transaction:
+        await transaction.execute(statement)
+
+
+async def row(database: Database, sequence: int) -> AuditRow:
+    """Return one row."""
+    async with database.reading() as transaction:
+        found = await transaction.get(AuditRow, sequence)
+    assert found is not None
+    return found
+
+
+async def test_chain_of_untouched_rows_is_whole(database: Database) -> None:
+    assert await check(database) == ChainState(0, bytes(32).hex(), None)
+    await append(database, 5)
+    state = await check(database)
+    assert (state.entries, state.broken_at, state.has_expected) == (5, None, True)
+    assert state.head == (await row(database, 5)).hash.hex()
+    await append(database)
+    assert (await check(database)).head != state.head
+
+
+CHANGES: dict[str, Callable[[AuditRow], dict[str, Any]]] = {
+    "time": lambda row: {"at": row.at + timedelta(microseconds=1)},
+    "actor": lambda _: {"actor": "cli:mallory"},
+    "action": lambda _: {"action": "key.revoke"},
+    "tenant": lambda _: {"tenant_id": "other"},
+    "no tenant": lambda _: {"tenant_id": None},
+    "subject": lambda row: {"subject": f"{row.subject}x"},
+    "details": lambda row: {"details": row.details.replace("web", "Web")},
+    "order of details": lambda _: {"details": '{"number":2,"name":"web site"}'},
+    "hash": lambda row: {"hash": bytes([row.hash[0] ^ 1]) + row.hash[1:]},
+    "previous hash": lambda row: {"previous_hash": row.hash},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_changed_row_is_named(
+    database: Database, change: Callable[[AuditRow], dict[str, Any]]
+) -> None:
+    await append(database, 5)
+    await disarm(database)
+    values = change(await row(database, 3))
+    await execute(database, update(AuditRow).where(AuditRow.sequence == 3).values(**values))
+    state = await check(database)
+    assert (state.entries, state.broken_at) == (2, 3)
+    assert "row 3" in state.reason
+
+
+async def test_changed_row_with_a_fitting_hash_breaks_the_next_one(database: Database) -> None:
+    await append(database, 5)
+    await disarm(database)
+    forged = await row(database, 3)
+    forged.actor = "cli:mallory"
+    values = {"actor": forged.actor, "hash": row_hash(forged)}
+    await execute(database, update(AuditRow).where(AuditRow.sequence == 3).values(**values))
+    assert await check(database) == ChainState(
+        3, row_hash(forged).hex(), 4, "row 4 does not continue the row before"
+    )
+
+
+@pytest.mark.parametrize(("removed", "broken_at"), [(1, 1), (3, 3)])
+async def test_removed_row_is_missed(database: Database, removed: int, broken_at: int) -> None:
+    await append(database, 5)
+    await disarm(database)
+    await execute(database, delete(AuditRow).where(AuditRow.sequence == removed))
+    state = await check(database)
+    assert (state.broken_at, state.reason) == (broken_at, f"row {broken_at} is missing")
+
+
+async def test_rows_that_moved_up_after_a_removal_do_not_pass(database: Database) -> None:
+    await append(database, 5)
+    await disarm(database)
+    await execute(database, delete(AuditRow).where(AuditRow.sequence == 3))
+    for sequence in (4, 5):
+        moved = update(AuditRow).where(AuditRow.sequence == sequence)
+        await execute(database, moved.values(sequence=sequence - 1))
+    assert (await check(database)).broken_at == 3
+
+
+async def test_swapped_rows_do_not_pass(database: Database) -> None:
+    await append(database, 4)
+    await disarm(database)
+    for old, new in ((2, 9), (3, 2), (9, 3)):
+        await execute(
+            database, update(AuditRow).where(AuditRow.sequence == old).values(sequence=new)
+        )
+    assert (await check(database)).broken_at == 2
+
+
+async def test_row_slipped_in_at_the_end_does_not_pass_without_the_right_hashes(
+    database: Database,
+) -> None:
+    await append(database, 2)
+    values = {
+        "sequence": 3,
+        "at": utc_now(),
+        "actor": "system",
+        "action": "key.create",
+        "tenant_id": None,
+        "subject": "x",
+        "details": "{}",
+        "previous_hash": bytes(32),
+        "hash": bytes(32),
+    }
+    await execute(database, insert(AuditRow).values(**values))
+    assert (await check(database)).broken_at == 3
+
+
+async def test_cut_end_shows_against_a_hash_that_was_noted(database: Database) -> None:
+    await append(database, 5)
+    noted = (await check(database)).head
+    await append(database, 2)
+    assert (await check(database, noted)).has_expected
+    await disarm(database)
+    await execute(database, delete(AuditRow).where(AuditRow.sequence >= 5))
+    state = await check(database, noted)
+    assert (state.entries, state.broken_at, state.has_expected) == (4, None, False)
+    assert not (await check(database, "no hash at all")).has_expected
+
+
+async def test_rewritten_chain_shows_against_a_hash_that_was_noted(database: Database) -> None:
+    await append(database, 5)
+    noted = (await check(database)).head
+    await disarm(database)
+    previous = (await row(database, 2)).hash
+    for sequence in (3, 4, 5):
+        forged = await row(database, sequence)
+        forged.actor, forged.previous_hash = "cli:mallory", previous
+        forged.hash = previous = row_hash(forged)
+        values = {
+            "actor": forged.actor,
+            "previous_hash": forged.previous_hash,
+            "hash": forged.hash,
+        }
+        await execute(
+            database, update(AuditRow).where(AuditRow.sequence == sequence).values(**values)
+        )
+    state = await check(database, noted)
+    assert (state.entries, state.broken_at, state.has_expected) == (5, None, False)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit_log SET actor = 'x'", "DELETE FROM audit_log"])
+async def test_database_refuses_to_change_or_remove_rows(
+    database: Database, statement: str
+) -> None:
+    await append(database, 2)
+    with pytest.raises((StoreUnavailableError, DBAPIError)) as caught:
+        await execute(database, text(statement))
+    cause = caught.value.__cause__ or caught.value
+    assert "rows of audit_log are only ever added" in str(cause)
+    assert (await check(database)).entries == 2
+
+
+async def test_concurrent_changes_keep_the_chain_whole(database: Database) -> None:
+    await asyncio.gather(
+        *(append(database, 6, actor=f"cli:{writer}", subject=f"s{writer}") for writer in range(5))
+    )
+    state = await check(database)
+    assert (state.entries, state.broken_at) == (30, None)
+    page = await AuditService(database).page(AuditFilter(actor="cli:3"), before=None, limit=100)
+    assert [entry.details["number"] for entry in page.entries] == [5, 4, 3, 2, 1, 0]
+
+
+async def test_change_that_is_rolled_back_leaves_no_row_and_no_gap(database: Database) -> None:
+    await append(database)
+
+    async def fail() -> None:
+        async with database.writing() as transaction:
+            await AuditLog(transaction).append("key.create", "x", actor="system")
+            raise KeyError("the change itself failed")
+
+    with pytest.raises(KeyError):
+        await fail()
+    await append(database)
+    assert (await check(database)).entries == 2
+
+
+async def test_entries_are_found_by_tenant_actor_and_action_page_by_page(
+    database: Database,
+) -> None:
+    for number in range(12):
+        await append(
+            database,
+            tenant_id="acme" if number % 2 else "other",
+            action="key.revoke" if number % 3 == 0 else "key.create",
+            actor=f"key:{number % 4}",
+        )
+    service = AuditService(database)
+
+    async def sequences(limit: int = 100, before: int | None = None, **wanted: str) -> list[int]:
+        page = await service.page(AuditFilter(**wanted), before=before, limit=limit)
+        return [entry.sequence for entry in page.entries]
+
+    assert await sequences(tenant_id="acme") == [12, 10, 8, 6, 4, 2]
+    assert await sequences(action="key.revoke") == [10, 7, 4, 1]
+    assert await sequences(actor="key:1", tenant_id="acme", action="key.create") == [6, 2]
+    assert await sequences(tenant_id="nobody") == []
+    first = await service.page(AuditFilter(tenant_id="acme"), before=None, limit=4)
+    assert (len(first.entries), first.has_more) == (4, True)
+    last = await service.page(AuditFilter(tenant_id="acme"), before=6, limit=2)
+    assert ([entry.sequence for entry in last.entries], last.has_more) == ([4, 2], False)
+
+
+async def test_ten_thousand_rows_are_verified_in_bounded_memory(database: Database) -> None:
+    previous, rows = audit.BEGINNING, []
+    for sequence in range(1, 10_001):
+        made = AuditRow(
+            sequence=sequence,
+            at=utc_now(),
+            actor="system",
+            action="key.create",
+            tenant_id="acme",
+            subject=f"key_{sequence}",
+            details='{"note":"' + "x" * 1000 + '"}',
+            previous_hash=previous,
+        )
+        made.hash = previous = row_hash(made)
+        columns = [column.key for column in AuditRow.__table__.columns]
+        rows.append({name: getattr(made, name) for name in columns})
+    async with database.writing() as transaction:
+        for start in range(0, len(rows), 1000):
+            await transaction.execute(insert(AuditRow), rows[start : start + 1000])
+    head = previous.hex()
+    del rows
+    tracemalloc.start()
+    try:
+        state = await check(database)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert state == ChainState(10_000, head, None)
+    # All rows at once would take more than ten mebibytes for their details alone.
+    assert peak < 8 * MEBIBYTE

@@ -1,0 +1,189 @@
+"""The ledger: the first row of a request counts, rows stay, and partitions come with their months."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from contract.tier import ServiceTier
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.rows import UnusableRecordError, row_of
+from gateway.accounts.ledger.store import LedgerStore, PeriodUsage
+from gateway.accounts.limits import LimitScope
+from gateway.accounts.tables import DirtyHourRow, LedgerRow
+from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.errors import StoreUnavailableError
+from tests.support.usage import HOUR_MS, NOON_MS, usage_record
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+async def _insert(database: Database, *records: UsageRecord) -> int:
+    async with database.writing() as transaction:
+        return await LedgerStore(transaction).insert([row_of(record) for record in records])
+
+
+async def _marked_hours(database: Database) -> list[datetime]:
+    async with database.reading() as transaction:
+        return list(await transaction.scalars(select(DirtyHourRow.hour).order_by(DirtyHourRow.id)))
+
+
+async def _count(database: Database) -> int:
+    async with database.reading() as transaction:
+        return await transaction.scalar(select(func.count()).select_from(LedgerRow)) or 0
+
+
+async def test_row_says_all_that_the_record_says(database: Database) -> None:
+    record = usage_record(
+        7,
+        project_id=None,
+        service_tier=ServiceTier.FLEX,
+        is_streamed=True,
+        is_prepaid=True,
+        jobs=3,
+        prompt_price=150_000,
+        cached_price=75_000,
+        completion_price=600_000,
+        outcome=Outcome.TIMED_OUT,
+        code="generation_timeout",
+        first_token_ms=42,
+    )
+    assert await _insert(database, record) == 1
+    async with database.reading() as transaction:
+        row = (await transaction.scalars(select(LedgerRow))).one()
+    for field in UsageRecord.__struct_fields__:
+        if not field.endswith("ed_ms"):
+            assert getattr(row, field) == getattr(record, field), field
+    assert (row.created_at.timestamp() * 1000, row.ended_at.timestamp() * 1000) == (
+        record.created_ms,
+        record.ended_ms,
+    )
+
+
+async def test_first_row_of_a_request_counts(database: Database) -> None:
+    first, other = usage_record(1), usage_record(2)
+    copy = usage_record(1, cost_micros=999, outcome=Outcome.LOST)
+    assert await _insert(database, first, copy, other) == 2
+    assert await _insert(database, copy, other) == 0
+    assert await _marked_hours(database) == [NOON], "what adds nothing marks nothing"
+    async with database.reading() as transaction:
+        costs = select(LedgerRow.request_id, LedgerRow.cost_micros).order_by(LedgerRow.request_id)
+        assert [tuple(row) for row in await transaction.execute(costs)] == [
+            (first.request_id, 101),
+            (other.request_id, 102),
+        ]
+
+
+async def test_same_rows_added_at_once_are_added_once(database: Database) -> None:
+    records = [usage_record(number) for number in range(300)]
+    added = await asyncio.gather(
+        *(_insert(database, *reversed(records) if turn % 2 else records) for turn in range(4))
+    )
+    assert sum(added) == 300
+    assert await _count(database) == 300
+
+
+async def test_nothing_that_fails_is_half_added(database: Database) -> None:
+    bad = row_of(usage_record(2)) | {"tenant_id": None}
+    with pytest.raises(IntegrityError):
+        async with database.writing() as transaction:
+            await LedgerStore(transaction).insert([row_of(usage_record(1)), bad])
+    assert await _count(database) == 0
+    assert await _marked_hours(database) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE usage_ledger SET cost_micros = 0",
+        "DELETE FROM usage_ledger",
+        "DELETE FROM usage_ledger WHERE tenant_id = 'acme'",
+    ],
+)
+async def test_rows_cannot_be_changed_or_removed(database: Database, statement: str) -> None:
+    await _insert(database, usage_record(1))
+    with pytest.raises((StoreUnavailableError, DBAPIError)) as caught:
+        async with database.writing() as transaction:
+            await transaction.execute(text(statement))
+    assert "only ever added" in str(caught.value.__cause__ or caught.value)
+    assert await _count(database) == 1
+
+
+async def test_each_month_has_a_partition_made_when_it_is_new(database: Database) -> None:
+    months = [usage_record(n, created_ms=NOON_MS + n * 20 * 24 * HOUR_MS) for n in range(5)]
+    edges = [
+        usage_record(11, created_ms=int(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000)),
+        usage_record(12, created_ms=int(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000) - 1),
+    ]
+    await asyncio.gather(_insert(database, *months), _insert(database, *edges))
+    assert await _count(database) == 7
+    if database.engine.dialect.name != "postgresql":
+        return
+    async with database.reading() as transaction:
+        rows = await transaction.execute(
+            text(
+                "SELECT tableoid::regclass::text, count(*) FROM usage_ledger GROUP BY 1 ORDER BY 1"
+            )
+        )
+        assert [tuple(row) for row in rows] == [
+            ("usage_ledger_2026_11", 2),
+            ("usage_ledger_2026_12", 3),
+            ("usage_ledger_2027_01", 1),
+            ("usage_ledger_2027_02", 1),
+        ]
+    with pytest.raises((StoreUnavailableError, DBAPIError)):
+        async with database.writing() as transaction:
+            await transaction.execute(text("DELETE FROM usage_ledger_2026_12"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_tokens": -1},
+        {"cost_micros": 2**63},
+        {"created_ms": -1},
+        {"created_ms": 2**62},
+        {"ended_ms": 2**62},
+    ],
+    ids=str,
+)
+def test_record_that_no_database_can_hold_is_told_apart(fields: dict[str, int]) -> None:
+    with pytest.raises(UnusableRecordError):
+        row_of(usage_record(1, **fields))
+
+
+async def test_strange_texts_get_in(database: Database) -> None:
+    strange = usage_record(1, credential_id="jwt:\0" + "x" * 5000, code="é" * 400)
+    assert await _insert(database, strange) == 1
+
+
+async def test_usage_is_told_by_holder_and_time(database: Database) -> None:
+    await _insert(
+        database,
+        usage_record(1),
+        usage_record(2, project_id="prj_2"),
+        usage_record(3, credential_id="key_2", created_ms=NOON_MS + HOUR_MS),
+        usage_record(4, tenant_id="other", credential_id="key_1"),
+    )
+    noon, one = NOON, NOON.replace(hour=13)
+
+    async def usage(scope: LimitScope, holder: str) -> PeriodUsage:
+        async with database.reading() as transaction:
+            return await LedgerStore(transaction).usage_between(
+                "acme", scope, holder, start=noon, end=one
+            )
+
+    assert await usage(LimitScope.TENANT, "acme") == PeriodUsage(2, 13 + 15, 101 + 102)
+    assert await usage(LimitScope.PROJECT, "prj_2") == PeriodUsage(1, 15, 102)
+    assert await usage(LimitScope.KEY, "key_1") == PeriodUsage(2, 28, 203)
+    assert await usage(LimitScope.KEY, "key_2") == PeriodUsage(0, 0, 0)
+
+
+async def test_known_request_ids_are_found(database: Database) -> None:
+    await _insert(database, usage_record(1), usage_record(2))
+    asked = {usage_record(n).request_id for n in range(2, 12_000)}
+    async with database.reading() as transaction:
+        assert await LedgerStore(transaction).known(asked) == {usage_record(2).request_id}
+        assert await LedgerStore(transaction).known([]) == set()

@@ -1,0 +1,51 @@
+"""Limits as people change them: name by name."""
+
+from typing import Any
+
+import pytest
+
+from gateway.accounts.limits import (
+    MAX_LIMIT,
+    FromPlan,
+    LimitName,
+    changed_limits,
+    read_limit_changes,
+)
+from gateway.errors import InvalidParameterError
+
+
+def test_changes_are_merged_by_name_and_plan_takes_an_own_limit_away() -> None:
+    own = {
+        LimitName.REQUESTS_PER_MINUTE: 60,
+        LimitName.TOKENS_PER_DAY: None,
+        LimitName.BUDGET: 5,
+    }
+    changes = read_limit_changes(
+        {"requests_per_minute": None, "budget_micros": "plan", "concurrent_requests": 2}
+    )
+    assert changes[LimitName.BUDGET] is FromPlan.FROM_PLAN
+    assert changed_limits(own, changes) == {
+        LimitName.REQUESTS_PER_MINUTE: None,
+        LimitName.TOKENS_PER_DAY: None,
+        LimitName.CONCURRENT_REQUESTS: 2,
+    }
+    assert changed_limits({}, {LimitName.BUDGET: FromPlan.FROM_PLAN}) == {}
+
+
+@pytest.mark.parametrize("value", [0, MAX_LIMIT])
+def test_bounds_belong_to_the_range(value: int) -> None:
+    assert read_limit_changes({"budget_micros": value}) == {LimitName.BUDGET: value}
+
+
+@pytest.mark.parametrize("value", [-1, MAX_LIMIT + 1, True, 1.0, "5", "none", "Plan", [], {}])
+def test_other_values_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="null or an integer from 0") as caught:
+        read_limit_changes({"requests_per_day": value})
+    assert caught.value.param == "limits.requests_per_day"
+
+
+def test_unknown_name_is_refused_and_the_known_ones_are_told() -> None:
+    with pytest.raises(
+        InvalidParameterError, match=r'no member "rpm"\. Known: requests_per_minute'
+    ):
+        read_limit_changes({"rpm": 5})

@@ -1,0 +1,100 @@
+"""Plans: default limits for groups of tenants."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract.keys import KEY_EVENTS
+from gateway.accounts.audit import AuditLog
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitName, LimitScope
+from gateway.accounts.plan_service import PlanService
+from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+
+RPM, BUDGET = LimitName.REQUESTS_PER_MINUTE, LimitName.BUDGET
+NOTHING: dict[LimitName, int | None] = {}
+
+
+@pytest.fixture
+def plans(database: Database, redis: Redis) -> PlanService:
+    return PlanService(database, ChangeAnnouncer(redis))
+
+
+async def _events(redis: Redis) -> list[dict[bytes, bytes]]:
+    entries: Any = await redis.xrange(KEY_EVENTS)
+    return [fields for _, fields in entries]
+
+
+async def test_plan_is_kept_with_its_limits(plans: PlanService) -> None:
+    created = await plans.create(
+        "starter",
+        limits={LimitScope.KEY: {RPM: 60}, LimitScope.TENANT: {BUDGET: 5_000_000, RPM: None}},
+    )
+    assert created.name == "starter"
+    assert created.limits == {
+        LimitScope.KEY: {RPM: 60},
+        LimitScope.PROJECT: {},
+        LimitScope.TENANT: {BUDGET: 5_000_000},
+    }
+    assert await plans.get("starter") == created
+    assert await plans.list_all() == [created]
+
+
+async def test_change_merges_limits_by_name_and_none_takes_away(
+    plans: PlanService, redis: Redis
+) -> None:
+    await plans.create("p", limits={LimitScope.KEY: {RPM: 60, BUDGET: 1}})
+    changed = await plans.update(
+        "p", limits={LimitScope.KEY: {RPM: None}, LimitScope.PROJECT: {BUDGET: 7}}
+    )
+    assert changed.limits[LimitScope.KEY] == {BUDGET: 1}
+    assert changed.limits[LimitScope.PROJECT] == {BUDGET: 7}
+    assert await plans.get("p") == changed
+    assert (await plans.update("p", name="Pro")).name == "Pro"
+    assert await _events(redis) == [{b"all": b"plans"}] * 2
+
+
+async def test_simultaneous_changes_lose_nothing(plans: PlanService) -> None:
+    await plans.create("p")
+    names = list(LimitName)
+    await asyncio.gather(*(plans.update("p", limits={LimitScope.KEY: {n: 1}}) for n in names))
+    assert (await plans.get("p")).limits[LimitScope.KEY] == dict.fromkeys(names, 1)
+
+
+async def test_changes_are_audited(plans: PlanService, database: Database) -> None:
+    await plans.create("p", actor="cli:ada")
+    await plans.update("p", limits={LimitScope.KEY: {RPM: 5}}, actor="cli:bob")
+    async with database.reading() as transaction:
+        newest, first = await AuditLog(transaction).entries()
+    assert (first.action, first.subject, first.actor) == ("plan.create", "p", "cli:ada")
+    assert (newest.action, newest.actor) == ("plan.update", "cli:bob")
+    assert newest.details["key_limits"] == {"requests_per_minute": 5}
+
+
+@pytest.mark.parametrize("plan_id", ["", "Pro", "a b", "x" * 64, "a\0"])
+async def test_id_outside_the_alphabet_is_refused(plans: PlanService, plan_id: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        await plans.create(plan_id)
+    assert caught.value.param == "id"
+
+
+async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
+    await plans.create("p")
+    with pytest.raises(ConflictError, match='"p" exists already'):
+        await plans.create("p")
+    async with database.reading() as transaction:
+        assert len(await AuditLog(transaction).entries()) == 1
+
+
+async def test_change_of_nothing_and_of_nobody_is_refused(plans: PlanService, redis: Redis) -> None:
+    with pytest.raises(InvalidParameterError, match="Nothing to change"):
+        await plans.update("p", limits={LimitScope.KEY: NOTHING})
+    for plan_id in ("p", "a\0b"):
+        with pytest.raises(NotFoundError, match="There is no plan"):
+            await plans.update(plan_id, name="x")
+        with pytest.raises(NotFoundError, match="There is no plan"):
+            await plans.get(plan_id)
+    assert await _events(redis) == []

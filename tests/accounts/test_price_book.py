@@ -1,0 +1,154 @@
+"""The price table in a gateway's memory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from contract.tier import ServiceTier
+from gateway.accounts import price_book as price_books
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.price_book import PriceBook
+from gateway.accounts.price_service import PriceService
+from gateway.accounts.times import utc_now
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.revocation import RevocationListener
+from gateway.errors import StoreUnavailableError
+from gateway.tasks import end_task
+
+DEFAULT, FLEX, PRIORITY = ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def prices(database: Database, redis: Redis) -> PriceService:
+    return PriceService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+async def nowhere(tmp_path: Path) -> AsyncIterator[Database]:
+    """A database that cannot be opened."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/no/such/folder/file.db")
+    yield database
+    await database.aclose()
+
+
+async def _until(book: PriceBook, prompt_micros: int, *, seconds: float = 5) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            price = book.find("m", DEFAULT, utc_now())
+            if price is not None and price.prompt_micros == prompt_micros:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_price_depends_on_the_time(database: Database, prices: PriceService) -> None:
+    before = utc_now() - HOUR
+    first = await prices.add("m", prompt_micros=1, completion_micros=1)
+    later = first.effective_at + HOUR
+    second = await prices.add("m", prompt_micros=2, completion_micros=2, effective_at=later)
+    corrected = await prices.add("m", prompt_micros=3, completion_micros=3, effective_at=later)
+    book = PriceBook(database)
+    await book.refresh()
+    millisecond = timedelta(milliseconds=1)
+    assert book.find("m", DEFAULT, before) is None
+    assert book.find("m", DEFAULT, first.effective_at) == first
+    assert book.find("m", DEFAULT, second.effective_at - millisecond) == first
+    assert book.find("m", DEFAULT, second.effective_at) == corrected
+    assert book.find("other", DEFAULT, later) is None
+
+
+async def test_tier_without_a_price_in_force_costs_what_the_default_does(
+    database: Database, prices: PriceService
+) -> None:
+    default = await prices.add("m", prompt_micros=10, completion_micros=10)
+    flex = await prices.add(
+        "m",
+        prompt_micros=5,
+        completion_micros=5,
+        service_tier=FLEX,
+        effective_at=utc_now() + HOUR,
+    )
+    book = PriceBook(database)
+    await book.refresh()
+    assert book.find("m", PRIORITY, utc_now()) == default
+    assert book.find("m", FLEX, utc_now()) == default
+    assert book.find("m", FLEX, flex.effective_at) == flex
+
+
+async def test_unknown_prices_are_not_taken_for_none(nowhere: Database) -> None:
+    book = PriceBook(nowhere)
+    with pytest.raises(StoreUnavailableError):
+        await book.refresh()
+    with pytest.raises(StoreUnavailableError, match="prices cannot be read") as caught:
+        book.find("m", DEFAULT, utc_now())
+    assert caught.value.headers()["retry-after-ms"] == "1000"
+
+
+async def test_last_known_prices_hold_while_the_database_is_away(
+    database: Database, nowhere: Database, prices: PriceService
+) -> None:
+    price = await prices.add("m", prompt_micros=1, completion_micros=1)
+    book = PriceBook(database)
+    await book.refresh()
+    book._database = nowhere
+    task = asyncio.create_task(book.run())
+    book.refresh_soon()
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    assert book.find("m", DEFAULT, utc_now()) == price
+    await end_task(task)
+
+
+async def test_table_is_loaded_as_soon_as_the_database_is_back(
+    database: Database,
+    nowhere: Database,
+    prices: PriceService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(price_books, "RETRY_SECONDS", 0.02)
+    await prices.add("m", prompt_micros=7, completion_micros=1)
+    book = PriceBook(nowhere)
+    task = asyncio.create_task(book.run())
+    await asyncio.sleep(0.1)
+    with pytest.raises(StoreUnavailableError):
+        book.find("m", DEFAULT, utc_now())
+    book._database = database
+    async with asyncio.timeout(5):
+        while not book._is_loaded:
+            await asyncio.sleep(0.01)
+    assert book.find("m", DEFAULT, utc_now()) is not None
+    await end_task(task)
+
+
+async def test_announced_price_is_known_at_once(
+    database: Database, prices: PriceService, redis: Redis
+) -> None:
+    book = PriceBook(database)
+    await book.refresh()
+    authenticator = Authenticator(database, verifier=None, ttl_seconds=1, max_entries=1)
+    listener = RevocationListener(redis, authenticator, on_prices_changed=book.refresh_soon)
+    listener.start()
+    task = asyncio.create_task(book.run())
+    await asyncio.sleep(0.2)
+    for prompt_micros in (1, 2):
+        await prices.add("m", prompt_micros=prompt_micros, completion_micros=1)
+        await _until(book, prompt_micros, seconds=2)
+    await end_task(task)
+    await listener.stop()
+
+
+async def test_unannounced_price_is_known_after_a_while(
+    database: Database, prices: PriceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(price_books, "REFRESH_SECONDS", 0.05)
+    book = PriceBook(database)
+    task = asyncio.create_task(book.run())
+    await asyncio.sleep(0.1)
+    await prices.add("m", prompt_micros=4, completion_micros=1)
+    await _until(book, 4, seconds=2)
+    await end_task(task)

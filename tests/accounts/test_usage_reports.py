@@ -1,0 +1,324 @@
+"""Reports on usage are equal to sums over the ledger's rows, whatever has been summed up already."""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from contract.tier import ServiceTier
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.rows import day_of, hour_of, time_of
+from gateway.accounts.tables import RollupPeriod, RollupRow
+from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.accounts.usage_parts import Dimension, UsageFilter, UsageSums
+from gateway.accounts.usage_periods import DAY, HOUR, Bucket, Span
+from gateway.accounts.usage_service import (
+    ReportRequest,
+    UsageReport,
+    UsageService,
+    UsageSlice,
+    position,
+)
+from gateway.accounts.usage_store import UsageStore
+from gateway.errors import NotFoundError, StoreUnavailableError
+from tests.accounts.ledger_rows import NOON, add, record, sum_up, totals
+
+ACME = UsageFilter(tenant_id="acme")
+WHOLE = Span(NOON - 3 * DAY, NOON + 3 * DAY)
+
+FIELD: dict[Dimension, Callable[[UsageRecord], str]] = {
+    Dimension.TENANT: lambda each: each.tenant_id,
+    Dimension.PROJECT: lambda each: each.project_id or "",
+    Dimension.KEY: lambda each: each.credential_id,
+    Dimension.MODEL: lambda each: each.model,
+    Dimension.SERVICE_TIER: lambda each: each.service_tier,
+}
+LABEL = {
+    Bucket.HOUR: "%Y-%m-%dT%H",
+    Bucket.DAY: "%Y-%m-%d",
+    Bucket.MONTH: "%Y-%m",
+    Bucket.TOTAL: "",
+}
+
+
+def some_records(generator: random.Random, number: int) -> list[UsageRecord]:
+    """Return records over a week around the turn of a month, in few hours."""
+    start = datetime(2026, 10, 29, 22, tzinfo=NOON.tzinfo)
+    return [
+        record(
+            start + timedelta(minutes=generator.randrange(5 * 24 * 60), milliseconds=999),
+            tenant_id=generator.choice(["acme", "other"]),
+            project_id=generator.choice([None, "prj_1", "prj_2"]),
+            credential_id=generator.choice(["key_1", "key_2", "jwt:ann"]),
+            model=generator.choice(["m1", "org/m2"]),
+            service_tier=generator.choice(list(ServiceTier)),
+            outcome=generator.choice(list(Outcome)),
+            is_streamed=generator.random() < 0.5,
+            prompt_tokens=generator.choice([0, 1, 100, 10**12]),
+            cached_tokens=0,
+        )
+        for _ in range(number)
+    ]
+
+
+def expected(
+    records: Iterable[UsageRecord], asked: ReportRequest
+) -> dict[tuple[str, ...], UsageSums]:
+    """Return the sums of a report by label and values, from the records alone."""
+    groups: defaultdict[tuple[str, ...], list[UsageRecord]] = defaultdict(list)
+    for each in records:
+        at, wanted = time_of(each.created_ms), asked.wanted
+        if (
+            asked.span.start <= at < asked.span.end
+            and wanted.tenant_id in (None, each.tenant_id)
+            and wanted.project_id in (None, each.project_id)
+            and wanted.credential_id in (None, each.credential_id)
+            and wanted.model in (None, each.model)
+        ):
+            values = (FIELD[dimension](each) for dimension in asked.dimensions)
+            groups[at.strftime(LABEL[asked.bucket]), *values].append(each)
+    return {key: totals(members) for key, members in groups.items()}
+
+
+def by_key(asked: ReportRequest, slices: Iterable[UsageSlice]) -> dict[tuple[str, ...], UsageSums]:
+    """Return a report's sums in the same way."""
+    found = {
+        (
+            "" if asked.bucket is Bucket.TOTAL else each.span.start.strftime(LABEL[asked.bucket]),
+            *(each.values[dimension] for dimension in asked.dimensions),
+        ): each.sums
+        for each in slices
+    }
+    assert len(found) == len(list(slices))
+    return found
+
+
+async def whole_report(
+    service: UsageService, asked: ReportRequest, *, page: int = 1000
+) -> list[UsageSlice]:
+    """Read all pages of a report."""
+    slices: list[UsageSlice] = []
+    after: tuple[str, ...] | None = None
+    while True:
+        report = await service.report(asked, after=after, limit=page)
+        assert len(report.slices) <= page
+        slices += report.slices
+        if report.next is None:
+            return slices
+        assert len(report.slices) == page
+        after = report.next
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_reports_equal_sums_over_rows(database: Database, number: int) -> None:
+    generator = random.Random(number)
+    records = some_records(generator, 150)
+    early, late = records[:100], records[100:]
+    await add(database, early)
+    hours = sorted({hour_of(time_of(each.created_ms)) for each in early})
+    await sum_up(database, early, generator.sample(hours, len(hours) * (number + 1) // 4))
+    # These come after some of their hours were summed up, and mark them again.
+    await add(database, late)
+    service = UsageService(database)
+    first, last = (time_of(each(r.created_ms for r in records)) for each in (min, max))
+    for bucket, size in product(Bucket, (0, 1, 2, 5)):
+        start = first + timedelta(minutes=generator.randrange(-60, 3000))
+        end = generator.choice([last + DAY, start + timedelta(hours=generator.randrange(1, 90))])
+        asked = ReportRequest(
+            wanted=UsageFilter(
+                tenant_id=generator.choice([None, "acme"]),
+                project_id=generator.choice([None, None, "prj_1"]),
+                credential_id=generator.choice([None, None, "key_2", "jwt:ann"]),
+                model=generator.choice([None, None, "org/m2"]),
+            ),
+            span=generator.choice([Span(start, end), Span(hour_of(start), hour_of(end))]),
+            bucket=bucket,
+            dimensions=tuple(sorted(generator.sample(list(Dimension), size))),
+        )
+        found = await whole_report(service, asked, page=generator.choice([3, 1000]))
+        assert by_key(asked, found) == expected(records, asked), asked
+
+
+async def test_days_that_are_summed_up_are_not_read_again(database: Database) -> None:
+    records = [record(NOON), record(NOON + HOUR)]
+    await add(database, records)
+    await sum_up(database, records, [hour_of(NOON), hour_of(NOON + HOUR)])
+    async with database.writing() as transaction:
+        await transaction.execute(
+            update(RollupRow)
+            .where(RollupRow.period == RollupPeriod.DAY)
+            .values(requests=RollupRow.requests + 1000)
+        )
+    asked = ReportRequest(
+        wanted=ACME, span=Span(day_of(NOON), day_of(NOON) + DAY), bucket=Bucket.DAY
+    )
+    report = await UsageService(database).report(asked, after=None, limit=10)
+    assert [each.sums.requests for each in report.slices] == [1002]
+
+
+async def test_pages_of_a_report_go_on_where_the_one_before_ended(database: Database) -> None:
+    await add(
+        database,
+        [
+            record(NOON + day * DAY, model=model, project_id=project)
+            for day, model, project in product(range(3), ("a", "b"), (None, "p"))
+        ],
+    )
+    asked = ReportRequest(
+        wanted=ACME,
+        span=WHOLE,
+        bucket=Bucket.DAY,
+        dimensions=(Dimension.PROJECT, Dimension.MODEL),
+    )
+    service = UsageService(database)
+    slices = await whole_report(service, asked, page=5)
+    assert slices == await whole_report(service, asked, page=1)
+    shown = [(each.span.start.day, *each.values.values()) for each in slices]
+    assert shown == list(product((10, 11, 12), ("", "p"), ("a", "b")))
+
+
+async def test_empty_report_has_no_lines(database: Database) -> None:
+    await add(database, [record(NOON, tenant_id="other")])
+    for bucket in Bucket:
+        asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=bucket)
+        found = await UsageService(database).report(asked, after=None, limit=10)
+        assert found == UsageReport([], None)
+
+
+async def test_report_sees_one_state_while_rows_are_added(database: Database) -> None:
+    service = UsageService(database)
+    asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=Bucket.TOTAL)
+    done = asyncio.Event()
+    records: list[UsageRecord] = []
+
+    async def write() -> None:
+        for number in range(15):
+            two = [record(NOON + number * HOUR), record(NOON - number * HOUR)]
+            records.extend(two)
+            await add(database, two)
+            if number % 2:
+                await sum_up(database, records, [hour_of(NOON), hour_of(NOON + number * HOUR)])
+        done.set()
+
+    async def read() -> None:
+        seen = 0
+        while not done.is_set():
+            report = await service.report(asked, after=None, limit=1)
+            requests = sum(each.sums.requests for each in report.slices)
+            # Pairs are added together, and none is missed or counted twice.
+            assert requests % 2 == 0
+            assert requests >= seen
+            seen = requests
+
+    await asyncio.gather(write(), read())
+    report = await service.report(asked, after=None, limit=1)
+    assert report.slices[0].sums == totals(records)
+
+
+async def test_report_does_not_mix_two_states(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(NOON), record(NOON + HOUR)]
+    await add(database, records)
+    await sum_up(database, records, [NOON, NOON + HOUR])
+    look = UsageStore.dirty_hours
+
+    async def look_and_wait(store: UsageStore, span: Span) -> set[datetime]:
+        hours = await look(store, span)
+        # Meanwhile two rows come in, and the sums of one of their hours are made.
+        records.extend([record(NOON), record(NOON + HOUR)])
+        await add(database, records[2:])
+        await sum_up(database, records, [NOON + HOUR])
+        return hours
+
+    monkeypatch.setattr(UsageStore, "dirty_hours", look_and_wait)
+    asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=Bucket.HOUR)
+    report = await UsageService(database).report(asked, after=None, limit=10)
+    assert [each.sums.requests for each in report.slices] == [1, 1]
+
+
+async def test_requests_are_listed_newest_first_page_by_page(database: Database) -> None:
+    same_time = [record(NOON) for _ in range(5)]
+    others = [record(NOON + number * HOUR) for number in (-40, -1, 2, 50)]
+    await add(database, [*same_time, *others, record(NOON, tenant_id="other")])
+    service = UsageService(database)
+    seen: list[UsageRecord] = []
+    before = None
+    while True:
+        page = await service.requests(ACME, WHOLE, before=before, limit=2)
+        seen += page.entries
+        if not page.has_more:
+            break
+        before = position(page.entries[-1])
+    assert seen == sorted([*same_time, *others], key=position, reverse=True)
+    one = await service.requests(ACME, Span(NOON, NOON + HOUR), before=None, limit=5)
+    assert (len(one.entries), one.has_more) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "number"),
+    [
+        ({"model": "m2"}, 1),
+        ({"credential_id": "key_2"}, 2),
+        ({"project_id": "prj_1", "credential_id": "key_2"}, 1),
+        ({"project_id": "prj_1", "model": "m2"}, 0),
+    ],
+)
+async def test_requests_are_filtered(
+    database: Database, wanted: dict[str, str], number: int
+) -> None:
+    made: list[dict[str, Any]] = [
+        {"model": "m2"},
+        {"credential_id": "key_2"},
+        {"credential_id": "key_2", "project_id": "prj_1"},
+        {"tenant_id": "other", "model": "m2", "credential_id": "key_2", "project_id": "prj_1"},
+    ]
+    await add(database, [record(**fields) for fields in made])
+    asked = UsageFilter(tenant_id="acme", **wanted)
+    page = await UsageService(database).requests(asked, WHOLE, before=None, limit=10)
+    assert len(page.entries) == number
+
+
+async def test_one_request_is_found_by_its_tenant_only(database: Database) -> None:
+    mine = record(outcome=Outcome.TIMED_OUT, code="generation_timeout", is_prepaid=True, jobs=3)
+    await add(database, [mine, record(tenant_id="other")])
+    service = UsageService(database)
+    assert await service.request(ACME, mine.request_id) == mine
+    assert await service.request(UsageFilter(tenant_id=None), mine.request_id) == mine
+    for tenant, key in (("other", None), ("acme", "key_2")):
+        with pytest.raises(NotFoundError):
+            await service.request(UsageFilter(tenant_id=tenant, credential_id=key), mine.request_id)
+
+
+async def test_export_has_every_request_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.accounts.usage_service.EXPORT_PAGE", 7)
+    records = [record(NOON + number % 5 * HOUR) for number in range(30)]
+    await add(database, records)
+    seen: list[UsageRecord] = []
+    async for some in UsageService(database).export(ACME, WHOLE):
+        if not seen:
+            await add(database, [record(NOON)])  # Too late for this export.
+        seen += some
+    assert seen == sorted(records, key=position, reverse=True)
+
+
+async def test_database_that_is_away_is_one_error(tmp_path: Path) -> None:
+    database = Database(f"postgresql+asyncpg://postgres@/none?host={tmp_path}")
+    service = UsageService(database)
+    asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=Bucket.DAY)
+    with pytest.raises(StoreUnavailableError):
+        await service.report(asked, after=None, limit=10)
+    with pytest.raises(StoreUnavailableError):
+        await service.requests(ACME, WHOLE, before=None, limit=10)
+    with pytest.raises(StoreUnavailableError):
+        await service.request(ACME, "cmpl-1")
+    await database.aclose()

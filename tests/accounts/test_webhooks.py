@@ -1,0 +1,225 @@
+"""Webhooks: registered, tested, removed; and what they are to be told."""
+
+import asyncio
+import json
+import re
+from datetime import timedelta
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.accounts.audit import AuditLog
+from gateway.accounts.database import Database
+from gateway.accounts.records import Webhook
+from gateway.accounts.tables import WebhookEventRow
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.times import utc_now
+from gateway.accounts.webhook_service import MAX_WEBHOOKS, WebhookService, make_event
+from gateway.accounts.webhook_store import CLAIM, Delivery, EventName, WebhookStore
+from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+
+URL = "https://example.com/hooks/T0KEN?key=hidden"
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+async def webhooks(database: Database, redis: Redis, tenants: TenantService) -> WebhookService:
+    await tenants.create("Acme", tenant_id="acme")
+    await tenants.create("Other", tenant_id="other")
+    return WebhookService(database)
+
+
+async def _add_event(database: Database, webhook: Webhook, threshold: int = 50) -> str:
+    name = EventName(webhook.id, "budget.threshold", "t:acme", "2026-11", threshold)
+    event = make_event(name, "acme", {"threshold": threshold})
+    async with database.writing() as transaction:
+        assert await WebhookStore(transaction).add_events([event]) == 1
+    return event.id
+
+
+async def _due(database: Database, *, after: timedelta = SECOND, limit: int = 10) -> list[Delivery]:
+    async with database.writing() as transaction:
+        return await WebhookStore(transaction).due(utc_now() + after, limit)
+
+
+async def test_webhook_is_kept(webhooks: WebhookService) -> None:
+    created = await webhooks.create("acme", URL, thresholds=[90, 10])
+    assert re.fullmatch(r"whk_[0-9a-f]{16}", created.id)
+    assert re.fullmatch(r"whsec_[0-9a-f]{64}", created.secret)
+    assert created.secret not in repr(created)
+    assert created.thresholds == (10, 90)
+    assert await webhooks.list_of_tenant("acme") == [created]
+    assert await webhooks.list_of_tenant("other") == []
+    other = await webhooks.create("acme", URL)
+    assert other.thresholds == (50, 80, 100)
+    assert other.secret != created.secret
+
+
+@pytest.mark.parametrize(
+    "thresholds", [[], [0], [101], [-5], [50, 50], list(range(1, 12))], ids=str
+)
+async def test_wrong_thresholds_are_refused(
+    webhooks: WebhookService, thresholds: list[int]
+) -> None:
+    with pytest.raises(InvalidParameterError, match="'thresholds' must be") as caught:
+        await webhooks.create("acme", URL, thresholds=thresholds)
+    assert caught.value.param == "thresholds"
+    assert await webhooks.list_of_tenant("acme") == []
+
+
+async def test_private_hosts_are_allowed_only_by_setting(
+    webhooks: WebhookService, database: Database
+) -> None:
+    with pytest.raises(InvalidParameterError):
+        await webhooks.create("acme", "http://127.0.0.1:9/x")
+    allowing = WebhookService(database, allows_private=True)
+    assert (await allowing.create("acme", "http://127.0.0.1:9/x")).url == "http://127.0.0.1:9/x"
+
+
+async def test_tenant_has_at_most_five_even_when_many_are_made_at_once(
+    webhooks: WebhookService,
+) -> None:
+    results = await asyncio.gather(
+        *(webhooks.create("acme", URL) for _ in range(MAX_WEBHOOKS + 3)), return_exceptions=True
+    )
+    assert sum(isinstance(result, ConflictError) for result in results) == 3
+    kept = await webhooks.list_of_tenant("acme")
+    assert len(kept) == MAX_WEBHOOKS == 5
+    await webhooks.create("other", URL)
+    await webhooks.remove("acme", kept[0].id)
+    await webhooks.create("acme", URL)
+
+
+async def test_unknown_and_other_tenants_webhooks_are_not_found(
+    webhooks: WebhookService,
+) -> None:
+    webhook = await webhooks.create("acme", URL)
+    for tenant_id, webhook_id in (
+        ("other", webhook.id),
+        ("acme", "whk_0"),
+        ("acme", "a\0b"),
+        ("nobody", webhook.id),
+    ):
+        with pytest.raises(NotFoundError):
+            await webhooks.remove(tenant_id, webhook_id)
+        with pytest.raises(NotFoundError):
+            await webhooks.test(tenant_id, webhook_id)
+    with pytest.raises(NotFoundError, match="no tenant"):
+        await webhooks.list_of_tenant("nobody")
+    with pytest.raises(NotFoundError, match="no tenant"):
+        await webhooks.create("nobody", URL)
+    await webhooks.remove("acme", webhook.id)
+    with pytest.raises(NotFoundError):
+        await webhooks.remove("acme", webhook.id)
+
+
+async def test_audit_names_the_host_and_no_secret(
+    webhooks: WebhookService, database: Database
+) -> None:
+    webhook = await webhooks.create("acme", URL, actor="key:k1")
+    await webhooks.remove("acme", webhook.id, actor="key:k2")
+    async with database.reading() as transaction:
+        removed, created, *_ = await AuditLog(transaction).entries(tenant_id="acme")
+    assert (created.action, created.subject, created.actor) == (
+        "webhook.create",
+        webhook.id,
+        "key:k1",
+    )
+    assert (removed.action, removed.actor) == ("webhook.remove", "key:k2")
+    assert created.details == {"host": "example.com", "thresholds": [50, 80, 100]}
+    for secret in (webhook.secret, "T0KEN", "hidden"):
+        assert secret not in json.dumps([created.details, removed.details])
+
+
+async def test_test_event_is_due_once_a_minute(
+    webhooks: WebhookService, database: Database
+) -> None:
+    webhook = await webhooks.create("acme", URL)
+    if utc_now().second == 59:
+        await asyncio.sleep(1.1)
+    event = await webhooks.test("acme", webhook.id)
+    with pytest.raises(ConflictError, match="in this minute already"):
+        await webhooks.test("acme", webhook.id)
+    (delivery,) = await _due(database)
+    assert (delivery.event_id, delivery.kind) == (event.id, "webhook.test")
+    assert (delivery.url, delivery.secret, delivery.attempts) == (URL, webhook.secret, 0)
+    assert webhook.secret not in repr(delivery)
+    body = json.loads(delivery.body)
+    assert body == {
+        "object": "event",
+        "id": event.id,
+        "type": "webhook.test",
+        "created_at": body["created_at"],
+        "tenant": "acme",
+        "data": {"webhook": webhook.id},
+    }
+
+
+async def test_event_of_the_same_name_is_told_once(
+    webhooks: WebhookService, database: Database
+) -> None:
+    webhook = await webhooks.create("acme", URL)
+    name = EventName(webhook.id, "budget.threshold", "t:acme", "2026-11", 50)
+
+    async def add() -> int:
+        async with database.writing() as transaction:
+            events = [make_event(name._replace(threshold=t), "acme", {}) for t in (50, 80)]
+            return await WebhookStore(transaction).add_events(events)
+
+    assert sum(await asyncio.gather(*(add() for _ in range(4)))) == 2
+    assert len(await _due(database)) == 2
+    async with database.reading() as transaction:
+        known = await WebhookStore(transaction).known_events(
+            [webhook.id], "budget.threshold", ["2026-11"]
+        )
+    assert known == {name, name._replace(threshold=80)}
+
+
+async def test_due_events_are_handed_out_once_until_the_claim_runs_out(
+    webhooks: WebhookService, database: Database
+) -> None:
+    webhook = await webhooks.create("acme", URL)
+    ids = {await _add_event(database, webhook, threshold) for threshold in range(1, 9)}
+    handed_out = await asyncio.gather(*(_due(database, limit=3) for _ in range(4)))
+    assert sorted(d.event_id for some in handed_out for d in some) == sorted(ids)
+    assert await _due(database) == []
+    assert {d.event_id for d in await _due(database, after=2 * CLAIM)} == ids
+
+
+async def test_delivered_event_is_not_due_any_more(
+    webhooks: WebhookService, database: Database
+) -> None:
+    event_id = await _add_event(database, await webhooks.create("acme", URL))
+    async with database.writing() as transaction:
+        await WebhookStore(transaction).delivered(event_id, utc_now())
+        # An attempt that was given up and came after all does not have it sent again.
+        await WebhookStore(transaction).failed(event_id, next_attempt_at=utc_now(), error="late")
+    assert await _due(database, after=10 * CLAIM) == []
+    async with database.reading() as transaction:
+        row = await transaction.get_one(WebhookEventRow, event_id)
+    assert row.delivered_at is not None
+    assert (row.attempts, row.next_attempt_at, row.last_error) == (1, None, "")
+
+
+async def test_failed_event_is_due_again_when_it_says_so(
+    webhooks: WebhookService, database: Database
+) -> None:
+    event_id = await _add_event(database, await webhooks.create("acme", URL))
+    later = utc_now() + 10 * CLAIM
+    async with database.writing() as transaction:
+        await WebhookStore(transaction).failed(event_id, next_attempt_at=later, error="x" * 999)
+    assert await _due(database, after=9 * CLAIM) == []
+    (delivery,) = await _due(database, after=11 * CLAIM)
+    assert (delivery.event_id, delivery.attempts) == (event_id, 1)
+    async with database.writing() as transaction:
+        await WebhookStore(transaction).failed(event_id, next_attempt_at=None, error="gone")
+    assert await _due(database, after=99 * CLAIM) == []
+
+
+async def test_removed_webhook_is_told_nothing(
+    webhooks: WebhookService, database: Database
+) -> None:
+    webhook = await webhooks.create("acme", URL)
+    await _add_event(database, webhook)
+    await webhooks.remove("acme", webhook.id)
+    assert await _due(database) == []

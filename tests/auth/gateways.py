@@ -1,0 +1,56 @@
+"""Gateways as far as authentication goes: several of them, which hear of changes."""
+
+import asyncio
+import time
+
+from gateway.accounts.database import Database
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.key_service import CreatedKey
+from gateway.auth.revocation import RevocationListener
+from gateway.errors import ApiError
+from gateway.redis_client import connect
+
+
+class Gateway:
+    """What one gateway process has of authentication."""
+
+    def __init__(self, database: Database, redis_url: str) -> None:
+        self.authenticator = Authenticator(
+            database, verifier=None, ttl_seconds=3600, max_entries=100
+        )
+        self.redis = connect(redis_url, max_connections=4)
+        self.listener = RevocationListener(self.redis, self.authenticator)
+
+    async def accepts(self, key: CreatedKey) -> bool:
+        """Whether a request with the key gets in."""
+        try:
+            await self.authenticator.authenticate(f"Bearer {key.key.reveal()}")
+        except ApiError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """End the listening."""
+        await self.listener.stop()
+        await self.redis.aclose()
+
+
+async def have_found_their_place(gateways: list[Gateway]) -> None:
+    """Wait until all listen."""
+    async with asyncio.timeout(5):
+        while any(gateway.listener._last_id is None for gateway in gateways):
+            await asyncio.sleep(0.01)
+
+
+async def seconds_until_refused(gateways: list[Gateway], key: CreatedKey) -> float:
+    """Wait until no gateway accepts the key; return how long that took."""
+    began = time.monotonic()
+    async with asyncio.timeout(10):
+        while any([await gateway.accepts(key) for gateway in gateways]):
+            await asyncio.sleep(0.005)
+    return time.monotonic() - began
+
+
+async def all_accept(gateways: list[Gateway], key: CreatedKey) -> bool:
+    """Whether every gateway accepts the key."""
+    return all([await gateway.accepts(key) for gateway in gateways])

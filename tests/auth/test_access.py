@@ -1,0 +1,246 @@
+"""Addresses, projects and roles: what narrows a valid credential."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import jwt
+import pytest
+from redis.asyncio import Redis
+
+from gateway.accounts.addresses import read_addresses
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitName, LimitScope
+from gateway.accounts.member_service import MemberService
+from gateway.accounts.project_service import ProjectService
+from gateway.accounts.records import Role
+from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.accounts.tables import PlanRow
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.times import utc_now
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.auth.key_service import KeyService
+from gateway.auth.principal import Principal
+from gateway.auth.roles import ROLE_SCOPES
+from gateway.errors import (
+    AccountSuspendedError,
+    AddressNotAllowedError,
+    AuthenticationError,
+    PermissionDeniedError,
+)
+from gateway.settings import JwtAlgorithm
+
+SECRET = "a secret of thirty-two bytes or more"
+
+
+@pytest.fixture
+def projects(database: Database, redis: Redis, tenants: TenantService) -> ProjectService:
+    """The rules of projects."""
+    return ProjectService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+def members(database: Database, redis: Redis, tenants: TenantService) -> MemberService:
+    """The rules of members."""
+    return MemberService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+def authenticator(database: Database) -> Authenticator:
+    """An authenticator for API keys and tokens with an empty cache."""
+    verifier = JwtVerifier(
+        algorithms=frozenset({JwtAlgorithm.HS256}),
+        secret=SECRET,
+        jwks=None,
+        issuer="issuer",
+        audience="sluice",
+        tenant_claim="tenant",
+        leeway=timedelta(0),
+    )
+    return Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=100)
+
+
+@pytest.fixture
+def add_plan(database: Database) -> Callable[..., Any]:
+    """Adds the plan `starter` with limits of its keys."""
+
+    async def add(key: dict[LimitName, int | None]) -> None:
+        async with database.writing() as transaction:
+            transaction.add(
+                PlanRow(
+                    id="starter",
+                    name="Starter",
+                    tenant_limits={},
+                    project_limits={},
+                    key_limits=key,
+                    created_at=utc_now(),
+                )
+            )
+
+    return add
+
+
+def _token(**claims: Any) -> str:
+    known = {"iss": "issuer", "aud": "sluice", "exp": int(time.time()) + 60, "tenant": "acme"}
+    signed = jwt.encode(known | {"sub": "ada"} | claims, SECRET, algorithm="HS256")
+    return f"Bearer {signed}"
+
+
+@pytest.mark.parametrize(
+    ("networks", "address", "is_allowed"),
+    [
+        (["10.0.0.0/8"], "10.255.0.1", True),
+        (["10.0.0.0/8"], "::ffff:10.255.0.1", True),
+        (["10.0.0.0/8"], "11.0.0.1", False),
+        (["10.0.0.0/8"], "::ffff:11.0.0.1", False),
+        (["10.0.0.0/8"], "::10.0.0.1", False),
+        (["::ffff:10.0.0.0/104"], "10.0.0.1", True),
+        (["2001:db8::/32"], "2001:db8:1::5", True),
+        (["2001:db8::/32"], "2001:DB8:0:0:0:0:0:1", True),
+        (["2001:db8::/32"], "2001:db9::1", False),
+        (["2001:db8::/32"], "10.0.0.1", False),
+        (["::/0"], "2001:db8::1", True),
+        (["::/0"], "10.0.0.1", False),
+        (["::/0"], "::ffff:10.0.0.1", False),
+        (["192.0.2.1", "10.0.0.0/8"], "192.0.2.1", True),
+        (["192.0.2.1"], "192.0.2.2", False),
+        (["0.0.0.0/0"], "", False),
+        (["0.0.0.0/0"], None, False),
+        (["0.0.0.0/0"], "unix", False),
+        (["0.0.0.0/0"], "10.0.0.1, 10.0.0.2", False),
+    ],
+)
+async def test_key_is_only_for_its_addresses(
+    authenticator: Authenticator,
+    keys: KeyService,
+    networks: list[str],
+    address: str | None,
+    is_allowed: bool,
+) -> None:
+    created = await keys.create("acme", name="x", allowed_addresses=read_addresses(networks))
+    bearer = f"Bearer {created.key.reveal()}"
+    # The second time the key comes from the cache.
+    for _ in range(2):
+        if is_allowed:
+            principal = await authenticator.authenticate(bearer, address=address)
+            assert principal.credential_id == created.record.id
+        else:
+            with pytest.raises(AddressNotAllowedError):
+                await authenticator.authenticate(bearer, address=address)
+
+
+async def test_archived_project_ends_its_keys_and_tokens_until_it_is_activated(
+    authenticator: Authenticator, keys: KeyService, projects: ProjectService
+) -> None:
+    project = await projects.create("acme", name="shop")
+    inside = (await keys.create("acme", name="in", project_id=project.id)).key.reveal()
+    outside = (await keys.create("acme", name="out")).key.reveal()
+    bearers = [f"Bearer {inside}", _token(project=project.id)]
+    for bearer in bearers:
+        assert (await authenticator.authenticate(bearer)).project_id == project.id
+    await projects.archive("acme", project.id)
+    authenticator.forget_tenant("acme")
+    for bearer in bearers:
+        with pytest.raises(AccountSuspendedError, match=f"The project '{project.id}' is archived"):
+            await authenticator.authenticate(bearer)
+    assert (await authenticator.authenticate(f"Bearer {outside}")).project_id is None
+    await projects.activate("acme", project.id)
+    authenticator.forget_tenant("acme")
+    for bearer in bearers:
+        await authenticator.authenticate(bearer)
+
+
+async def test_token_for_anothers_project_is_refused(
+    authenticator: Authenticator, projects: ProjectService
+) -> None:
+    others = await projects.create("other", name="others")
+    for project in (others.id, "prj_none"):
+        with pytest.raises(AuthenticationError, match="project does not exist"):
+            await authenticator.authenticate(_token(project=project))
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_member_has_the_scopes_of_the_role_and_fewer_if_the_token_says_so(
+    authenticator: Authenticator, members: MemberService, role: Role
+) -> None:
+    await members.add("acme", subject="ada", role=role)
+    granted = ROLE_SCOPES[role]
+    assert (await authenticator.authenticate(_token())).scopes == granted
+    for scope in Scope:
+        principal = await authenticator.authenticate(_token(scope=f"openid {scope}"))
+        assert principal.scopes == granted & {scope}
+    everything = await authenticator.authenticate(_token(scope=" ".join(Scope)))
+    assert everything.scopes == granted <= TENANT_SCOPES
+
+
+async def test_changed_and_removed_roles_are_honoured_once_the_change_is_heard(
+    authenticator: Authenticator, members: MemberService
+) -> None:
+    assert (await authenticator.authenticate(_token())).scopes == DEFAULT_SCOPES
+    await members.add("acme", subject="ada", role=Role.ADMIN)
+    await members.add("other", subject="ada", role=Role.OWNER)
+    authenticator.forget_tenant("acme")
+    assert Scope.KEYS in (await authenticator.authenticate(_token())).scopes
+    await members.set_role("acme", "ada", role=Role.VIEWER)
+    authenticator.forget_tenant("acme")
+    assert (await authenticator.authenticate(_token())).scopes == {Scope.USAGE}
+    await members.remove("acme", "ada")
+    authenticator.forget_tenant("acme")
+    assert (await authenticator.authenticate(_token())).scopes == DEFAULT_SCOPES
+
+
+async def test_in_a_tenant_with_members_only_their_tokens_are_taken(
+    authenticator: Authenticator, members: MemberService
+) -> None:
+    await members.add("acme", subject="owner", role=Role.OWNER)
+    await members.add("acme", subject="ada", role=Role.VIEWER)
+    assert (await authenticator.authenticate(_token())).scopes == {Scope.USAGE}
+    await members.remove("acme", "ada")
+    authenticator.forget_tenant("acme")
+    for scope in ("completions", "admin", "openid"):
+        with pytest.raises(PermissionDeniedError, match="not a member"):
+            await authenticator.authenticate(_token(scope=scope))
+    assert Scope.MEMBERS in (await authenticator.authenticate(_token(sub="owner"))).scopes
+
+
+async def test_limits_are_the_own_ones_else_the_plans_of_key_project_and_tenant(
+    authenticator: Authenticator,
+    database: Database,
+    tenants: TenantService,
+    projects: ProjectService,
+    keys: KeyService,
+    add_plan: Callable[..., Any],
+) -> None:
+    await add_plan(key={LimitName.REQUESTS_PER_MINUTE: 7, LimitName.BUDGET: 8})
+    await tenants.update("acme", plan_id="starter", limits={LimitName.TOKENS_PER_DAY: 5})
+    project = await projects.create("acme", name="x", limits={LimitName.REQUESTS_PER_DAY: 3})
+    created = await keys.create(
+        "acme", name="x", project_id=project.id, limits={LimitName.BUDGET: None}
+    )
+    principal = await authenticator.authenticate(f"Bearer {created.key.reveal()}")
+    assert [(each.scope, each.id) for each in principal.limits] == [
+        (LimitScope.KEY, created.record.id),
+        (LimitScope.PROJECT, project.id),
+        (LimitScope.TENANT, "acme"),
+    ]
+    key, own_project, tenant = (each.limits for each in principal.limits)
+    assert (key.requests_per_minute, key.budget_micros) == (7, None)
+    assert (own_project.requests_per_day, own_project.requests_per_minute) == (3, None)
+    assert (tenant.tokens_per_day, tenant.requests_per_minute) == (5, None)
+
+
+def test_principal_tells_under_which_name_it_is_audited() -> None:
+    def actor(credential_id: str) -> str:
+        principal = Principal(
+            tenant_id="acme",
+            tenant_weight=1.0,
+            credential_id=credential_id,
+            scopes=DEFAULT_SCOPES,
+            allowed_models=None,
+        )
+        return principal.actor
+
+    assert [actor("key_1"), actor("jwt:ada")] == ["key:key_1", "jwt:ada"]

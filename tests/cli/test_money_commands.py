@@ -1,0 +1,195 @@
+"""The commands that manage plans, prices, credits and webhooks."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+from gateway.commands.money import show_dollars
+
+Sluice = Callable[..., Result]
+
+pytestmark = pytest.mark.usefixtures("upgraded")
+
+
+def _json(result: Result) -> object:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def _refusal(result: Result) -> str:
+    assert result.exit_code != 0
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.output
+
+
+@pytest.mark.parametrize("group", ["plans", "prices", "credits", "webhooks"])
+def test_help_has_examples(sluice: Sluice, group: str) -> None:
+    result = sluice(group, "--help")
+    assert result.exit_code == 0
+    assert f"Examples:\n    sluice {group} " in result.output
+    assert f"  {group} " in sluice("--help").output
+
+
+def test_plan_is_made_changed_and_shown(sluice: Sluice) -> None:
+    made = _json(
+        sluice("plans", "create", "pro", "--key-limit", "requests_per_minute=60", "--json")
+    )
+    assert isinstance(made, dict)
+    assert (made["id"], made["name"]) == ("pro", "pro")
+    assert made["key_limits"] == {"requests_per_minute": 60}
+    changed = sluice(
+        "plans",
+        "set",
+        "pro",
+        "--tenant-limit",
+        "budget_micros=5000000",
+        "--key-limit",
+        "requests_per_minute=none",
+    )
+    assert changed.exit_code == 0
+    assert "budget_micros=5000000" in changed.output
+    shown = sluice("plans", "show", "pro")
+    assert "tenant  budget_micros  5000000" in shown.output
+    assert "requests_per_minute" not in shown.output
+    assert _json(sluice("plans", "list", "--json")) == [
+        {**made, "key_limits": {}, "tenant_limits": {"budget_micros": 5000000}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("requests=5", "'key_limits' has no member"),
+        ("requests_per_minute", "must be null or an integer"),
+        ("requests_per_minute=-1", "must be null or an integer"),
+        ("requests_per_minute=1.5", "must be null or an integer"),
+        ("requests_per_minute=" + "9" * 5000, "must be null or an integer"),
+        ("requests_per_minute=²", "must be null or an integer"),
+    ],
+)
+def test_wrong_limit_is_refused(sluice: Sluice, limit: str, message: str) -> None:
+    assert message in _refusal(sluice("plans", "create", "p", "--key-limit", limit))
+
+
+def test_prices_are_given_in_dollars_and_kept_in_micro_dollars(sluice: Sluice) -> None:
+    added = _json(
+        sluice("prices", "add", "m", "--prompt", "0.15", "--completion", "0.600001", "--json")
+    )
+    assert isinstance(added, dict)
+    assert added["prompt_micros"] == added["cached_micros"] == 150_000
+    assert added["completion_micros"] == 600_001
+    flex = sluice(
+        *("prices", "add", "m", "--tier", "flex", "--prompt", "$2", "--completion", "0"),
+        *("--cached", "0.5", "--effective-at", "2999-01-01"),
+    )
+    assert flex.exit_code == 0, flex.output
+    assert "m      flex  $2.00   $0.50   $0.00       2999-01-01 00:00:00 UTC" in flex.output
+    assert _json(sluice("prices", "list", "--json")) == [added]
+    history = _json(sluice("prices", "list", "--model", "m", "--history", "--json"))
+    assert isinstance(history, list)
+    assert [price["service_tier"] for price in history] == ["default", "flex"]
+
+
+@pytest.mark.parametrize("amount", ["0.1234567", "1e3", "", ".5", "1,5", "nan", "٣", "1_000"])
+def test_inexact_amount_is_refused(sluice: Sluice, amount: str) -> None:
+    output = _refusal(sluice("prices", "add", "m", "--prompt", amount, "--completion", "1"))
+    assert "at most six decimals" in output
+    assert _json(sluice("prices", "list", "--json")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--prompt", "-1"), "'prompt_micros' must be"),
+        (("--prompt", "1", "--cached", "2"), "'cached_micros' must be <= 'prompt_micros'"),
+        (("--prompt", "1", "--effective-at", "2020-01-01"), "must not be in the past"),
+        (("--prompt", "1", "--effective-at", "soon"), "is not a time such as"),
+        (("--prompt", "1", "--effective-at", "0001-01-01T00:00+14:00"), "is not a time such as"),
+    ],
+)
+def test_wrong_price_is_refused(sluice: Sluice, arguments: tuple[str, ...], message: str) -> None:
+    assert message in _refusal(sluice("prices", "add", "m", "--completion", "1", *arguments))
+
+
+def test_credits_are_granted_adjusted_and_shown(sluice: Sluice) -> None:
+    granted = _json(
+        sluice(
+            *("credits", "grant", "acme", "100.25", "--note", "trial"),
+            *("--expires-at", "2999-01-01T12:00+02:00", "--json"),
+        )
+    )
+    assert isinstance(granted, dict)
+    assert (granted["amount_micros"], granted["kind"]) == (100_250_000, "grant")
+    assert granted["expires_at"] == "2999-01-01T10:00:00Z"
+    adjusted = sluice("credits", "adjust", "acme", "-3.50", "--note", "twice")
+    assert adjusted.exit_code == 0, adjusted.output
+    assert "-$3.50" in adjusted.output
+    assert _json(sluice("credits", "balance", "acme", "--json")) == {
+        "tenant": "acme",
+        "granted_micros": 96_750_000,
+        "spent_micros": 0,
+        "balance_micros": 96_750_000,
+    }
+    assert "acme    $96.75   $0.00  $96.75" in sluice("credits", "balance", "acme").output
+    listed = sluice("credits", "list", "acme")
+    assert "$100.25" in listed.output
+    assert "twice" in listed.output
+    audit = sluice("audit", "list", "--json")
+    assert '"credit.adjust"' in audit.output
+    assert '"cli:' in audit.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("grant", "acme", "0"), "'amount_micros' must be an integer from 1"),
+        (("grant", "acme", "-5"), "No such option"),
+        (("grant", "nobody", "5"), "There is no tenant"),
+        (("adjust", "acme", "5"), "Missing option '--note'"),
+        (("adjust", "acme", "5", "--note", ""), "'note' must say why"),
+        (("adjust", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
+        (("balance", "nobody"), "There is no tenant"),
+    ],
+)
+def test_wrong_credit_is_refused(sluice: Sluice, arguments: tuple[str, ...], message: str) -> None:
+    assert message in _refusal(sluice("credits", *arguments))
+
+
+def test_webhook_is_registered_tested_and_removed(
+    sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = sluice("webhooks", "create", "acme", "https://example.com/x", "--threshold", "90")
+    assert created.exit_code == 0, created.output
+    secret = created.stdout.strip()
+    assert secret.startswith("whsec_")
+    assert "cannot be shown again" in created.stderr
+    (webhook,) = list(json.loads(sluice("webhooks", "list", "acme", "--json").stdout))
+    assert webhook["thresholds"] == [90]
+    assert secret not in sluice("webhooks", "list", "acme").output
+    assert "will be sent within seconds" in sluice("webhooks", "test", "acme", webhook["id"]).output
+    assert "Removed" in sluice("webhooks", "remove", "acme", webhook["id"]).output
+    assert sluice("webhooks", "list", "acme").output == "None.\n"
+    private = ("webhooks", "create", "acme", "http://127.0.0.1:5/x", "--json")
+    assert "must begin with https" in _refusal(sluice(*private))
+    monkeypatch.setenv("SLUICE_WEBHOOK_ALLOW_PRIVATE", "true")
+    made = _json(sluice(*private))
+    assert isinstance(made, dict)
+    assert made["secret"].startswith("whsec_")
+    assert made["thresholds"] == [50, 80, 100]
+
+
+@pytest.mark.parametrize(
+    ("micros", "shown"),
+    [
+        (0, "$0.00"),
+        (1, "$0.000001"),
+        (150_000, "$0.15"),
+        (-3_500_000, "-$3.50"),
+        (1_234_567_000_000, "$1,234,567.00"),
+        (123_456, "$0.123456"),
+    ],
+)
+def test_amounts_are_shown_exactly(micros: int, shown: str) -> None:
+    assert show_dollars(micros) == shown

@@ -1,0 +1,68 @@
+"""A gateway in the test's own process, for routes that need no worker."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.scopes import Scope
+from gateway.api.context import ProcessContext, open_context
+from gateway.app import create_app
+from gateway.auth.key_service import KeyService
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import connect
+from gateway.settings import Settings
+from tests.support.processes import free_port
+
+
+@dataclass
+class Management:
+    """The gateway, and what tests need to prepare and to look at."""
+
+    app: FastAPI
+    context: ProcessContext
+
+    async def key(self, tenant_id: str, *scopes: Scope, **options: Any) -> str:
+        """Return a new key of a tenant."""
+        service = KeyService(self.context.database, self.context.announcer)
+        created = await service.create(tenant_id, name="test", scopes=scopes, **options)
+        return created.key.reveal()
+
+    async def call(
+        self, key: str, method: str, path: str, body: Any = None, **options: Any
+    ) -> httpx.Response:
+        """Send a request and return the answer."""
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        if body is not None:
+            options["json"] = body
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            headers = {"authorization": f"Bearer {key}"}
+            return await client.request(method, path, headers=headers, **options)
+
+    def lose_database(self) -> None:
+        """Have everything that asks the database from now on fail."""
+        nowhere = Database("sqlite+aiosqlite:////no/such/folder/file.db")
+        self.app.state.context = replace(self.context, database=nowhere)
+
+    def lose_redis(self) -> None:
+        """Have everything that asks Redis from now on fail."""
+        unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=4)
+        self.app.state.context = replace(
+            self.context,
+            announcer=ChangeAnnouncer(unreachable),
+            quotas=QuotaStore(unreachable),
+        )
+
+
+@asynccontextmanager
+async def running_management(settings: Settings) -> AsyncIterator[Management]:
+    """Open the gateway without a port."""
+    app = create_app(settings)
+    async with open_context(settings) as context:
+        app.state.context = context
+        yield Management(app, context)

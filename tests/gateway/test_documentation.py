@@ -1,0 +1,106 @@
+"""The OpenAPI page describes every route of the management API completely."""
+
+import json
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from gateway.api.management_pages import BODY_ERRORS, ERRORS, METHODS
+from gateway.app import create_app
+from gateway.settings import Settings
+
+PAGE = create_app(Settings()).openapi()
+BY_HAND = ("/v1/completions", "/v1/models", "/tokenize", "/detokenize")
+
+
+def operations() -> list[Any]:
+    """Return the operations that are described by their types."""
+    return [
+        pytest.param(operation, id=f"{method} {path}")
+        for path, methods in PAGE["paths"].items()
+        for method, operation in methods.items()
+        if not path.startswith(BY_HAND)
+    ]
+
+
+def test_there_is_something_to_look_at() -> None:
+    paths = set(PAGE["paths"])
+    assert {"/v1/usage", "/v1/usage/requests", "/v1/usage/requests/{request_id}"} < paths
+    assert {"/admin/usage", "/v1/audit", "/admin/audit", "/v1/keys", "/v1/limits"} < paths
+    assert len(operations()) > 50
+
+
+@pytest.mark.parametrize("operation", operations())
+def test_operation_says_what_it_does_and_wants(operation: dict[str, Any]) -> None:
+    assert operation["summary"]
+    assert operation["description"]
+    assert operation["tags"]
+    assert operation["security"] == [{"bearer": []}]
+    for parameter in operation.get("parameters", ()):
+        assert parameter["description"], parameter["name"]
+        assert not parameter["schema"].keys() & {"anyOf", "title"}, parameter["name"]
+
+
+@pytest.mark.parametrize("operation", operations())
+def test_operation_tells_its_errors_in_their_one_shape(operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    expected = ERRORS | BODY_ERRORS if "requestBody" in operation else ERRORS
+    assert set(expected) <= set(responses)
+    assert "422" not in responses
+    for status in expected:
+        schema = responses[status]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/Error"}
+        assert "x-should-retry" in responses[status]["headers"]
+    answers = [responses[status] for status in responses if status.startswith("2")]
+    assert answers
+    assert all("x-request-id" in answer["headers"] for answer in answers)
+
+
+def test_usage_is_described_with_its_bounds_and_as_csv() -> None:
+    operation = PAGE["paths"]["/v1/usage"]["get"]
+    parameters = {each["name"]: each["schema"] for each in operation["parameters"]}
+    assert set(parameters) == {
+        *("start", "end", "bucket", "group_by", "model", "key", "project"),
+        *("after", "limit", "format"),
+    }
+    assert (parameters["limit"]["minimum"], parameters["limit"]["maximum"]) == (1, 1000)
+    assert parameters["model"]["maxLength"] == 300
+    assert parameters["format"]["enum"] == ["json", "csv"]
+    assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/csv"}
+    admin = PAGE["paths"]["/admin/usage"]["get"]["parameters"]
+    assert {each["name"] for each in admin} == {*parameters, "tenant"}
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [
+        operation["operationId"]
+        for methods in PAGE["paths"].values()
+        for method, operation in methods.items()
+        if method in METHODS
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_every_schema_is_one() -> None:
+    for schema in PAGE["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    assert "HTTPValidationError" not in json.dumps(PAGE)
+
+
+def test_refusal_by_a_limit_fits_its_description() -> None:
+    body = {
+        "message": "The limit of 50 requests per minute of the key 'key_1' is used up.",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "requests",
+        "limit": "requests_per_minute",
+        "scope": "key",
+        "limit_value": 50,
+        "used": 50,
+        "reset_seconds": 12.25,
+    }
+    schema = {"$ref": "#/components/schemas/Error", "components": PAGE["components"]}
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid({"error": body})
+    assert not validator.is_valid({"error": body | {"used": "all"}})

@@ -1,0 +1,77 @@
+"""Where a request comes from, as addresses of keys are checked: what a proxy says, if it is trusted."""
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.accounts.addresses import read_addresses
+from gateway.serve import proxy_networks
+from gateway.settings import Settings
+from tests.gateway.callers import status_with
+from tests.support.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[Stack]:
+    """Gateways that trust nobody, this machine, and another network."""
+    with running_stack() as stack:
+        stack.start_gateway("trusts-nobody", FORWARDED_ALLOW_IPS="*")
+        stack.start_gateway("trusts-us", SLUICE_TRUSTED_PROXIES="127.0.0.1, 192.0.2.0/24")
+        stack.start_gateway("trusts-others", SLUICE_TRUSTED_PROXIES="192.0.2.0/24,2001:db8::/32")
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def key(proxied: Stack) -> str:
+    """A key for one network."""
+    return proxied.key(allowed_addresses=read_addresses(["203.0.113.0/24", "2001:db8:5::/48"]))
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "is_allowed"),
+    [
+        (None, False),
+        ("203.0.113.9", True),
+        ("::ffff:203.0.113.9", True),
+        ("2001:db8:5::1", True),
+        ("203.0.113.9:4711", True),
+        ("[2001:db8:5::1]:4711", True),
+        ("198.51.100.1", False),
+        # What the client itself claims stands first, and what the nearest trusted proxy saw last.
+        ("203.0.113.9, 198.51.100.1", False),
+        ("198.51.100.1, 203.0.113.9", True),
+        ("198.51.100.1, 203.0.113.9, 192.0.2.7", True),
+        ("203.0.113.9, 198.51.100.1, 192.0.2.7", False),
+        ("", False),
+        ("unknown", False),
+        ("203.0.113.9, unknown", False),
+    ],
+)
+async def test_header_of_a_trusted_proxy_is_believed(
+    proxied: Stack, key: str, forwarded: str | None, is_allowed: bool
+) -> None:
+    nobody, us, others = proxied.gateways
+    headers = {} if forwarded is None else {"x-forwarded-for": forwarded}
+    assert await status_with(us, key, **headers) == (200 if is_allowed else 403)
+    for distrustful in (nobody, others):
+        assert await status_with(distrustful, key, **headers) == 403
+
+
+def test_nobody_is_trusted_by_default() -> None:
+    assert Settings().trusted_proxies == ()
+    assert proxy_networks(Settings()) == []
+
+
+def test_proxies_are_recognised_on_sockets_for_ipv4_and_ipv6() -> None:
+    settings = Settings(trusted_proxies="10.0.0.0/8, ::1,192.0.2.7")  # type: ignore[arg-type] # As the environment gives it.
+    assert proxy_networks(settings) == [
+        *("10.0.0.0/8", "::1/128", "192.0.2.7/32"),
+        *("::ffff:10.0.0.0/104", "::ffff:192.0.2.7/128"),
+    ]
+
+
+@pytest.mark.parametrize("proxies", ["*", "localhost", "10.0.0.1/8", "10.0.0.0/8;::1", "1.2.3"])
+def test_other_proxies_are_refused_at_the_start(proxies: str) -> None:
+    with pytest.raises(ValidationError, match="trusted_proxies"):
+        Settings(trusted_proxies=proxies)  # type: ignore[arg-type] # As the environment gives it.

@@ -1,0 +1,126 @@
+"""The management API while the database or Redis is away."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from gateway.accounts.scopes import Scope
+from tests.gateway.callers import caller, status_with
+from tests.gateway.conftest import assert_no_key_in_logs, eventually
+from tests.gateway.http import message_of
+from tests.support.postgres_server import PostgresServer, running_postgres
+from tests.support.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that may be stopped."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def away(postgres: PostgresServer) -> Iterator[Stack]:
+    """A gateway on that server."""
+    with running_stack(database_url=postgres.create_database()) as stack:
+        stack.start_gateway()
+        yield stack
+        assert_no_key_in_logs(stack)
+
+
+@pytest.fixture
+async def client(away: Stack) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that may do everything."""
+    async with caller(away, "acme", *Scope) as client:
+        yield client
+
+
+async def _answers(client: httpx.AsyncClient) -> list[httpx.Response]:
+    key = {"name": "x", "scopes": ["completions"]}
+    return [
+        await client.get("/v1/keys"),
+        await client.post("/v1/keys", json=key),
+        await client.delete("/v1/keys/key_1"),
+        await client.post("/v1/projects", json={"name": "x"}),
+        await client.get("/v1/members"),
+        await client.get("/admin/tenants"),
+        await client.patch("/admin/tenants/acme", json={"name": "x"}),
+    ]
+
+
+async def test_database_that_is_away_is_told_and_then_all_goes_on(
+    away: Stack, postgres: PostgresServer, client: httpx.AsyncClient
+) -> None:
+    statuses = [response.status_code for response in await _answers(client)]
+    assert statuses == [200, 200, 404, 200, 200, 200, 200]
+    before = (await client.get("/v1/keys", params={"limit": 100})).json()
+    await asyncio.to_thread(postgres.stop)
+    try:
+        began = time.monotonic()
+        for response in await _answers(client):
+            message = message_of(
+                response, status=503, kind="service_unavailable", code="store_unavailable"
+            )
+            assert message == "The database cannot be reached at the moment."
+        assert time.monotonic() - began < 60
+        # A known key goes on being one.
+        assert (await client.get("/v1/models")).status_code == 200
+    finally:
+        await asyncio.to_thread(postgres.start)
+
+    async def is_back() -> bool:
+        return (await client.get("/v1/keys")).status_code == 200
+
+    await eventually(is_back, seconds=10, what="the database being found again")
+    assert (await client.get("/v1/keys", params={"limit": 100})).json() == before
+
+
+async def test_control_characters_do_not_reach_postgresql(client: httpx.AsyncClient) -> None:
+    for path in (
+        *("/v1/keys/%00", "/v1/projects/%00", "/v1/members/%00", "/v1/members/%ed%a0%80"),
+        *("/admin/tenants/%00", "/admin/tenants/acme/keys/%00", "/admin/tenants/%00/members"),
+    ):
+        assert (await client.get(path)).status_code == 404, path
+    for path in ("/v1/keys", "/v1/projects", "/v1/members", "/admin/tenants"):
+        assert (await client.get(f"{path}?after=%00")).status_code == 400, path
+        assert (await client.get(f"{path}?after=%ed%a0%80")).status_code == 400, path
+    for path, body in (
+        ("/v1/keys", {"name": "x", "allowed_models": ["a\x00"]}),
+        ("/v1/keys", {"name": "x\x00"}),
+        ("/v1/projects", {"name": "\x00"}),
+        ("/v1/members", {"subject": "\x00", "role": "viewer"}),
+        ("/v1/members", {"subject": "x", "name": "\x00", "role": "viewer"}),
+        ("/admin/tenants", {"name": "\x00"}),
+        ("/admin/tenants", {"name": "x", "plan_id": "\x00"}),
+    ):
+        assert (await client.post(path, json=body)).status_code == 400, body
+
+
+async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
+    away: Stack, client: httpx.AsyncClient
+) -> None:
+    created = (await client.post("/v1/keys", json={"name": "x"})).json()
+    away.note_key(created["key"])
+    path = f"/v1/keys/{created['id']}"
+    away.redis.stop()
+    try:
+        # A new secret would be lost with the error, so the key keeps the one it has.
+        for response in (await client.post(f"{path}:rotate"), await client.delete(path)):
+            message = message_of(
+                response, status=503, kind="service_unavailable", code="store_unavailable"
+            )
+            assert "Redis could not be told" in message
+        saved = (await client.get(path)).json()
+        assert saved["prefix"] == created["prefix"]
+        assert saved["revoked_at"] is not None
+    finally:
+        away.redis.start()
+
+    async def is_refused() -> bool:
+        repeated = await client.delete(path)
+        return repeated.status_code == 200 and await status_with(away.url, created["key"]) == 401
+
+    await eventually(is_refused, seconds=10, what="the revocation being heard of")

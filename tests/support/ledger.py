@@ -1,0 +1,42 @@
+"""Usage that tests put into the ledger."""
+
+import secrets
+from datetime import datetime
+
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.rollups import Rollups
+from gateway.accounts.ledger.rows import ms_of, row_of
+from gateway.accounts.ledger.store import LedgerStore
+from gateway.accounts.times import utc_now
+from gateway.accounts.usage import Outcome, UsageRecord
+
+
+async def use(
+    database: Database,
+    tenant_id: str,
+    cost_micros: int,
+    *,
+    at: datetime | None = None,
+    project_id: str | None = None,
+    credential_id: str = "key_1",
+    is_prepaid: bool = True,
+) -> None:
+    """Write down a request of a tenant that cost so much, and make the sums."""
+    admitted_ms = ms_of(at or utc_now())
+    record = UsageRecord(
+        request_id=f"cmpl-{secrets.token_hex(8)}",
+        tenant_id=tenant_id,
+        project_id=project_id,
+        credential_id=credential_id,
+        model="m1",
+        endpoint="/v1/completions",
+        dialect="openai",
+        is_prepaid=is_prepaid,
+        created_ms=admitted_ms,
+        ended_ms=admitted_ms + 10,
+        outcome=Outcome.FINISHED,
+        cost_micros=cost_micros,
+    )
+    async with database.writing() as transaction:
+        await LedgerStore(transaction).insert([row_of(record)])
+    await Rollups(database).make_all()

