@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, RedisDsn, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, IPvAnyNetwork, RedisDsn, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
 
+    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = ()
+    """Addresses and networks, comma-separated, whose X-Forwarded-For is believed; of nobody by default."""
+
     default_dialect: Dialect = Dialect.OPENAI
     """How requests are read and answered where neither they, nor key, tenant or model name a dialect."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
@@ -89,15 +92,24 @@ class Settings(BaseSettings):
     cache_salt_secret: SecretStr = SecretStr("sluice")
     """Mixed into the prefix-cache salt of each tenant, so that it cannot be guessed."""
 
+    celery_broker_url: RedisDsn | None = None
+    """Redis server through which background jobs are told to run; `redis_url` if not given."""
+    jobs_concurrency: Annotated[int, Field(gt=0)] = 4
+    """Background jobs that one `sluice jobs` runs at the same time."""
+
+    webhook_allow_private: bool = False
+    """Whether webhooks may be plain http and lie in private networks."""
+
     drain_timeout: Duration = timedelta(seconds=30)
     """How long open streams may go on after SIGTERM."""
 
     @model_validator(mode="before")
     @classmethod
-    def _split_algorithms(cls, values: dict[str, object]) -> dict[str, object]:
-        algorithms = values.get("jwt_algorithms")
-        if isinstance(algorithms, str):
-            values["jwt_algorithms"] = [a.strip() for a in algorithms.split(",") if a.strip()]
+    def _split_lists(cls, values: dict[str, object]) -> dict[str, object]:
+        for name in ("jwt_algorithms", "trusted_proxies"):
+            value = values.get(name)
+            if isinstance(value, str):
+                values[name] = [part.strip() for part in value.split(",") if part.strip()]
         return values
 
     @model_validator(mode="after")

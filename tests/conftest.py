@@ -19,6 +19,13 @@ from tests.support.redis_server import RedisServer, running_redis
 _numbers = count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch for runs that take long."""
+    parser.addoption(
+        "--long", action="store_true", help="run tests/proofs at full size (half an hour)"
+    )
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A Redis 6.2 for tests that do not care about its version; empty at the start of each test."""

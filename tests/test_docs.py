@@ -117,3 +117,18 @@ def test_every_conflict_names_tests_of_its_number() -> None:
 
 def test_every_refused_parameter_is_documented() -> None:
     assert [name for name in REFUSED if f"`{name}`" not in API] == []
+
+
+LESSONS = (REPOSITORY / "docs" / "lessons.md").read_text()
+LESSON = re.compile(r"^\| (\d+) \| (.+?) \| (.+) \|$", re.MULTILINE)
+HOW_MANY_LESSONS = 28
+
+
+def test_every_lesson_names_tests_that_exist() -> None:
+    lessons = LESSON.findall(LESSONS)
+    assert [int(number) for number, _, _ in lessons] == list(range(1, HOW_MANY_LESSONS + 1))
+    for number, _, proofs in lessons:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", proofs)
+        assert named, number
+        for path, name in named:
+            assert name in names_of_tests(REPOSITORY / "tests" / path), f"{path}::{name}"

@@ -109,7 +109,9 @@ async def test_state_follows_the_recorded_revision(
 async def test_revision_that_is_not_the_newest_is_outdated(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "a later one")
+    monkeypatch.setattr(
+        "alembic.script.ScriptDirectory.get_current_head", lambda _scripts: "a later one"
+    )
     assert await schema.schema_state(database) is SchemaState.OUTDATED
     with pytest.raises(SchemaNotCurrentError, match="outdated"):
         await schema.require_current_schema(database)

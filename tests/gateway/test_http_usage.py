@@ -13,13 +13,15 @@ from typing import Any
 import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from redis.asyncio import Redis
 
 from gateway.accounts.database import Database
 from gateway.accounts.key_store import KeyStore
 from gateway.accounts.scopes import Scope
 from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.jobs.drain import Drain
 from tests.accounts.ledger_rows import NOON, add, record, totals
-from tests.gateway.conftest import gateway_client
+from tests.gateway.conftest import complete, gateway_client
 from tests.gateway.http import message_of
 from tests.support.stack import Stack
 
@@ -396,3 +398,25 @@ async def test_without_a_question_the_last_thirty_days_are_told(client_of: Clien
     body = (await (await client_of("usage")).get("/v1/usage")).json()
     assert body["start"].endswith("T00:00:00Z")
     assert body["bucket"] == "day"
+
+
+async def test_completion_is_in_the_report_as_its_answer_counted_it(
+    stack: Stack, store: Redis
+) -> None:
+    key = await asyncio.to_thread(stack.key, "reported")
+    database = Database(stack.database_url)
+    async with gateway_client(stack.url, key) as client:
+        answer = (await complete(client, prompt=["one", "two words"], n=2, max_tokens=3)).json()
+        await Drain(store, database).run()
+        receipt = (await client.get(f"/v1/usage/requests/{answer['id']}")).json()
+        [line] = (await client.get("/v1/usage", params={"bucket": "total"})).json()["data"]
+    await database.aclose()
+    usage = answer["usage"]
+    for told in (receipt, line):
+        assert told["prompt_tokens"] == usage["prompt_tokens"]
+        assert told["completion_tokens"] == usage["completion_tokens"]
+    assert (receipt["outcome"], receipt["endpoint"], receipt["stream"]) == (
+        *("finished", "completions"),
+        False,
+    )
+    assert (line["requests"], line["failed_requests"]) == (1, 0)

@@ -1,0 +1,129 @@
+"""The Celery application: when jobs run, and who runs them. What they do is in `gateway.jobs.schedule`."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import redis
+from celery import Celery
+from celery.beat import Scheduler
+from celery.signals import worker_shutting_down
+from typing_extensions import override
+
+from gateway.jobs.runner import Runner
+from gateway.jobs.schedule import JOBS, Job
+from gateway.settings import Settings
+
+QUEUE: Final = "sluice"
+VISIBILITY_SECONDS: Final = 3600
+"""After so long a run whose worker died may be handed to another one; longer than any job may take."""
+MOST_WAITING: Final = 200
+"""Runs that may wait: while no worker takes any, no more of them pile up."""
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings) -> Celery:
+    """Return the application, knowing its broker and when to run what."""
+    app = Celery("sluice", broker=str(settings.celery_broker_url or settings.redis_url))
+    app.conf.update(
+        task_default_queue=QUEUE,
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        task_serializer="json",
+        accept_content=["json"],
+        timezone="UTC",
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_log_format=LOG_FORMAT,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY_SECONDS,
+            "socket_keepalive": True,
+        },
+        beat_scheduler=BoundedScheduler,
+        beat_max_loop_interval=1,
+        beat_schedule={job.name: _entry(job) for job in JOBS},
+    )
+    return app
+
+
+def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
+    """Run jobs until SIGTERM or SIGINT, then finish what runs. Return the exit status."""
+    for job in JOBS:
+        app.task(
+            _task(runner, job), name=_name(job), shared=False, acks_late=True, ignore_result=True
+        )
+
+    def on_shutdown(**_details: object) -> None:
+        runner.stop_soon()
+
+    worker_shutting_down.connect(on_shutdown)
+    try:
+        worker = app.Worker(
+            pool="threads",
+            concurrency=concurrency,
+            queues=[QUEUE],
+            loglevel="WARNING",
+            quiet=True,
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+        )
+        worker.start()
+    finally:
+        worker_shutting_down.disconnect(on_shutdown)
+    return int(worker.exitcode or 0)
+
+
+def run_beat(app: Celery) -> None:
+    """Tell workers when to run jobs, until SIGTERM or SIGINT, which raise SystemExit."""
+    app.Beat(loglevel="WARNING", quiet=True, remote_control=False).run()
+
+
+class BoundedScheduler(Scheduler):  # type: ignore[misc]
+    """Keeps its schedule in memory, and leaves runs out while too many are waiting."""
+
+    def __init__(self, app: Celery, **options: Any) -> None:
+        self._broker = redis.Redis.from_url(app.conf.broker_url, socket_timeout=5.0)
+        self._is_away = False
+        super().__init__(app, **options)
+
+    @override
+    def apply_async(self, entry: Any, **options: Any) -> Any:
+        return super().apply_async(entry, **options) if self._has_room() else None
+
+    def _has_room(self) -> bool:
+        try:
+            waiting: Any = self._broker.llen(QUEUE)
+        except redis.RedisError as error:
+            if not self._is_away:
+                logger.warning("the broker cannot be reached: %s", type(error).__name__)
+            self._is_away = True
+            return False
+        self._is_away = False
+        return bool(waiting < MOST_WAITING)
+
+
+def _task(runner: Runner, job: Job) -> Callable[[], None]:
+    def run() -> None:
+        runner.run(job)
+
+    return run
+
+
+def _entry(job: Job) -> dict[str, Any]:
+    return {
+        "task": _name(job),
+        "schedule": job.schedule,
+        "options": {"expires": job.expires_seconds},
+    }
+
+
+def _name(job: Job) -> str:
+    return f"sluice.{job.name}"

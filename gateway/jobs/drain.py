@@ -1,0 +1,122 @@
+"""Takes usage records from Redis to the ledger: each gets there at least once, and the ledger keeps one."""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.rows import UnusableRecordError, row_of
+from gateway.accounts.ledger.store import BATCH, LedgerStore
+from gateway.accounts.usage import UsageRecord, decode_usage
+
+FIELD: Final = b"u"
+
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+"""Id of a stream entry, and what it says."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one transaction adds, and where it comes from."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    entries: dict[int, list[bytes]] = field(default_factory=dict)
+    """Bucket -> ids of stream entries."""
+
+
+class Drain:
+    """Empties the 64 streams."""
+
+    def __init__(self, redis: Redis, database: Database) -> None:
+        self._redis = redis
+        self._database = database
+
+    async def run(self, *, seconds: float = 20.0) -> int:
+        """Drain until the streams are empty or the time is over. Return how many records are new to the ledger.
+
+        Raises RedisError or StoreUnavailableError; what is not in the ledger then stays in its stream.
+        """
+        deadline = time.monotonic() + seconds
+        buckets: Sequence[int] = range(keys.BUCKETS)
+        added = 0
+        while buckets:
+            pages = await self._read(buckets)
+            for batch in await self._batches(pages):
+                added += await self._move(batch)
+            if time.monotonic() > deadline:
+                break
+            buckets = [bucket for bucket, page in pages.items() if len(page) == BATCH]
+        return added
+
+    async def _read(self, buckets: Sequence[int]) -> dict[int, list[Entry]]:
+        """Return the oldest entries of each bucket that has any."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for bucket in buckets:
+            pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", BATCH)
+        pages = await pipeline.execute()
+        return {bucket: page for bucket, page in zip(buckets, pages, strict=True) if page}
+
+    async def _batches(self, pages: Mapping[int, Iterable[Entry]]) -> list[_Batch]:
+        """Gather entries of all buckets into as few transactions as they need."""
+        batches = [_Batch()]
+        for bucket, page in pages.items():
+            for entry_id, fields in page:
+                row = _row(fields)
+                if row is None:
+                    await self._put_aside(bucket, entry_id, fields)
+                    continue
+                if len(batches[-1].rows) == BATCH:
+                    batches.append(_Batch())
+                batches[-1].rows.append(row)
+                batches[-1].entries.setdefault(bucket, []).append(entry_id)
+        return [batch for batch in batches if batch.rows]
+
+    async def _move(self, batch: _Batch) -> int:
+        async with self._database.writing() as transaction:
+            added = await LedgerStore(transaction).insert(batch.rows)
+        # From here on the entries are not needed. Should they stay, they are added once more, in vain.
+        pipeline = self._redis.pipeline(transaction=False)
+        for bucket, entry_ids in batch.entries.items():
+            pipeline.execute_command("XDEL", keys.usage(bucket), *entry_ids)
+        await pipeline.execute()
+        return added
+
+    async def _put_aside(self, bucket: int, entry_id: bytes, fields: Mapping[bytes, bytes]) -> None:
+        """Keep what cannot be read where it keeps nobody waiting."""
+        logger.error(
+            "usage record %s of bucket %d cannot be read; it is kept in %s",
+            entry_id.decode(),
+            bucket,
+            keys.unreadable_usage(bucket),
+        )
+        content = fields.get(FIELD) or msgspec.msgpack.encode(dict(fields))
+        # Both keys are of one bucket, so this is one step on a cluster, too.
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.execute_command("HSET", keys.unreadable_usage(bucket), entry_id, content)
+        pipeline.execute_command("XDEL", keys.usage(bucket), entry_id)
+        await pipeline.execute()
+
+
+def decodable(fields: Mapping[bytes, bytes]) -> UsageRecord | None:
+    """Return the record of a stream entry; None if it cannot be read."""
+    try:
+        return decode_usage(fields[FIELD])
+    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _row(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+    """Return the ledger row of an entry; None if it says nothing that a ledger can hold."""
+    record = decodable(fields)
+    try:
+        return None if record is None else row_of(record)
+    except UnusableRecordError:
+        return None

@@ -1,0 +1,85 @@
+"""Runs jobs on one event loop, in a thread of its own: Celery's threads hand them over and wait."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from gateway.errors import StoreUnavailableError
+from gateway.jobs.schedule import Job
+from gateway.jobs.services import Services, open_services
+from gateway.settings import Settings
+
+GRACE_SECONDS: Final = 5.0
+"""How long jobs may go on when the process is to end."""
+
+logger = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs each job once at a time in this process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, services: Services) -> None:
+        self._loop = loop
+        self._services = services
+        self._running: dict[str, asyncio.Task[Any] | None] = {}
+        self._failing: set[str] = set()
+
+    def run(self, job: Job) -> None:
+        """Run a job and wait for its end, unless it is running already. Called from other threads.
+
+        While Redis or the database is away it ends quietly: that is told once, until it works again.
+        """
+        future: Future[None] = asyncio.run_coroutine_threadsafe(self._run(job), self._loop)
+        future.result()
+
+    def stop_soon(self) -> None:
+        """Cancel what runs when the grace is over. Called from other threads."""
+        self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._cancel_all)
+
+    async def _run(self, job: Job) -> None:
+        if job.name in self._running:
+            return
+        self._running[job.name] = asyncio.current_task()
+        try:
+            async with asyncio.timeout(job.limit_seconds):
+                await job.run(self._services)
+        except (RedisError, OSError, StoreUnavailableError, TimeoutError) as error:
+            if job.name not in self._failing:
+                logger.warning("job %s cannot be done now: %s", job.name, type(error).__name__)
+            self._failing.add(job.name)
+        except asyncio.CancelledError:
+            logger.warning("job %s was broken off", job.name)
+        else:
+            self._failing.discard(job.name)
+        finally:
+            del self._running[job.name]
+
+    def _cancel_all(self) -> None:
+        for task in self._running.values():
+            if task is not None:
+                task.cancel()
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Runner]:
+    """Start a loop with everything that jobs need; end both at the end of the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="jobs", daemon=True)
+    thread.start()
+    opened = open_services(settings)
+    try:
+        services = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result()
+        try:
+            yield Runner(loop, services)
+        finally:
+            asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

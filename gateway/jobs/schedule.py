@@ -1,0 +1,101 @@
+"""Which jobs there are, when they run, and for how long they may."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from celery.schedules import crontab
+
+from gateway.accounts.alert_service import find_alerts
+from gateway.accounts.key_expiry import audit_expired_keys
+from gateway.accounts.ledger.partitions import make_partitions, months_from
+from gateway.accounts.times import utc_now
+from gateway.jobs.reconcile import reconcile
+from gateway.jobs.services import Services
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Something that is done again and again; it may run twice at once and be cancelled at any moment."""
+
+    name: str
+    run: Callable[[Services], Awaitable[object]]
+    schedule: float | crontab
+    """Seconds between two runs, or times of the day in UTC."""
+    expires_seconds: float
+    """A run that did not begin by then is left out: another one is coming."""
+    limit_seconds: float
+
+
+async def drain(services: Services) -> None:
+    """Take usage records to the ledger."""
+    await services.drain.run(seconds=5.0)
+
+
+async def roll_up(services: Services) -> None:
+    """Make the sums of hours and days that have new rows."""
+    await services.rollups.make_all()
+
+
+async def sweep(services: Services) -> None:
+    """Settle requests whose gateway died."""
+    if settled := await services.sweep.run():
+        logger.warning("%d requests of dead gateways were settled as lost", settled)
+
+
+async def reconcile_all(services: Services) -> None:
+    """Find and heal differences between Redis and the ledger."""
+    await services.drain.run(seconds=5.0)
+    report = await reconcile(services.redis, services.database)
+    if not report.is_clean:
+        logger.warning("reconciliation found and healed differences: %s", report)
+
+
+async def prepare_partitions(services: Services) -> None:
+    """Make the ledger's partitions of the coming months."""
+    async with services.database.writing() as transaction:
+        await make_partitions(transaction, months_from(utc_now()))
+
+
+async def expire(services: Services) -> None:
+    """Write down expired keys, and take back what is left of expired credits."""
+    await audit_expired_keys(services.database, utc_now())
+    await services.credits.expire_due(utc_now())
+
+
+async def alert(services: Services) -> None:
+    """Notice budgets that are nearly used up."""
+    await find_alerts(services.database, utc_now())
+
+
+async def deliver(services: Services) -> None:
+    """Tell webhooks what is due."""
+    await services.webhooks.run(seconds=5.0)
+
+
+DRAIN: Final = Job(name="drain", run=drain, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0)
+JOBS: Final = (
+    DRAIN,
+    Job(name="sweep", run=sweep, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
+    Job(name="roll_up", run=roll_up, schedule=30.0, expires_seconds=60.0, limit_seconds=600.0),
+    Job(name="deliver", run=deliver, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
+    Job(name="expire", run=expire, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
+    Job(name="alert", run=alert, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
+    Job(
+        name="reconcile",
+        run=reconcile_all,
+        schedule=crontab(minute="17"),
+        expires_seconds=1800.0,
+        limit_seconds=3000.0,
+    ),
+    Job(
+        name="prepare_partitions",
+        run=prepare_partitions,
+        schedule=crontab(minute="7", hour="*/6"),
+        expires_seconds=3600.0,
+        limit_seconds=60.0,
+    ),
+)

@@ -1,0 +1,60 @@
+"""What the background jobs work with, opened once for each process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from redis.asyncio import Redis
+
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.credit_service import CreditService
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.rollups import Rollups
+from gateway.jobs.drain import Drain
+from gateway.jobs.outbound import Outbound
+from gateway.jobs.sweep import Sweep
+from gateway.jobs.webhooks import WebhookSender
+from gateway.redis_client import connect
+from gateway.settings import Settings
+
+MAX_CONNECTIONS: Final = 32
+STATEMENT_SECONDS: Final = 60.0
+"""For one statement: sums of a busy hour take longer than what a request waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """One database, one Redis client, and what works on them."""
+
+    redis: Redis
+    database: Database
+    drain: Drain
+    rollups: Rollups
+    sweep: Sweep
+    credits: CreditService
+    webhooks: WebhookSender
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Open everything, and close it at the end of the block."""
+    database = Database(
+        settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
+    )
+    redis = connect(str(settings.redis_url), max_connections=MAX_CONNECTIONS)
+    outbound = Outbound(allows_private=settings.webhook_allow_private)
+    try:
+        yield Services(
+            redis=redis,
+            database=database,
+            drain=Drain(redis, database),
+            rollups=Rollups(database),
+            sweep=Sweep(redis),
+            credits=CreditService(database, ChangeAnnouncer(redis)),
+            webhooks=WebhookSender(database, outbound),
+        )
+    finally:
+        await outbound.aclose()
+        await redis.aclose()
+        await database.aclose()

@@ -1,0 +1,137 @@
+"""Settles requests whose gateway died: nobody renews their reservations any more.
+
+Their jobs are cancelled, the engine's counts are read from the receipts, and the requests are settled as
+lost. A gateway that comes back may settle the same requests: the first settle of a request counts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from contract import clock, keys
+from contract.queue import JobQueue
+from contract.receipts import JobReceipt, JobState
+from gateway.accounts.usage import Outcome, UsageRecord, decode_usage
+from gateway.quota.answers import ExpiredReservation
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
+
+PATIENCE_MS: Final = 600_000
+"""After so long without renewal even a gateway that lives counts as one that has forgotten the request, and
+the engine's last reported counts as all that will ever be known."""
+AT_ONCE: Final = 500
+"""Reservations of one bucket that one run looks at."""
+LOST_CODE: Final = "gateway_lost"
+
+logger = logging.getLogger(__name__)
+
+
+class _Abandoned(NamedTuple):
+    record: UsageRecord
+    expired_ms: int
+    """When its lease ran out."""
+
+
+class Sweep:
+    """Looks for abandoned reservations in all buckets."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._executor = PipeliningExecutor(redis)
+        self._store = QuotaStore(self._executor)
+
+    async def run(self) -> int:
+        """Settle what was abandoned and has ended, cancel the rest of it. Return how many were settled.
+
+        Raises RedisError.
+        """
+        found = await asyncio.gather(*(self._abandoned(bucket) for bucket in range(keys.BUCKETS)))
+        abandoned = [each for some in found for each in some]
+        alive = await self._living({each.record.gateway for each in abandoned})
+        return sum([await self._try_to_end(each, alive) for each in abandoned])
+
+    async def _abandoned(self, bucket: int) -> list[_Abandoned]:
+        found = []
+        for expired in await self._store.expired(bucket, most=AT_ONCE):
+            record = _draft(expired)
+            expired_ms = await self._executor.execute_command(
+                "ZSCORE", keys.open_reservations(bucket), expired.request_id
+            )
+            if record is not None and expired_ms is not None:
+                found.append(_Abandoned(record, int(expired_ms)))
+        return found
+
+    async def _living(self, gateways: set[str]) -> set[str]:
+        names = sorted(gateways)
+        beats = await asyncio.gather(
+            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
+        )
+        return {name for name, lives in zip(names, beats, strict=True) if lives}
+
+    async def _try_to_end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        try:
+            return await self._end(abandoned, alive)
+        except ResponseError:
+            # Something is wrong with this one; it must not keep the others waiting.
+            logger.exception("request %s cannot be settled", abandoned.record.request_id)
+            return False
+
+    async def _end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        record = abandoned.record
+        is_overdue = clock.now_ms() - abandoned.expired_ms > PATIENCE_MS
+        if record.gateway in alive and not is_overdue:
+            return False
+        queue = JobQueue(self._executor, record.model)
+        job_ids = [f"{record.request_id}-{index}" for index in range(record.jobs)]
+        receipts = await self._cancel(queue, record.tenant_id, job_ids)
+        if not is_overdue and not all(map(_has_ended, receipts)):
+            return False
+        is_first = await self._store.settle(_settled(record, receipts))
+        await queue.forget(job_ids)
+        return is_first
+
+    async def _cancel(
+        self, queue: JobQueue, tenant_id: str, job_ids: Sequence[str]
+    ) -> list[JobReceipt]:
+        """Cancel jobs that have not ended; return where they stand then."""
+        receipts = await queue.receipts(job_ids)
+        waiting = [
+            job_id
+            for job_id, receipt in zip(job_ids, receipts, strict=True)
+            if not _has_ended(receipt)
+        ]
+        if not waiting:
+            return receipts
+        await asyncio.gather(*(queue.cancel(job_id, tenant_id) for job_id in waiting))
+        return await queue.receipts(job_ids)
+
+
+def _draft(expired: ExpiredReservation) -> UsageRecord | None:
+    try:
+        draft = decode_usage(expired.record)
+    except msgspec.MsgspecError:
+        logger.error("the record of reservation %s cannot be read", expired.request_id)  # noqa: TRY400 - no trace
+        return None
+    return msgspec.structs.replace(
+        draft, request_id=expired.request_id, created_ms=expired.created_ms
+    )
+
+
+def _has_ended(receipt: JobReceipt) -> bool:
+    return receipt.state in (JobState.ENDED, JobState.ABSENT)
+
+
+def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
+    return msgspec.structs.replace(
+        draft,
+        outcome=Outcome.LOST,
+        code=LOST_CODE,
+        ended_ms=clock.now_ms(),
+        prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
+        cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
+        completion_tokens=sum(receipt.completion_tokens for receipt in receipts),
+    ).priced()

@@ -1,0 +1,82 @@
+"""Delivers webhook events: signed, at least once, again and again for about a day."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from datetime import timedelta
+from typing import Final
+
+from contract import clock
+from gateway.accounts.database import Database
+from gateway.accounts.times import utc_now
+from gateway.accounts.webhook_store import Delivery, WebhookStore
+from gateway.jobs.outbound import DeliveryError, Outbound
+
+AT_ONCE: Final = 20
+"""Events that are sent at the same time."""
+FIRST_PAUSE: Final = timedelta(seconds=30)
+"""Before the second attempt; each further pause is twice as long."""
+LONGEST_PAUSE: Final = timedelta(hours=4)
+GIVE_UP_AFTER: Final = timedelta(hours=24)
+
+logger = logging.getLogger(__name__)
+
+
+class WebhookSender:
+    """Sends what is due."""
+
+    def __init__(self, database: Database, outbound: Outbound) -> None:
+        self._database = database
+        self._outbound = outbound
+
+    async def run(self, *, seconds: float = 40.0) -> int:
+        """Send events until none is due or the time is over. Return how many arrived.
+
+        Raises StoreUnavailableError.
+        """
+        deadline, arrived = time.monotonic() + seconds, 0
+        while True:
+            async with self._database.writing() as transaction:
+                due = await WebhookStore(transaction).due(utc_now(), AT_ONCE)
+            arrived += sum(await asyncio.gather(*(self._send(delivery) for delivery in due)))
+            if len(due) < AT_ONCE or time.monotonic() > deadline:
+                return arrived
+
+    async def _send(self, delivery: Delivery) -> bool:
+        try:
+            await self._outbound.post(delivery.url, delivery.body.encode(), _headers(delivery))
+        except DeliveryError as error:
+            await self._failed(delivery, str(error))
+            return False
+        async with self._database.writing() as transaction:
+            await WebhookStore(transaction).delivered(delivery.event_id, utc_now())
+        return True
+
+    async def _failed(self, delivery: Delivery, why: str) -> None:
+        now = utc_now()
+        pause = min(FIRST_PAUSE * 2 ** min(delivery.attempts, 30), LONGEST_PAUSE)
+        gives_up = now + pause - delivery.created_at > GIVE_UP_AFTER
+        if gives_up:
+            logger.warning("webhook event %s is given up: %s", delivery.event_id, why)
+        async with self._database.writing() as transaction:
+            await WebhookStore(transaction).failed(
+                delivery.event_id, next_attempt_at=None if gives_up else now + pause, error=why
+            )
+
+
+def signature(secret: str, body: bytes, unix_seconds: int) -> str:
+    """Return the header `sluice-signature`: its time, and an HMAC-SHA-256 of time and body."""
+    signed = str(unix_seconds).encode() + b"." + body
+    digest = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    return f"t={unix_seconds},v1={digest}"
+
+
+def _headers(delivery: Delivery) -> dict[str, str]:
+    return {
+        "content-type": "application/json",
+        "user-agent": "sluice-webhooks",
+        "sluice-event-id": delivery.event_id,
+        "sluice-signature": signature(delivery.secret, delivery.body.encode(), clock.now_seconds()),
+    }

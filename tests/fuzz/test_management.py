@@ -1,0 +1,129 @@
+"""Requests that schemathesis makes to the management API: all of them are answered as the OpenAPI page says.
+
+No worker is needed, so this runs without an engine. 503 is documented, but nothing is away here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gateway.accounts.scopes import Scope
+from tests.support.stack import Stack, running_stack
+
+pytestmark = pytest.mark.timeout(300)
+
+EXAMPLES = 12
+"""Requests for each operation."""
+LEAST_OPERATIONS = 50
+LEAST_SERVED = 100
+"""Requests that must be served, so that not only refusals are looked at."""
+TENANT = "fuzzed"
+OTHERS = ("/v1/completions", "/v1/models")
+"""Paths that are looked at elsewhere, with an engine."""
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Stack]:
+    """One gateway, and things that requests can be about."""
+    with running_stack() as stack:
+        stack.start_gateway()
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def key(target: Stack) -> str:
+    """A key that may do everything."""
+    return target.key(TENANT, scopes=frozenset(Scope))
+
+
+@pytest.fixture(scope="module")
+def things(target: Stack, key: str) -> dict[str, str]:
+    """Ids by the names under which paths ask for them."""
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=target.url, headers=headers) as client:
+
+        def make(path: str, **body: Any) -> str:
+            answer = client.post(path, json=body)
+            assert answer.is_success, answer.text
+            return str(answer.json()["id"])
+
+        return {
+            "tenant_id": TENANT,
+            "project_id": make("/v1/projects", name="a project"),
+            "member_id": make("/v1/members", subject="ann", name="Ann", role="owner"),
+            "key_id": make("/v1/keys", name="a key"),
+            "plan_id": make("/admin/plans", id="basic", name="Basic"),
+        }
+
+
+def test_management_api_answers_as_its_page_says(
+    target: Stack, key: str, things: dict[str, str]
+) -> None:
+    page = schemathesis.openapi.from_url(f"{target.url}/openapi.json")
+    page.validate()
+    operations = [
+        page[path][method.upper()]
+        for path, methods in page.raw_schema["paths"].items()
+        for method in methods
+        if path.startswith(("/admin", "/v1")) and not path.startswith(OTHERS)
+    ]
+    assert len(operations) >= LEAST_OPERATIONS
+    statuses: Counter[int] = Counter()
+    for operation in operations:
+        _shoot(operation, key, things, statuses)
+    assert sum(statuses[status] for status in (200, 201, 204)) >= LEAST_SERVED, statuses
+    assert {400, 404} <= set(statuses)
+    assert statuses[503] == 0
+    log = target.log("gateway")
+    assert "Traceback" not in log
+    assert key[16:] not in log
+
+
+def _shoot(operation: Any, key: str, things: dict[str, str], statuses: Counter[int]) -> None:
+    """Send requests to one operation, half of them about things that are there."""
+    strategies = [
+        operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode
+    ]
+    headers = {"authorization": f"Bearer {key}"}
+    # Whoever is suspended is asked nothing more.
+    is_last = operation.path.endswith(":suspend")
+
+    @seed(1)
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.one_of(strategies), st.booleans())
+    def shoot(case: Any, is_known: bool) -> None:
+        if is_known and not is_last:
+            known = {name: things[name] for name in case.path_parameters if name in things}
+            case.path_parameters.update(known)
+        response = case.call(headers=headers)
+        case.validate_response(response, checks=CHECKS)
+        statuses[response.status_code] += 1
+
+    shoot()

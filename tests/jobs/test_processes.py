@@ -1,0 +1,174 @@
+"""`sluice jobs` and `sluice beat` as real processes: killed, stopped, and without what they need."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+
+from contract import keys
+from gateway.accounts import schema
+from gateway.accounts.usage import encode_usage
+from tests.support.processes import stop, tethered, wait_until
+from tests.support.redis_server import RedisServer, running_redis
+from tests.support.usage import usage_record
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass
+class Deployment:
+    """Redis, a database, and the processes that a test starts."""
+
+    server: RedisServer
+    folder: Path
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "sluice.db"
+
+    def start(self, *command: str) -> "subprocess.Popen[bytes]":
+        """Start `sluice COMMAND`."""
+        environment = {
+            "SLUICE_REDIS_URL": self.server.url,
+            "SLUICE_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
+        }
+        with (self.folder / f"{command[0]}.log").open("ab") as log:
+            process = subprocess.Popen(
+                tethered(sys.executable, "-m", "gateway.cli", *command),
+                cwd=REPOSITORY,
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
+            )
+        self.processes[command[0]] = process
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def append(self, first: int, count: int) -> None:
+        """Leave usage records in Redis."""
+        with redis.Redis.from_url(self.server.url) as client:
+            pipeline = client.pipeline(transaction=False)
+            for number in range(first, first + count):
+                record = usage_record(number, tenant_id=f"tenant-{number % 23}")
+                stream = keys.usage(keys.bucket_of(record.tenant_id))
+                pipeline.xadd(stream, {"u": encode_usage(record)})
+            pipeline.execute()
+
+    def undrained(self) -> int:
+        with redis.Redis.from_url(self.server.url) as client:
+            return sum(int(client.xlen(keys.usage(bucket))) for bucket in range(keys.BUCKETS))
+
+    def rows(self) -> int:
+        """Rows of the ledger, each of which must be of another request."""
+        with closing(sqlite3.connect(self.database, timeout=10)) as connection:
+            count, requests = connection.execute(
+                "SELECT count(*), count(DISTINCT request_id) FROM usage_ledger"
+            ).fetchone()
+        assert count == requests
+        return int(count)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    with running_redis() as server:
+        deployment = Deployment(server, tmp_path)
+        asyncio.run(schema.upgrade(f"sqlite+aiosqlite:///{deployment.database}"))
+        yield deployment
+        for process in deployment.processes.values():
+            stop(process)
+
+
+def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothing(
+    deployment: Deployment,
+) -> None:
+    total = 30_000
+    deployment.append(0, total)
+    deployment.start("beat")
+    kills = 0
+    for _ in range(3):
+        jobs = deployment.start("jobs")
+        before = deployment.rows()
+        wait_until(partial(_has_grown, deployment, before), seconds=30, what="a drain")
+        jobs.kill()
+        jobs.wait(5)
+        kills += deployment.undrained() > 0
+    assert kills == 3, "each time there was more to drain"
+    deployment.start("jobs")
+    wait_until(lambda: deployment.undrained() == 0, seconds=60, what="the end of the drain")
+    assert deployment.rows() == total
+    assert "ERROR" not in deployment.log("jobs")
+
+
+def _has_grown(deployment: Deployment, before: int) -> bool:
+    return deployment.rows() > before
+
+
+def test_sigterm_ends_both_within_seconds_and_leaves_no_usage_behind(
+    deployment: Deployment,
+) -> None:
+    jobs, beat = deployment.start("jobs"), deployment.start("beat")
+    deployment.append(0, 10)
+    wait_until(lambda: deployment.rows() == 10, seconds=30, what="the drain")
+    began = time.monotonic()
+    beat.send_signal(signal.SIGTERM)
+    assert beat.wait(10) == 0
+    deployment.append(10, 10)
+    jobs.send_signal(signal.SIGTERM)
+    assert jobs.wait(15) == 0
+    assert time.monotonic() - began < 15
+    assert deployment.undrained() == 0
+    assert deployment.rows() == 20
+    assert "Traceback" not in deployment.log("jobs") + deployment.log("beat")
+
+
+def test_runs_do_not_pile_up_while_nobody_takes_them(deployment: Deployment) -> None:
+    from gateway.jobs import app as app_module
+    from gateway.settings import load_settings
+
+    app = app_module.create_app(load_settings(redis_url=deployment.server.url))
+    with redis.Redis.from_url(deployment.server.url) as client:
+        client.rpush(app_module.QUEUE, *(["x"] * (app_module.MOST_WAITING - 2)))
+        scheduler = app_module.BoundedScheduler(app)
+        try:
+            for _ in range(3):
+                for entry in list(scheduler.schedule.values()):
+                    scheduler.apply_async(entry, advance=False)
+            assert client.llen(app_module.QUEUE) == app_module.MOST_WAITING
+        finally:
+            scheduler.close()
+            app.close()
+
+
+def test_redis_that_goes_away_and_comes_back_is_told_once(deployment: Deployment) -> None:
+    jobs, beat = deployment.start("jobs"), deployment.start("beat")
+    deployment.append(0, 5)
+    wait_until(lambda: deployment.rows() == 5, seconds=30, what="the drain")
+    deployment.server.stop()
+    time.sleep(3)
+    deployment.server.start()
+    deployment.append(5, 5)
+    wait_until(lambda: deployment.rows() == 10, seconds=60, what="the drain")
+    assert (jobs.poll(), beat.poll()) == (None, None)
+    assert deployment.log("jobs").count("job drain cannot be done now") <= 1
+    assert deployment.log("beat").count("the broker cannot be reached") == 1
+    assert "Traceback" not in deployment.log("beat")
+
+
+def test_jobs_refuse_a_database_without_a_schema(tmp_path: Path, redis_server: RedisServer) -> None:
+    deployment = Deployment(redis_server, tmp_path)
+    assert deployment.start("jobs").wait(30) == 1
+    assert "sluice db upgrade" in deployment.log("jobs")

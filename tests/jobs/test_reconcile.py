@@ -1,0 +1,248 @@
+"""Reconciliation: what Redis has wrong is found, told and healed, and then there is nothing more to find."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import update
+
+from contract import clock, keys
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.credit_service import CreditService
+from gateway.accounts.database import Database
+from gateway.accounts.ledger.rollups import Rollups
+from gateway.accounts.ledger.rows import hour_of
+from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
+from gateway.accounts.tables import RollupRow
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.times import utc_now
+from gateway.accounts.usage import UsageRecord
+from gateway.auth.key_service import KeyService
+from gateway.jobs import reconcile as reconcile_module
+from gateway.jobs.drain import Drain
+from gateway.jobs.reconcile import reconcile
+from gateway.quota.ledger_source import LedgerBalances
+from gateway.quota.seeding import Seeder
+from gateway.quota.store import QuotaStore
+from tests.jobs.conftest import Append, command
+from tests.support.usage import HOUR_MS, usage_record
+
+LIMITS = Limits(requests_per_day=1000, tokens_per_day=10**6, budget_micros=10**9)
+BUCKET = keys.bucket_of("acme")
+TENANT = SubjectLimits(LimitScope.TENANT, "acme", LIMITS)
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_module, "PAUSE_SECONDS", 0.01)
+
+
+@pytest.fixture
+async def key(database: Database, redis: Redis) -> SubjectLimits:
+    """A tenant with credits, and its key."""
+    announcer = ChangeAnnouncer(redis)
+    await TenantService(database, announcer).create("Acme", tenant_id="acme")
+    created = await KeyService(database, announcer).create("acme", name="k")
+    await CreditService(database, announcer).grant("acme", 1_000_000)
+    return SubjectLimits(LimitScope.KEY, created.record.id, LIMITS)
+
+
+def _record(number: int, key: SubjectLimits, **fields: Any) -> UsageRecord:
+    known = {"credential_id": key.id, "project_id": None, "created_ms": clock.now_ms()}
+    return usage_record(number, **(known | fields))
+
+
+async def _seed(database: Database, redis: Redis, *subjects: SubjectLimits) -> None:
+    await Seeder(QuotaStore(redis), LedgerBalances(database)).seed("acme", subjects)
+
+
+async def _plant(redis: Redis, subject: SubjectLimits, field: str, by: int) -> None:
+    account = keys.account(BUCKET, subject.subject)
+    await command(redis, "HINCRBY", account, field, by)
+
+
+async def _is_seeded(redis: Redis, subject: SubjectLimits) -> bool:
+    account = keys.account(BUCKET, subject.subject)
+    return bool(await command(redis, "HEXISTS", account, "seeded"))
+
+
+async def test_nothing_is_found_where_everything_is_right(
+    database: Database, redis: Redis, append: Append, key: SubjectLimits
+) -> None:
+    await append(*(_record(number, key, is_prepaid=True) for number in range(5)))
+    await Drain(redis, database).run()
+    await append(*(_record(number, key) for number in range(5, 9)))
+    await _seed(database, redis, key, TENANT)
+    await append(_record(3, key))
+    report = await reconcile(redis, database)
+    assert report.is_clean, report
+    assert (report.compared_accounts, report.busy_accounts) == (2, 0)
+    assert await _is_seeded(redis, TENANT)
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        ("q", "requests_of_day"),
+        ("t", "tokens_of_day"),
+        ("s", "cost_of_month"),
+        ("credit", "credit"),
+    ],
+)
+async def test_planted_difference_is_told_and_healed(
+    database: Database, redis: Redis, append: Append, key: SubjectLimits, field: str, number: str
+) -> None:
+    records = [_record(n, key, is_prepaid=True) for n in range(4)]
+    await append(*records)
+    await _seed(database, redis, key, TENANT)
+    await _plant(redis, TENANT, field, -7)
+    report = await reconcile(redis, database)
+    [found] = report.differences
+    assert (found.tenant_id, found.subject, found.number) == ("acme", "t:acme", number)
+    assert found.redis == found.ledger - 7
+    expected = {
+        "requests_of_day": 4,
+        "tokens_of_day": sum(r.prompt_tokens + r.completion_tokens for r in records),
+        "cost_of_month": sum(r.cost_micros for r in records),
+        "credit": 1_000_000 - sum(r.cost_micros for r in records),
+    }
+    assert found.ledger == expected[number]
+    assert not await _is_seeded(redis, TENANT)
+    assert await _is_seeded(redis, key), "what was right is left alone"
+    assert (await reconcile(redis, database)).is_clean
+    await _seed(database, redis, TENANT)
+    assert (await reconcile(redis, database)).is_clean
+
+
+async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
+    database: Database, redis: Redis, append: Append, key: SubjectLimits
+) -> None:
+    await _seed(database, redis, key, TENANT)
+    await _plant(redis, key, "q", 5)
+    stop = asyncio.Event()
+
+    async def settle_and_drain() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            record = _record(number, key)
+            await append(record)
+            for subject in (key, TENANT):
+                await _plant(redis, subject, "q", 1)
+                tokens = record.prompt_tokens + record.completion_tokens
+                await _plant(redis, subject, "t", tokens)
+                await _plant(redis, subject, "s", record.cost_micros)
+            if number % 5 == 0:
+                await Drain(redis, database).run()
+            await asyncio.sleep(0.05)
+
+    busy = asyncio.create_task(settle_and_drain())
+    report = await reconcile(redis, database)
+    stop.set()
+    await busy
+    found = {(each.subject, each.number, each.redis - each.ledger) for each in report.differences}
+    assert found == {(key.subject, "requests_of_day", 5)}
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy"), [(3, 0), (reconcile_module.MOST_LOOKS, 1)], ids=["a while", "always"]
+)
+async def test_usage_that_gets_to_the_ledger_between_two_readings_is_no_difference(
+    database: Database,
+    redis: Redis,
+    append: Append,
+    key: SubjectLimits,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: int,
+    busy: int,
+) -> None:
+    await _seed(database, redis, key)
+    derive = reconcile_module._Reconciler._derive
+    numbers = iter(range(looks))
+
+    async def late(*args: Any) -> dict[str, int]:
+        if (number := next(numbers, None)) is not None:
+            # What is settled here is in the ledger when it is asked, but was not in Redis before.
+            records = [_record(100 * number + n, key) for n in range(number + 1)]
+            await append(*records)
+            tokens = sum(r.prompt_tokens + r.completion_tokens for r in records)
+            cost = sum(r.cost_micros for r in records)
+            for name, by in (("q", len(records)), ("t", tokens), ("s", cost)):
+                await _plant(redis, key, name, by)
+            await Drain(redis, database).run()
+        return await derive(*args)
+
+    monkeypatch.setattr(reconcile_module._Reconciler, "_derive", late)
+    report = await reconcile(redis, database)
+    assert report.is_clean, report
+    assert (report.compared_accounts, report.busy_accounts) == (1 - busy, busy)
+    assert await _is_seeded(redis, key)
+
+
+async def test_numbers_of_days_and_months_before_are_compared_with_theirs(
+    database: Database, redis: Redis, append: Append, key: SubjectLimits
+) -> None:
+    """An account nobody has used since: its numbers are those of its own day and month."""
+    old_ms = clock.now_ms() - 40 * 24 * HOUR_MS
+    await append(_record(1, key, created_ms=old_ms), _record(2, key))
+    account = keys.account(BUCKET, key.subject)
+    moment = utc_now() - timedelta(days=40)
+    record = _record(1, key)
+    fields: dict[str, int] = {
+        "seeded": 1,
+        "day": old_ms // (24 * HOUR_MS),
+        "month": moment.year * 100 + moment.month,
+        "q": 1,
+        "t": record.prompt_tokens + record.completion_tokens,
+        "s": record.cost_micros,
+    }
+    for name, value in fields.items():
+        await command(redis, "HSET", account, name, value)
+    await command(redis, "SADD", keys.accounts(BUCKET), key.subject)
+    report = await reconcile(redis, database)
+    assert report.is_clean, report
+    assert report.compared_accounts == 1
+    await _plant(redis, key, "s", 1)
+    assert [each.number for each in (await reconcile(redis, database)).differences] == [
+        "cost_of_month"
+    ]
+
+
+async def test_open_amounts_that_no_reservation_holds_are_corrected(
+    database: Database, redis: Redis, key: SubjectLimits
+) -> None:
+    await _seed(database, redis, key)
+    await _plant(redis, key, "qo", 3)
+    await _plant(redis, key, "r", 99)
+    await command(redis, "ZADD", keys.running(BUCKET, key.subject), 9e12, "cmpl-gone")
+    report = await reconcile(redis, database)
+    assert (report.corrected_reservations, report.forgotten_requests) == (1, 1)
+    assert (await reconcile(redis, database)).is_clean
+
+
+async def test_wrong_sums_are_made_anew(
+    database: Database, redis: Redis, append: Append, key: SubjectLimits
+) -> None:
+    await append(_record(1, key), _record(2, key))
+    await Drain(redis, database).run()
+    await Rollups(database).make_all()
+    assert (await reconcile(redis, database)).is_clean
+    async with database.writing() as transaction:
+        await transaction.execute(update(RollupRow).values(requests=RollupRow.requests + 1))
+    report = await reconcile(redis, database)
+    assert report.wrong_hours == [hour_of(utc_now())]
+    assert (await reconcile(redis, database)).is_clean
+    async with database.reading() as transaction:
+        rows = await transaction.scalars(
+            RollupRow.__table__.select().with_only_columns(RollupRow.__table__.c.requests)
+        )
+        assert list(rows) == [2, 2]
+
+
+async def test_account_of_nobody_who_is_known_is_left_alone(
+    database: Database, redis: Redis, key: SubjectLimits
+) -> None:
+    await command(redis, "SADD", keys.accounts(BUCKET), "k:jwt:bob", "t:gone", "x")
+    assert (await reconcile(redis, database)).compared_accounts == 0

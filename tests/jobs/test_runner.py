@@ -1,0 +1,134 @@
+"""The runner: once at a time, quiet while stores are away, and stoppable; and every scheduled job."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gateway.accounts import schema
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
+from gateway.errors import StoreUnavailableError
+from gateway.jobs import runner as runner_module
+from gateway.jobs.runner import Runner, running
+from gateway.jobs.schedule import JOBS, Job
+from gateway.jobs.services import Services, open_services
+from gateway.settings import Settings, load_settings
+from tests.support.redis_server import RedisServer
+
+
+@pytest.fixture
+def settings(tmp_path: Path, redis_server: RedisServer) -> Settings:
+    url = f"sqlite+aiosqlite:///{tmp_path}/sluice.db"
+    asyncio.run(schema.upgrade(url))
+    return load_settings(redis_url=redis_server.url, database_url=url)
+
+
+@pytest.fixture
+def runner(settings: Settings) -> Iterator[Runner]:
+    with running(settings) as runner:
+        yield runner
+
+
+def _job(run: Callable[[Services], Awaitable[Any]], *, limit_seconds: float = 10.0) -> Job:
+    return Job(name="test", run=run, schedule=1.0, expires_seconds=1.0, limit_seconds=limit_seconds)
+
+
+def _in_thread(runner: Runner, job: Job) -> threading.Thread:
+    thread = threading.Thread(target=runner.run, args=(job,))
+    thread.start()
+    return thread
+
+
+def test_job_that_runs_already_is_not_run_again(runner: Runner) -> None:
+    runs = []
+
+    async def slow(_services: Services) -> None:
+        runs.append(1)
+        await asyncio.sleep(0.3)
+
+    threads = [_in_thread(runner, _job(slow)) for _ in range(4)]
+    for thread in threads:
+        thread.join(5)
+    assert len(runs) == 1
+    runner.run(_job(slow))
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [RedisConnectionError("x"), StoreUnavailableError("x"), OSError(), TimeoutError()]
+)
+def test_store_that_is_away_is_told_once_until_it_is_back(
+    runner: Runner, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_away = True
+
+    async def fail(_services: Services) -> None:
+        if is_away:
+            raise error
+
+    def told() -> int:
+        return caplog.text.count("job test cannot be done now")
+
+    for _ in range(3):
+        runner.run(_job(fail))
+    assert told() == 1
+    is_away = False
+    runner.run(_job(fail))
+    is_away = True
+    runner.run(_job(fail))
+    assert told() == 2
+
+
+def test_bug_in_a_job_is_raised(runner: Runner) -> None:
+    async def fail(_services: Services) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        runner.run(_job(fail))
+
+
+def test_job_that_takes_too_long_is_ended(runner: Runner) -> None:
+    async def hang(_services: Services) -> None:
+        await asyncio.sleep(60)
+
+    began = time.monotonic()
+    runner.run(_job(hang, limit_seconds=0.1))
+    assert time.monotonic() - began < 5
+
+
+def test_process_that_is_to_end_breaks_off_what_runs(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.1)
+
+    async def hang(_services: Services) -> None:
+        await asyncio.sleep(60)
+
+    thread = _in_thread(runner, _job(hang, limit_seconds=60))
+    time.sleep(0.1)
+    runner.stop_soon()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert "job test was broken off" in caplog.text
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+async def test_every_job_runs_and_runs_twice_at_once(
+    job: Job, database_url: str, redis: Redis, redis_server: RedisServer
+) -> None:
+    await schema.upgrade(database_url)
+    database = Database(database_url)
+    await TenantService(database, ChangeAnnouncer(redis)).create("Acme", tenant_id="acme")
+    await database.aclose()
+    settings = load_settings(redis_url=redis_server.url, database_url=database_url)
+    async with open_services(settings) as services:
+        await asyncio.gather(job.run(services), job.run(services))
+        await job.run(services)

@@ -1,0 +1,220 @@
+"""The sweep: requests of a dead gateway end as lost, with the engine's counts, exactly once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import clock, keys
+from contract.queue import JobQueue, LeaseReport
+from contract.receipts import JobState
+from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
+from gateway.accounts.usage import Outcome, UsageRecord, decode_usage, encode_usage
+from gateway.jobs.drain import FIELD
+from gateway.jobs.sweep import PATIENCE_MS, Sweep
+from gateway.quota.answers import Admitted, ReservationRequest
+from gateway.quota.store import QuotaStore
+from tests.contract.test_queue import claim_ids, enqueue, job
+from tests.jobs.conftest import command
+from tests.support.redis_server import RedisServer
+from tests.support.usage import usage_record
+
+MODEL = "m"
+BUCKET = keys.bucket_of("acme")
+SUBJECTS = (
+    SubjectLimits(LimitScope.KEY, "key_1", Limits(concurrent_requests=1)),
+    SubjectLimits(LimitScope.PROJECT, "prj_1", Limits()),
+    SubjectLimits(LimitScope.TENANT, "acme", Limits(tokens_per_minute=1_000_000)),
+)
+
+
+def _draft(number: int, **fields: Any) -> UsageRecord:
+    nothing = {
+        "created_ms": 0,
+        "ended_ms": 0,
+        "outcome": Outcome.LOST,
+        "prompt_tokens": 0,
+        "cached_tokens": 0,
+        "completion_tokens": 0,
+        "cost_micros": 0,
+        "prompt_price": 1_000_000,
+        "completion_price": 1_000_000,
+    }
+    return usage_record(number, **(nothing | fields))
+
+
+async def _admit(redis: Redis, draft: UsageRecord, *, lease_ms: int = 1) -> int:
+    """Reserve for a request as a gateway that then falls silent; return when it was admitted."""
+    answer = await QuotaStore(redis).reserve(
+        ReservationRequest(
+            request_id=draft.request_id,
+            tenant_id=draft.tenant_id,
+            subjects=SUBJECTS,
+            prompt_tokens=100,
+            completion_tokens=1000,
+            cost_micros=0,
+            is_prepaid=False,
+            record=encode_usage(draft),
+        ),
+        lease_ms=lease_ms,
+    )
+    assert isinstance(answer, Admitted), answer
+    await asyncio.sleep(0.01)
+    return answer.created_ms
+
+
+async def _records(redis: Redis) -> list[UsageRecord]:
+    entries: Any = await redis.xrange(keys.usage(BUCKET))
+    return [decode_usage(fields[FIELD]) for _, fields in entries]
+
+
+async def _open(redis: Redis) -> int:
+    return int(await redis.zcard(keys.open_reservations(BUCKET)))
+
+
+async def _states(queue: JobQueue, *job_ids: str) -> list[JobState]:
+    return [receipt.state for receipt in await queue.receipts(job_ids)]
+
+
+async def test_lost_request_is_settled_with_the_counts_of_its_receipts(redis: Redis) -> None:
+    draft, queue = _draft(1, jobs=3), JobQueue(redis, MODEL)
+    admitted_ms = await _admit(redis, draft)
+    ids = [f"{draft.request_id}-{index}" for index in range(3)]
+    await enqueue(queue, *(job(id_, "acme") for id_ in ids))
+    for place, id_ in enumerate(await claim_ids(queue)):
+        await queue.finish("w1", LeaseReport(id_, 1, 5 + place, 10, 4))
+    assert await Sweep(redis).run() == 1
+    [record] = await _records(redis)
+    assert (record.request_id, record.created_ms) == (draft.request_id, admitted_ms)
+    assert (record.outcome, record.code, record.cost_micros) == (Outcome.LOST, "gateway_lost", 0)
+    counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+    assert counts == (30, 12, 5 + 6 + 7)
+    assert record.ended_ms >= admitted_ms
+    assert await _states(queue, *ids) == [JobState.ABSENT] * 3, "the receipts are dropped"
+    assert await _open(redis) == 0
+    assert await Sweep(redis).run() == 0
+
+
+async def test_what_the_reservation_held_is_free_again(redis: Redis) -> None:
+    await _admit(redis, _draft(1))
+    status = await QuotaStore(redis).status("acme", SUBJECTS)
+    assert status[2].completion_tokens_of_minute == 1000
+    await Sweep(redis).run()
+    status = await QuotaStore(redis).status("acme", SUBJECTS)
+    assert status[2].completion_tokens_of_minute == 0
+    assert status[0].concurrent_requests == 0
+
+
+async def test_waiting_jobs_are_taken_back_at_once(redis: Redis) -> None:
+    draft, queue = _draft(1), JobQueue(redis, MODEL)
+    await _admit(redis, draft)
+    await enqueue(queue, job(f"{draft.request_id}-0", "acme"))
+    assert await Sweep(redis).run() == 1
+    assert await claim_ids(queue) == []
+    [record] = await _records(redis)
+    assert record.completion_tokens == 0
+
+
+async def test_running_jobs_are_cancelled_and_waited_for(redis: Redis) -> None:
+    draft, queue = _draft(1), JobQueue(redis, MODEL)
+    await _admit(redis, draft)
+    id_ = f"{draft.request_id}-0"
+    await enqueue(queue, job(id_, "acme"))
+    await claim_ids(queue)
+    assert await Sweep(redis).run() == 0
+    assert await _records(redis) == []
+    assert await queue.extend("w1", [LeaseReport(id_, 1, 3, 10, 0)], lease_ms=60_000) == [id_]
+    await queue.finish("w1", LeaseReport(id_, 1, 7, 10, 0))
+    assert await Sweep(redis).run() == 1
+    [record] = await _records(redis)
+    assert (record.prompt_tokens, record.completion_tokens) == (10, 7)
+
+
+async def test_living_gateway_keeps_its_requests(redis: Redis) -> None:
+    draft, queue = _draft(1), JobQueue(redis, MODEL)
+    await _admit(redis, draft)
+    await enqueue(queue, job(f"{draft.request_id}-0", "acme"))
+    await redis.set(keys.gateway_alive("gw-1"), 1, px=60_000)
+    assert await Sweep(redis).run() == 0
+    assert await _states(queue, f"{draft.request_id}-0") == [JobState.WAITING]
+    await redis.delete(keys.gateway_alive("gw-1"))
+    assert await Sweep(redis).run() == 1
+
+
+async def test_lease_that_has_not_run_out_is_nobodys_business(redis: Redis) -> None:
+    await _admit(redis, _draft(1), lease_ms=60_000)
+    assert await Sweep(redis).run() == 0
+    assert await _open(redis) == 1
+
+
+@pytest.mark.parametrize("gateway_lives", [True, False])
+async def test_patience_has_an_end(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch, gateway_lives: bool
+) -> None:
+    """A worker that never answers, or a gateway that lives and has forgotten the request."""
+    draft, queue = _draft(1), JobQueue(redis, MODEL)
+    await _admit(redis, draft)
+    id_ = f"{draft.request_id}-0"
+    await enqueue(queue, job(id_, "acme"))
+    await claim_ids(queue)
+    await queue.extend("w1", [LeaseReport(id_, 1, 3, 10, 2)], lease_ms=60_000)
+    if gateway_lives:
+        await redis.set(keys.gateway_alive("gw-1"), 1, px=60_000)
+    now_ms = clock.now_ms
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() + PATIENCE_MS - 1000)
+    assert await Sweep(redis).run() == 0
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() + PATIENCE_MS + 1000)
+    assert await Sweep(redis).run() == 1
+    [record] = await _records(redis)
+    assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (10, 2, 3)
+    await queue.finish("w1", LeaseReport(id_, 1, 4, 10, 2))
+    assert await _states(queue, id_) == [JobState.ABSENT], "nothing is left behind"
+
+
+async def test_gateway_that_comes_back_and_the_sweep_settle_once(redis: Redis) -> None:
+    finished = usage_record(1, cost_micros=55)
+    await _admit(redis, _draft(1))
+    settled = await asyncio.gather(
+        Sweep(redis).run(), QuotaStore(redis).settle(finished), Sweep(redis).run()
+    )
+    assert sum(map(int, settled)) == 1, "the first settle wins"
+    records = await _records(redis)
+    assert {record.request_id for record in records} == {finished.request_id}
+    assert (records[0].outcome is Outcome.FINISHED) == bool(settled[1])
+    assert await _open(redis) == 0
+
+
+async def test_reservation_without_a_readable_draft_keeps_no_other_one_waiting(
+    redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _admit(redis, _draft(1))
+    reservation = keys.reservation(BUCKET, _draft(1).request_id)
+    await command(redis, "HSET", reservation, "record", "garbage")
+    await command(redis, "DEL", keys.running(BUCKET, "k:key_1"))
+    await _admit(redis, _draft(2))
+    assert await Sweep(redis).run() == 1
+    assert "cannot be read" in caplog.text
+
+
+async def test_request_that_cannot_be_settled_keeps_no_other_one_waiting(
+    redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _admit(redis, _draft(1))
+    await redis.set(keys.job(MODEL, f"{_draft(1).request_id}-0"), "of another type")
+    await command(redis, "DEL", keys.running(BUCKET, "k:key_1"))
+    await _admit(redis, _draft(2))
+    assert await Sweep(redis).run() == 1
+    assert [record.request_id for record in await _records(redis)] == [_draft(2).request_id]
+    assert "cannot be settled" in caplog.text
+
+
+async def test_sweep_works_on_every_redis(any_redis_server: RedisServer) -> None:
+    client = Redis.from_url(any_redis_server.url)
+    await client.flushall()
+    draft, queue = _draft(1), JobQueue(client, MODEL)
+    await _admit(client, draft)
+    await enqueue(queue, job(f"{draft.request_id}-0", "acme"))
+    assert await Sweep(client).run() == 1
+    assert [record.request_id for record in await _records(client)] == [draft.request_id]
+    await client.aclose()

@@ -1,0 +1,389 @@
+"""Delivery of webhook events: signed, to public addresses only, again until it works or a day is over."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from redis.asyncio import Redis
+from sqlalchemy import select, update
+
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.records import Webhook
+from gateway.accounts.tables import WebhookEventRow
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.times import utc_now
+from gateway.accounts.webhook_service import WebhookService
+from gateway.jobs import webhooks as webhooks_module
+from gateway.jobs.outbound import DeliveryError, Outbound, is_public
+from gateway.jobs.webhooks import WebhookSender
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+Headers = dict[str, str]
+
+
+@dataclass
+class Receiver:
+    """An HTTP server that keeps what it was sent and answers what it is told to."""
+
+    port: int = 0
+    status: int = 200
+    headers: str = ""
+    delay_seconds: float = 0
+    requests: list[tuple[str, Headers, bytes]] = field(default_factory=list)
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.answering.add(asyncio.ensure_future(self.answer(reader, writer)))
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.strip().split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        self.requests.append((first, headers, body))
+        await asyncio.sleep(self.delay_seconds)
+        writer.write(
+            f"HTTP/1.1 {self.status} X\r\n{self.headers}content-length: 0\r\n\r\n".encode()
+        )
+        await writer.drain()
+
+
+@asynccontextmanager
+async def _receiving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=tls)
+    receiver.port = server.sockets[0].getsockname()[1]
+    try:
+        yield receiver
+    finally:
+        server.close()
+        for task in receiver.answering:
+            task.cancel()
+        await asyncio.gather(*receiver.answering, return_exceptions=True)
+        await server.wait_closed()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with _receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+async def outbound() -> AsyncIterator[Outbound]:
+    """Sends anywhere."""
+    outbound = Outbound(allows_private=True)
+    yield outbound
+    await outbound.aclose()
+
+
+@pytest.fixture
+async def webhook(database: Database, redis: Redis, receiver: Receiver) -> Webhook:
+    """A webhook with one event that is due."""
+    await TenantService(database, ChangeAnnouncer(redis)).create("Acme", tenant_id="acme")
+    service = WebhookService(database, allows_private=True)
+    webhook = await service.create("acme", f"http://localhost:{receiver.port}/hook?x=1")
+    await service.test("acme", webhook.id)
+    return webhook
+
+
+async def _event(database: Database) -> WebhookEventRow:
+    async with database.reading() as transaction:
+        return (await transaction.scalars(select(WebhookEventRow))).one()
+
+
+async def _make_due(database: Database) -> None:
+    async with database.writing() as transaction:
+        await transaction.execute(update(WebhookEventRow).values(next_attempt_at=PAST))
+
+
+async def test_event_arrives_once_and_its_signature_is_right(
+    database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
+) -> None:
+    sender = WebhookSender(database, outbound)
+    assert await sender.run() == 1
+    assert await sender.run() == 0
+    [(first, headers, body)] = receiver.requests
+    assert first == "POST /hook?x=1 HTTP/1.1"
+    assert headers["host"] == f"localhost:{receiver.port}"
+    assert headers["content-type"] == "application/json"
+    event = await _event(database)
+    assert json.loads(body)["id"] == headers["sluice-event-id"] == event.id
+    time, _, signed = headers["sluice-signature"].removeprefix("t=").partition(",v1=")
+    assert abs(int(time) - datetime.now(UTC).timestamp()) < 10
+    expected = hmac.new(webhook.secret.encode(), time.encode() + b"." + body, hashlib.sha256)
+    assert signed == expected.hexdigest()
+    assert webhook.secret not in str(receiver.requests)
+    assert (event.attempts, event.next_attempt_at, event.last_error) == (1, None, "")
+    assert event.delivered_at is not None
+
+
+async def test_two_senders_at_once_send_an_event_once(
+    database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
+) -> None:
+    receiver.delay_seconds = 0.2
+    sender = WebhookSender(database, outbound)
+    arrived = await asyncio.gather(*(sender.run() for _ in range(3)))
+    assert (sum(arrived), len(receiver.requests)) == (1, 1)
+
+
+async def test_failure_is_noted_and_tried_again_after_growing_pauses(
+    database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
+) -> None:
+    receiver.status = 500
+    sender = WebhookSender(database, outbound)
+    pauses = []
+    for attempt in range(1, 4):
+        before = utc_now()
+        assert await sender.run() == 0
+        assert await sender.run() == 0, "it is not due again yet"
+        event = await _event(database)
+        assert (event.attempts, event.last_error) == (attempt, "answered with status 500")
+        assert event.next_attempt_at is not None
+        pauses.append(round((event.next_attempt_at - before) / timedelta(seconds=15)))
+        await _make_due(database)
+    assert pauses == [2, 4, 8]
+    receiver.status = 204
+    assert await sender.run() == 1
+    assert len(receiver.requests) == 4
+    assert len({headers["sluice-event-id"] for _, headers, _ in receiver.requests}) == 1
+
+
+async def test_event_is_given_up_after_a_day(
+    database: Database,
+    webhook: Webhook,
+    receiver: Receiver,
+    outbound: Outbound,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    receiver.status = 500
+    async with database.writing() as transaction:
+        created_at = utc_now() - timedelta(hours=24)
+        await transaction.execute(
+            update(WebhookEventRow).values(created_at=created_at, attempts=11)
+        )
+    assert await WebhookSender(database, outbound).run() == 0
+    event = await _event(database)
+    assert (event.attempts, event.next_attempt_at, event.delivered_at) == (12, None, None)
+    assert "given up" in caplog.text
+    assert webhook.secret not in caplog.text
+    assert "localhost" not in caplog.text
+
+
+async def test_more_events_than_are_sent_at_once_are_all_sent(
+    database: Database,
+    webhook: Webhook,
+    receiver: Receiver,
+    outbound: Outbound,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhooks_module, "AT_ONCE", 2)
+    event = await _event(database)
+    columns = {column.name: getattr(event, column.name) for column in event.__table__.columns}
+    async with database.writing() as transaction:
+        for number in range(6):
+            changed = {"id": f"evt_{number}", "threshold": number + 1}
+            transaction.add(WebhookEventRow(**(columns | changed)))
+    assert await WebhookSender(database, outbound).run() == 7
+    assert len(receiver.requests) == 7
+
+
+async def test_redirect_is_not_followed(receiver: Receiver, outbound: Outbound) -> None:
+    receiver.status, receiver.headers = 307, f"location: http://127.0.0.1:{receiver.port}/x\r\n"
+    with pytest.raises(DeliveryError, match=r"redirect \(307\), which is not followed"):
+        await outbound.post(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
+    assert len(receiver.requests) == 1
+
+
+async def test_silent_receiver_is_not_waited_for(
+    receiver: Receiver, outbound: Outbound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.jobs.outbound.TIMEOUT_SECONDS", 0.2)
+    receiver.delay_seconds = 1
+    with pytest.raises(DeliveryError, match="no answer in time"):
+        await outbound.post(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:1/", "cannot be reached"),
+        ("ftp://127.0.0.1/", "not an https URL"),
+        ("http:///x", "not a URL"),
+        ("https://127.0.0.1:99999/", "cannot be reached"),
+    ],
+)
+async def test_what_cannot_be_reached_is_told(outbound: Outbound, url: str, why: str) -> None:
+    with pytest.raises(DeliveryError, match=why) as caught:
+        await outbound.post(url, b"{}", {})
+    assert url not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://example.com/", "not an https URL"),
+        ("https://127.0.0.1/", "not on the public internet"),
+        ("https://[::1]/", "not on the public internet"),
+        ("https://[::ffff:10.0.0.1]/", "not on the public internet"),
+        ("https://169.254.169.254/latest/meta-data", "not on the public internet"),
+        ("https://localhost/", "not on the public internet"),
+        ("https://0x7f.1/", "not on the public internet"),
+    ],
+)
+async def test_private_addresses_are_refused_without_a_connection(
+    receiver: Receiver, url: str, why: str
+) -> None:
+    outbound = Outbound(allows_private=False)
+    with pytest.raises(DeliveryError, match=why):
+        await outbound.post(_with_port(url, receiver.port), b"{}", {})
+    assert receiver.requests == []
+    await outbound.aclose()
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("::ffff:93.184.216.34", True),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("ff02::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+    ],
+)
+def test_public_addresses_are_told_from_others(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+async def test_name_with_one_private_address_among_public_ones_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _resolve(monkeypatch, "93.184.216.34", "127.0.0.1")
+    outbound = Outbound(allows_private=False)
+    with pytest.raises(DeliveryError, match="not on the public internet"):
+        await outbound.post("https://example.com/", b"{}", {})
+    await outbound.aclose()
+
+
+async def test_name_that_stands_for_nothing_is_told(
+    outbound: Outbound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(DeliveryError, match="cannot be resolved"):
+        await outbound.post("https://no-such-host.example/", b"{}", {})
+
+
+async def test_name_is_resolved_once_and_the_next_address_tried(
+    receiver: Receiver, outbound: Outbound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _resolve(monkeypatch, "127.0.0.2", "127.0.0.1")
+    await outbound.post(f"http://example.com:{receiver.port}/", b"{}", {})
+    assert asked() == ["example.com"], "the connection goes to the address, not to the name again"
+    [(_, headers, _)] = receiver.requests
+    assert headers["host"] == f"example.com:{receiver.port}"
+
+
+async def test_certificate_must_be_of_the_name_in_the_url(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serving, trust = _certificate("hooks.example.com", tmp_path)
+    names: list[str | None] = []
+    serving.sni_callback = lambda _socket, name, _context: names.append(name)
+    outbound = Outbound(allows_private=True, trust=trust)
+    _resolve(monkeypatch, "127.0.0.1")
+    async with _receiving(serving) as receiver:
+        await outbound.post(f"https://hooks.example.com:{receiver.port}/", b"{}", {})
+        assert names == ["hooks.example.com"]
+        assert len(receiver.requests) == 1
+        with pytest.raises(DeliveryError, match="cannot be reached"):
+            await outbound.post(f"https://other.example.com:{receiver.port}/", b"{}", {})
+        assert len(receiver.requests) == 1
+    await outbound.aclose()
+
+
+def _with_port(url: str, port: int) -> str:
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    return f"{scheme}://{host}:{port}/{path}"
+
+
+def _resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> Callable[[], list[str]]:
+    """Have every name stand for these addresses; return which names were asked for."""
+    asked: list[str] = []
+    getaddrinfo = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name[0].isdigit():
+            return getaddrinfo(host, port, *args, **kwargs)
+        asked.append(name)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return lambda: asked
+
+
+def _certificate(name: str, folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return what a server of that name serves with, and what trusts it alone."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / "server.pem"
+    file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(file)
+    return serving, ssl.create_default_context(cafile=str(file))

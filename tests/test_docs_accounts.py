@@ -1,0 +1,103 @@
+"""The pages about accounts and usage say what the code does."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contract.tier import ServiceTier
+from gateway.accounts.limits import LimitName
+from gateway.accounts.scopes import Scope
+from gateway.accounts.usage import Outcome
+from gateway.accounts.usage_parts import Dimension
+from gateway.accounts.usage_periods import Bucket
+from gateway.app import create_app
+from gateway.auth.roles import ROLE_SCOPES
+from gateway.cli import COMMANDS
+from gateway.jobs.schedule import JOBS
+from gateway.jobs.webhooks import signature
+from gateway.settings import Settings
+from tests.support.stack import REPOSITORY
+
+ACCOUNTS = (REPOSITORY / "docs" / "accounts.md").read_text()
+USAGE = (REPOSITORY / "docs" / "usage.md").read_text()
+SECRET, BODY = "whsec_0123456789abcdef", b'{"object":"event","id":"evt_1"}'
+
+
+@pytest.mark.parametrize(
+    "names",
+    [LimitName, Scope, ServiceTier, Outcome, ROLE_SCOPES],
+    ids=lambda names: str(names)[:20],
+)
+def test_every_name_is_explained(names: Any) -> None:
+    assert [name for name in names if f"`{name}`" not in ACCOUNTS] == []
+
+
+@pytest.mark.parametrize("names", [Bucket, Dimension], ids=["buckets", "dimensions"])
+def test_every_way_to_ask_for_a_report_is_explained(names: Any) -> None:
+    assert [name for name in names if f"`{name}`" not in USAGE] == []
+
+
+def test_roles_have_the_scopes_that_the_table_says() -> None:
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \| ((?:`[\w:]+`(?:, )?)+) \|$", ACCOUNTS, re.MULTILINE
+    )
+    said = {
+        role: set(re.findall(r"`([\w:]+)`", scopes))
+        for roles, scopes in rows
+        for role in re.findall(r"`(\w+)`", roles)
+    }
+    assert said == {role: set(scopes) for role, scopes in ROLE_SCOPES.items()}
+
+
+def test_every_route_of_the_management_api_is_named() -> None:
+    paths = create_app(Settings()).openapi()["paths"]
+    described = ("/v1/completions", "/v1/models", "/tokenize", "/detokenize")
+    roots = {
+        re.match(r"/v1/\w+|/admin/tenants/\{tenant_id\}/\w+|/admin/\w+", path)[0]  # type: ignore[index]
+        for path in paths
+        if not path.startswith(described)
+    }
+    assert len(roots) > 15
+    assert [root for root in sorted(roots) if f"{root}" not in ACCOUNTS + USAGE] == []
+
+
+def test_every_command_and_every_job_is_named() -> None:
+    managing = set(COMMANDS) - {"up", "gateway", "worker", "db"}
+    assert [name for name in managing if f"`sluice {name}" not in ACCOUNTS + USAGE] == []
+    table = dict(re.findall(r"^\| ([\w ]+) \| (\d+ \w+) \|", USAGE, re.MULTILINE))
+    seconds = {name: f"{job.schedule:g} s" for name, job in _timed_jobs().items()}
+    assert seconds.items() <= table.items()
+    assert len(table) == len(JOBS)
+
+
+def _timed_jobs() -> dict[str, Any]:
+    return {job.name.replace("_", " "): job for job in JOBS if isinstance(job.schedule, float)}
+
+
+@pytest.fixture
+def verify() -> Callable[..., bool]:
+    """The function that the page gives to customers."""
+    [code] = re.findall(r"```python\n(.*?)```", USAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    function: Callable[..., bool] = names["verify"]
+    return function
+
+
+def test_signature_of_an_event_is_verified_as_the_page_says(verify: Callable[..., bool]) -> None:
+    now = int(time.time())
+    header = signature(SECRET, BODY, now)
+    assert verify(SECRET, header, BODY)
+    assert not verify(SECRET, header, BODY + b" ")
+    assert not verify(f"{SECRET}0", header, BODY)
+    assert not verify(SECRET, header.replace(f"t={now}", f"t={now - 1}"), BODY)
+    assert not verify(SECRET, signature(SECRET, BODY, now - 301), BODY)
+    assert verify(SECRET, signature(SECRET, BODY, now - 301), BODY, tolerance_seconds=400)
+
+
+@pytest.mark.parametrize("header", ["", "t=,v1=", "t=x,v1=y", "v1=00", "t=1", "nonsense", ",,="])
+def test_malformed_signature_is_refused(verify: Callable[..., bool], header: str) -> None:
+    assert verify(SECRET, header, BODY) is False
