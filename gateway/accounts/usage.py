@@ -89,3 +89,11 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 encode_usage = msgspec.msgpack.Encoder().encode
 decode_usage = msgspec.msgpack.Decoder(UsageRecord).decode
+
+
+def readable_usage(content: bytes | None) -> UsageRecord | None:
+    """Return the record that was written; None if it cannot be read."""
+    try:
+        return None if content is None else decode_usage(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

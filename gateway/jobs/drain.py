@@ -13,7 +13,7 @@ from contract import keys
 from gateway.accounts.database import Database
 from gateway.accounts.ledger.rows import UnusableRecordError, row_of
 from gateway.accounts.ledger.store import BATCH, LedgerStore
-from gateway.accounts.usage import UsageRecord, decode_usage
+from gateway.accounts.usage import readable_usage
 
 FIELD: Final = b"u"
 
@@ -105,17 +105,9 @@ class Drain:
         await pipeline.execute()
 
 
-def decodable(fields: Mapping[bytes, bytes]) -> UsageRecord | None:
-    """Return the record of a stream entry; None if it cannot be read."""
-    try:
-        return decode_usage(fields[FIELD])
-    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
 def _row(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
     """Return the ledger row of an entry; None if it says nothing that a ledger can hold."""
-    record = decodable(fields)
+    record = readable_usage(fields.get(FIELD))
     try:
         return None if record is None else row_of(record)
     except UnusableRecordError:

@@ -21,8 +21,8 @@ from gateway.accounts.ledger.snapshot import snapshot
 from gateway.accounts.ledger.store import LedgerStore
 from gateway.accounts.limits import LimitScope
 from gateway.accounts.times import utc_now
-from gateway.accounts.usage import UsageRecord
-from gateway.jobs.drain import decodable
+from gateway.accounts.usage import UsageRecord, readable_usage
+from gateway.jobs.drain import FIELD
 from gateway.quota.periods import DAY_MS
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
@@ -253,7 +253,7 @@ def _records_of(
     holder: _Holder, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 ) -> Iterator[UsageRecord]:
     for _, fields in entries:
-        record = decodable(fields)
+        record = readable_usage(fields.get(FIELD))
         if record is not None and record.tenant_id == holder.tenant_id and _is_of(record, holder):
             yield record
 

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from contract import clock, keys
 from contract.queue import JobQueue
 from contract.receipts import JobReceipt, JobState
-from gateway.accounts.usage import Outcome, UsageRecord, decode_usage
+from gateway.accounts.usage import Outcome, UsageRecord, readable_usage
 from gateway.quota.answers import ExpiredReservation
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
@@ -111,10 +111,9 @@ class Sweep:
 
 
 def _draft(expired: ExpiredReservation) -> UsageRecord | None:
-    try:
-        draft = decode_usage(expired.record)
-    except msgspec.MsgspecError:
-        logger.error("the record of reservation %s cannot be read", expired.request_id)  # noqa: TRY400 - no trace
+    draft = readable_usage(expired.record)
+    if draft is None:
+        logger.error("the record of reservation %s cannot be read", expired.request_id)
         return None
     return msgspec.structs.replace(
         draft, request_id=expired.request_id, created_ms=expired.created_ms

@@ -9,7 +9,7 @@ from typing import Any, Final
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
-from gateway.accounts.usage import UsageRecord, decode_usage, encode_usage
+from gateway.accounts.usage import UsageRecord, encode_usage, readable_usage
 from gateway.quota.answers import (
     Admitted,
     AuditResult,
@@ -181,11 +181,14 @@ class QuotaStore:
     async def undrained(
         self, bucket: int, *, after: str = "-"
     ) -> tuple[list[UsageRecord], str | None]:
-        """Return usage records that are not known to be in the ledger, and where the next page begins."""
+        """Return usage records that are not known to be in the ledger, and where the next page begins.
+
+        One that cannot be read never gets there, so it does not count here either.
+        """
         page = await self._executor.execute_command(
             "XRANGE", keys.usage(bucket), after, "+", "COUNT", USAGE_PAGE
         )
-        records = [decode_usage(fields[b"u"]) for _, fields in page]
+        records = [record for _, fields in page if (record := readable_usage(fields.get(b"u")))]
         return records, f"({page[-1][0].decode()}" if len(page) == USAGE_PAGE else None
 
 

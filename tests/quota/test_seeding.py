@@ -85,6 +85,23 @@ async def test_seed_adds_what_the_ledger_does_not_have_yet(
     assert (await status_of(store, project)).cost_this_month == 1219
 
 
+@pytest.mark.parametrize("fields", [{"u": b"\xff"}, {"u": b"\x80"}, {"v": b""}], ids=str)
+async def test_record_that_cannot_be_read_counts_nowhere(
+    store: QuotaStore,
+    clock: TestClock,
+    any_redis: "Redis",
+    seeder: Seeder,
+    fields: dict[str, bytes],
+) -> None:
+    await append(any_redis, "a", prompt_tokens=1)
+    await any_redis.execute_command(
+        "XADD", keys.usage(BUCKET), "*", *(part for pair in fields.items() for part in pair)
+    )
+    await append(any_redis, "b", prompt_tokens=1)
+    await seeder.seed(TENANT, [KEY])
+    assert (await status_of(store, KEY)).requests_today == 2
+
+
 async def test_more_records_than_a_page_are_read(
     store: QuotaStore, clock: TestClock, any_redis: "Redis", seeder: Seeder
 ) -> None:
