@@ -81,11 +81,9 @@ class Stack:
             await redis.aclose()
             await database.aclose()
 
-    def start_gateway(
-        self, name: str = "gateway", *, port: int | None = None, **environment: str
-    ) -> str:
-        """Start a gateway, on a free port unless one is given, and return its base URL once it is ready."""
-        url = self.launch_gateway(name, port=port or free_port(), **environment)
+    def start_gateway(self, name: str = "gateway", **environment: str) -> str:
+        """Start a gateway on a free port and return its base URL once it is ready."""
+        url = self.launch_gateway(name, environment, port=free_port())
         self.await_gateway(name, url)
         return url
 
@@ -101,10 +99,14 @@ class Stack:
         if url not in self.gateways:
             self.gateways.append(url)
 
-    def launch_gateway(self, name: str, *, port: int, **environment: str) -> str:
+    def launch_gateway(
+        self, name: str, environment: Mapping[str, str] | None = None, *, port: int
+    ) -> str:
         """Start a gateway without waiting for it, and return the base URL at which it will be."""
         self._start(
-            name, [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)], environment
+            name,
+            [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)],
+            environment or {},
         )
         return f"http://127.0.0.1:{port}"
 
