@@ -69,14 +69,17 @@ class Limits:
         value: int | None = getattr(self, name.value)
         return value
 
-    @property
-    def has_per_minute(self) -> bool:
-        """Whether anything is limited by the minute."""
-        return not (
-            self.requests_per_minute is None
-            and self.tokens_per_minute is None
-            and self.prompt_tokens_per_minute is None
-            and self.completion_tokens_per_minute is None
+    def values(self) -> tuple[int | None, ...]:
+        """Return all limits in the order of LimitName."""
+        return (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.prompt_tokens_per_minute,
+            self.completion_tokens_per_minute,
+            self.requests_per_day,
+            self.tokens_per_day,
+            self.concurrent_requests,
+            self.budget_micros,
         )
 
     @property

@@ -4,7 +4,10 @@ All that belongs to a tenant lies in its bucket, so one script sees every limit 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
+
+import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
@@ -53,8 +56,7 @@ class QuotaStore:
 
         Asked again for a request that is admitted already, it takes nothing and answers like the first time.
         """
-        bucket, subjects = keys.bucket_of(request.tenant_id), request.subjects
-        script_keys = [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)]
+        bucket = keys.bucket_of(request.tenant_id)
         arguments: list[Argument] = [
             request.request_id,
             lease_ms,
@@ -63,13 +65,14 @@ class QuotaStore:
             request.cost_micros,
             int(request.is_prepaid),
             request.record,
+            keys.bucket_prefix(bucket),
+            _packed(request.subjects),
         ]
-        for subject in subjects:
-            script_keys += _keys_of(bucket, subject.subject)
-            arguments.append(subject.subject)
-            limits = (subject.limits.get(name) for name in _LIMITS)
-            arguments += ("" if value is None else value for value in limits)
-        reply = await _RESERVE.run(self._executor, script_keys, arguments)
+        reply = await _RESERVE.run(
+            self._executor,
+            [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
+            arguments,
+        )
         return _reserve_answer(request, reply)
 
     async def settle(self, record: UsageRecord) -> bool:
@@ -197,6 +200,17 @@ def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
         keys.window(bucket, subject),
         keys.running(bucket, subject),
         keys.account(bucket, subject),
+    )
+
+
+@lru_cache(maxsize=10_000)
+def _packed(subjects: tuple[SubjectLimits, ...]) -> bytes:
+    """Return subjects with their limits as the script reads them: one argument costs less than thirty."""
+    return msgspec.msgpack.encode(
+        [
+            [each.subject, *(False if value is None else value for value in each.limits.values())]
+            for each in subjects
+        ]
     )
 
 

@@ -3,18 +3,19 @@
 -- A request that is admitted already changes nothing and is answered like the first time. An account whose
 -- numbers are not complete is reported before anything is decided.
 --
--- KEYS[1] reservation  KEYS[2] open reservations  KEYS[3..] for each subject: window, running, account
+-- KEYS[1] reservation  KEYS[2] open reservations
 -- ARGV[1] request id  ARGV[2] lease in milliseconds  ARGV[3] prompt tokens  ARGV[4] completion tokens
 -- ARGV[5] cost in micro-dollars  ARGV[6] 1 if the tenant is prepaid  ARGV[7] draft of the usage record
--- ARGV[8..] for each subject: its name, then its limits, empty where there is none: requests, tokens, prompt
---   tokens and completion tokens per minute; requests and tokens per day; concurrent requests; budget
+-- ARGV[8] prefix of the bucket's keys  ARGV[9] msgpack: for each subject its name, then its limits, false where
+--   there is none: requests, tokens, prompt tokens and completion tokens per minute; requests and tokens per
+--   day; concurrent requests; budget
 -- Output {1, ms, remaining...} admitted; {-1, ms, limit (1 to 8, or 9: credit), subject, its value, used,
 --   ms until it allows the request or -1, remaining...} refused; {0, subject...} to be seeded first;
 --   {-2} released before it came. `ms` is Unix time; `remaining` are for each subject the four of the minute,
 --   budget and credit, -1 where there is no limit
 local MINUTE_SLOTS, SLOT_MS, WINDOW_MS, DAY_MS, NEVER = 240, 250, 62000, 86400000, 2 ^ 53
 local REQUESTS_DAY, TOKENS_DAY, CONCURRENT, BUDGET, CREDIT = 5, 6, 7, 8, 9
-local METERED, FIRST, WIDTH = {1, 2, 3, 4, BUDGET, CREDIT}, 8, 9
+local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
 local id, prompt, completion, cost = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local tokens, is_prepaid = prompt + completion, ARGV[6] == '1'
 local wanted = {1, tokens, prompt, completion, 1, tokens, 1, cost, cost}
@@ -102,18 +103,18 @@ local function load_account(key, is_payer)
   return a
 end
 
-local function load_subject(number)
-  local name_at, key_at = FIRST + (number - 1) * WIDTH, 3 * number
-  local s = {name = ARGV[name_at], limits = {}, running = KEYS[key_at + 1], used = {}}
-  for limit = 1, BUDGET do s.limits[limit] = tonumber(ARGV[name_at + limit]) end
+local function load_subject(given)
+  local name, prefix = given[1], ARGV[8]
+  local s = {name = name, limits = {}, running = prefix .. 'running:' .. name, used = {}}
+  for limit = 1, BUDGET do s.limits[limit] = given[limit + 1] or nil end
   local l = s.limits
   if l[1] or l[2] or l[3] or l[4] then
-    s.window = load_window(KEYS[key_at])
+    s.window = load_window(prefix .. 'window:' .. name)
     for limit = 1, 4 do s.used[limit] = s.window.used[limit] end
   end
   local is_payer = is_prepaid and string.sub(s.name, 1, 2) == 't:'
   s.is_durable = l[REQUESTS_DAY] or l[TOKENS_DAY] or l[BUDGET] or is_payer
-  local a = s.is_durable and load_account(KEYS[key_at + 2], is_payer)
+  local a = s.is_durable and load_account(prefix .. 'account:' .. name, is_payer)
   if a then
     s.account = a
     s.used[REQUESTS_DAY], s.used[TOKENS_DAY], s.used[BUDGET] = a.q + a.qo, a.t + a.to, a.s + a.r
@@ -158,8 +159,8 @@ end
 local known = redis.call('HMGET', KEYS[1], 'created_ms', 'released')
 if known[2] then return {-2} end
 local subjects, unseeded = {}, {0}
-for number = 1, (#KEYS - 2) / 3 do
-  local s = load_subject(number)
+for number, given in ipairs(cmsgpack.unpack(ARGV[9])) do
+  local s = load_subject(given)
   subjects[number] = s
   if s.is_durable and not s.account then unseeded[#unseeded + 1] = number end
 end
