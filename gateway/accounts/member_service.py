@@ -9,6 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit import SYSTEM, AuditLog
+from gateway.accounts.capacity import require_room
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_name
 from gateway.accounts.database import Database
@@ -16,6 +17,7 @@ from gateway.accounts.details import details_of
 from gateway.accounts.member_store import MemberStore
 from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.records import Member, Role
+from gateway.accounts.tables import MemberRow
 from gateway.accounts.tenant_service import found_tenant
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
@@ -68,6 +70,7 @@ class MemberService:
         try:
             async with self._database.writing() as transaction:
                 found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+                await require_room(transaction, MemberRow, tenant_id)
                 await MemberStore(transaction).add(tenant_id, member)
                 await AuditLog(transaction).append(
                     "member.add",

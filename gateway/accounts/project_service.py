@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
 from gateway.accounts.audit import SYSTEM, AuditLog
+from gateway.accounts.capacity import require_room
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_name, check_not_empty
 from gateway.accounts.database import Database
@@ -16,6 +17,7 @@ from gateway.accounts.limits import LimitChanges, changed_limits
 from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.project_store import ProjectStore
 from gateway.accounts.records import Project, ProjectChanges, ProjectStatus
+from gateway.accounts.tables import ProjectRow
 from gateway.accounts.tenant_service import found_tenant
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
@@ -50,6 +52,7 @@ class ProjectService:
         )
         async with self._database.writing() as transaction:
             found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+            await require_room(transaction, ProjectRow, tenant_id)
             await ProjectStore(transaction).add(tenant_id, project)
             await AuditLog(transaction).append(
                 "project.create",

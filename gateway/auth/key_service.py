@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from contract.dialect import Dialect
 from gateway.accounts.audit import SYSTEM, AuditLog
+from gateway.accounts.capacity import require_room
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_not_empty
 from gateway.accounts.database import Database
@@ -22,6 +23,7 @@ from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.project_service import find_project
 from gateway.accounts.records import KeyOptions, KeyRecord, Network, ProjectStatus
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
+from gateway.accounts.tables import ApiKeyRow
 from gateway.accounts.tenant_service import found_tenant
 from gateway.accounts.tenant_store import TenantStore
 from gateway.accounts.times import utc_now
@@ -106,6 +108,7 @@ class KeyService:
             require_rights_of(record, grantor)
         async with self._database.writing() as transaction:
             found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+            await require_room(transaction, ApiKeyRow, tenant_id)
             if project_id is not None:
                 await _check_project(transaction, tenant_id, project_id)
             await KeyStore(transaction).add(tenant_id, record)

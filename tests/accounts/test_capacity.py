@@ -1,0 +1,51 @@
+"""A tenant cannot fill the database with keys, projects and members."""
+
+import asyncio
+from types import MappingProxyType
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.accounts import capacity
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.member_service import MemberService
+from gateway.accounts.project_service import ProjectService
+from gateway.accounts.records import Role
+from gateway.accounts.tables import ApiKeyRow, MemberRow, ProjectRow
+from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
+from gateway.errors import ConflictError
+
+
+@pytest.mark.parametrize("kind", ["keys", "projects", "members"])
+async def test_tenant_has_no_more_than_it_may_have(
+    database: Database,
+    redis: "Redis",
+    tenants: TenantService,
+    keys: KeyService,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    few = MappingProxyType({ApiKeyRow: 3, MemberRow: 3, ProjectRow: 3})
+    monkeypatch.setattr(capacity, "MOST_OF_TENANT", few)
+    announcer = ChangeAnnouncer(redis)
+    await tenants.create("Acme", tenant_id="acme")
+    await tenants.create("Other", tenant_id="other")
+
+    async def add(tenant: str, number: int) -> None:
+        if kind == "keys":
+            await keys.create(tenant, name="x")
+        elif kind == "projects":
+            await ProjectService(database, announcer).create(tenant, name="x")
+        else:
+            members = MemberService(database, announcer)
+            await members.add(tenant, subject=f"s{number}", role=Role.OWNER)
+
+    results = await asyncio.gather(*(add("acme", n) for n in range(6)), return_exceptions=True)
+    refused = [result for result in results if result is not None]
+    assert len(refused) == 3
+    for error in refused:
+        assert isinstance(error, ConflictError)
+        assert error.message == f'The tenant "acme" has 3 {kind}, as many as it may have.'
+    await add("other", 0)
