@@ -100,6 +100,7 @@ def _operation(
     return {
         "summary": summary,
         "operationId": operation_id,
+        "tags": ["Completions"],
         "parameters": _REQUEST_HEADERS,
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": answer, **errors},

@@ -20,7 +20,7 @@ from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUna
 from gateway.prompt.infill import find_template
 from gateway.structure.tools import has_tool_calls
 
-router = APIRouter()
+router = APIRouter(tags=["Models"])
 
 
 @router.get("/v1/models", summary="List the models you may use")
