@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from contract.messages import Delta, JobFinished, PromptScored, Ranking
 from contract.outcomes import FinishReason
 from contract.queue import Claim, LeaseReport, needed_tokens
+from worker import telemetry
 from worker.engine.base import EngineRequest, SequenceOutput
 from worker.logprobs import TokenTexts, prompt_logprobs
 from worker.replies import Outbox
@@ -166,14 +167,15 @@ class Generation:
         )
 
     def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:
+        if output.prompt_tokens is not None:
+            self.prompt_tokens = output.prompt_tokens
         if not self.is_prefilled:
             self.is_prefilled = True
             self._first_token_at = time.monotonic()
+            telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
         # Sequences after the first find the prompt in the cache because the first one put it there.
         if sequence.index == 0 and output.cached_tokens is not None:
             self._cached_tokens = output.cached_tokens
-        if output.prompt_tokens is not None:
-            self.prompt_tokens = output.prompt_tokens
         if output.prompt_logprobs is not None:
             entries = prompt_logprobs(
                 self._tokenizer,

@@ -242,7 +242,6 @@ class Runner:
             return None
         self._generations[job.id] = generation
         self._idle.clear()
-        telemetry.PROMPT_TOKENS.inc(len(job.prompt_token_ids))
         telemetry.JOBS_RUNNING.set(len(self._generations))
         return generation
 

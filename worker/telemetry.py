@@ -14,7 +14,9 @@ SEQUENCES_WAITING = Gauge(
     "sluice_worker_sequences_waiting", "Sequences that wait for room inside the engine."
 )
 KV_CACHE_USAGE = Gauge("sluice_worker_kv_cache_usage_ratio", "Part of the KV cache in use, 0 to 1.")
-PROMPT_TOKENS = Counter("sluice_worker_prompt_tokens", "Prompt tokens of claimed jobs.")
+PROMPT_TOKENS = Counter(
+    "sluice_worker_prompt_tokens", "Prompt tokens of jobs whose prompt the engine has read."
+)
 COMPLETION_TOKENS = Counter("sluice_worker_completion_tokens", "Tokens sampled by the engine.")
 ENGINE_STEPS = Counter("sluice_worker_engine_steps", "Engine steps that produced tokens.")
 JOB_SECONDS = Histogram(

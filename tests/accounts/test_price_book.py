@@ -90,7 +90,7 @@ async def test_unknown_prices_are_not_taken_for_none(nowhere: Database) -> None:
 
 
 async def test_last_known_prices_hold_while_the_database_is_away(
-    database: Database, nowhere: Database, prices: PriceService
+    database: Database, nowhere: Database, prices: PriceService, caplog: pytest.LogCaptureFixture
 ) -> None:
     price = await prices.add("m", prompt_micros=1, completion_micros=1)
     book = PriceBook(database)
@@ -98,7 +98,10 @@ async def test_last_known_prices_hold_while_the_database_is_away(
     book._database = nowhere
     task = asyncio.create_task(book.run())
     book.refresh_soon()
-    await asyncio.sleep(0.1)
+    # It has tried and failed, and is not trying while it is ended.
+    async with asyncio.timeout(5):
+        while "the last known one holds" not in caplog.text:
+            await asyncio.sleep(0.01)
     assert not task.done()
     assert book.find("m", DEFAULT, utc_now()) == price
     await end_task(task)

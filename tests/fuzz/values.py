@@ -101,6 +101,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "timings_per_token": BOOLEANS,
     "perf_metrics_in_response": BOOLEANS,
     "cache_salt": ("salt",),
+    "service_tier": ("auto", "flex", "default", "priority"),
     "prompt_cache_isolation_key": ("a", ""),
 }
 """Values that are allowed, alone at least."""
@@ -179,6 +180,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (False, 1),
     "stream_options": ({"include_usage": 1}, [], {"continuous_usage_stats": True}),
     "cache_salt": ("x" * 1000, "@/\\", 5),
+    "service_tier": ("", "scale", "x" * 1000, 5, ["flex"]),
     "prompt_cache_isolation_key": ("x" * 10_000, 5),
     # Not parameters of the API, or such as are refused.
     "prompt_logprobs": (1, True),

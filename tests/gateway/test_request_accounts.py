@@ -50,7 +50,12 @@ class Customer:
         bucket = keys.bucket_of(self.tenant)
 
         async def is_settled() -> bool:
-            return not await self.store.zcard(keys.open_reservations(bucket))
+            request_ids: Any = await self.store.zrange(keys.open_reservations(bucket), 0, -1)
+            drafts: Any = [
+                await self.store.hget(keys.reservation(bucket, request_id.decode()), "record")
+                for request_id in request_ids
+            ]
+            return all(decode_usage(draft).tenant_id != self.tenant for draft in drafts if draft)
 
         await eventually(is_settled, seconds=seconds, what="the settlement")
         entries: Any = await self.store.xrange(keys.usage(bucket))

@@ -91,7 +91,7 @@ class Stack:
         """Wait until a gateway that was launched is ready."""
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
-            seconds=30,
+            seconds=60,
             what=f"{name} being ready",
         )
         if self._has_ended(name):

@@ -1,0 +1,126 @@
+"""A deployment of real processes: two gateways, a scripted worker, background jobs, on either database."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.proofs.ledger import Books, open_books
+from tests.proofs.office import Office, open_office
+from tests.support.postgres_server import PostgresServer, running_postgres
+from tests.support.processes import free_port
+from tests.support.redis_server import BUNDLED, SYSTEM
+from tests.support.stack import Stack, running_stack
+
+STEP_SECONDS = 0.005
+COMPLETION_TOKENS = 12
+"""Where the scripted engine ends a text, unless it is told to ignore that."""
+
+WORKER: dict[str, Any] = {
+    "SLUICE_ENGINE": "scripted",
+    "SLUICE_SCRIPTED_STEP_SECONDS": str(STEP_SECONDS),
+    "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
+}
+
+PROMPT_PRICE, CACHED_PRICE, COMPLETION_PRICE = 3_333_333, 1_111_111, 7_777_777
+"""Micro-dollars per million tokens, such that every cost is rounded."""
+
+GATEWAYS = ("gateway-1", "gateway-2")
+
+_numbers = count(1)
+
+
+def cost_of(prompt_tokens: int, completion_tokens: int) -> int:
+    """Return what a request costs in micro-dollars, none of whose prompt was cached."""
+    cost = prompt_tokens * PROMPT_PRICE + completion_tokens * COMPLETION_PRICE
+    return -(-cost // 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much of everything."""
+
+    requests: int
+    """In the run in which everything is killed."""
+    pause_seconds: float
+    """The longest between two kills in that run."""
+    outage_seconds: float
+
+
+@pytest.fixture(scope="session")
+def scale(request: pytest.FixtureRequest) -> Scale:
+    """The size of the proofs: minutes, or with `--long` as long as it takes."""
+    if request.config.getoption("--long"):
+        return Scale(requests=20_000, pause_seconds=40, outage_seconds=60)
+    return Scale(requests=2_000, pause_seconds=1, outage_seconds=5)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, which only this folder's tests use."""
+    with running_postgres() as server:
+        yield server
+
+
+def database_url(kind: str, request: pytest.FixtureRequest) -> str | None:
+    """Return the URL of a new PostgreSQL database, or None for SQLite."""
+    if kind == "sqlite":
+        return None
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.create_database()
+
+
+@contextmanager
+def deployed(
+    url: str | None, *, environment: Mapping[str, str] | None = None, **worker: str
+) -> Iterator[Stack]:
+    """Run a whole deployment for the length of a block, with variables for all or the worker only."""
+    # Either database is tried with another Redis, where there are two.
+    executable = BUNDLED if url is None else SYSTEM or BUNDLED
+    with running_stack(executable=executable, database_url=url) as stack:
+        stack.environment |= environment or {}
+        asyncio.run(_set_price(stack))
+        # They start side by side.
+        gateways = {name: stack.launch_gateway(name, port=free_port()) for name in GATEWAYS}
+        stack.start_jobs()
+        stack.start_beat()
+        stack.start_worker(**{**WORKER, **worker})
+        for name, address in gateways.items():
+            stack.await_gateway(name, address)
+        yield stack
+
+
+async def _set_price(stack: Stack) -> None:
+    async with open_office(stack) as office:
+        await office.price(prompt=PROMPT_PRICE, cached=CACHED_PRICE, completion=COMPLETION_PRICE)
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """A deployment that every test shares; each makes tenants of its own."""
+    with deployed(database_url(request.param, request)) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def office(stack: Stack) -> AsyncIterator[Office]:
+    """The shared deployment's accounts."""
+    async with open_office(stack) as office:
+        yield office
+
+
+@pytest.fixture
+async def books(stack: Stack) -> AsyncIterator[Books]:
+    """The shared deployment's ledger and Redis."""
+    async with open_books(stack) as books:
+        yield books
+
+
+@pytest.fixture
+def name() -> Callable[[], str]:
+    """Makes names for tenants, each a new one."""
+    return lambda: f"tenant-{next(_numbers)}"

@@ -1,0 +1,98 @@
+"""Kills gateways and background jobs while others use them, and says how long it took to get over it."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.proofs.client import ask
+from tests.support.stack import Stack, http_status
+
+KILLS = 5
+READY_SECONDS = 60.0
+HOLDING: dict[str, Any] = {"prompt": "x", "max_tokens": 1_900, "ignore_eos": True, "stream": True}
+"""A request that is still running when its gateway is killed."""
+
+
+@dataclass(slots=True)
+class Havoc:
+    """What was done to a deployment, which has two gateways named `gateway-1` and `gateway-2`."""
+
+    stack: Stack
+    is_over: bool = False
+    killed: list[str] = field(default_factory=list)
+    last_kill_at: float = 0.0
+
+    async def run(self, rng: random.Random, *, pause_seconds: float, held_key: str) -> None:
+        """Kill each kind of process five times, and start it again."""
+        for number in range(KILLS):
+            await asyncio.sleep(rng.uniform(0.2, pause_seconds))
+            is_last = number == KILLS - 1
+            held = None
+            if is_last:
+                held = asyncio.create_task(
+                    ask(self.stack.gateways[number % 2], held_key, **HOLDING)
+                )
+                await asyncio.sleep(0.5)
+            await self._kill_gateway(number % 2)
+            if held is not None:
+                assert not (await held).is_complete
+            await asyncio.sleep(rng.uniform(0.2, pause_seconds))
+            self._kill_jobs()
+        self.is_over = True
+
+    async def _kill_gateway(self, index: int) -> None:
+        name, url = f"gateway-{index + 1}", self.stack.gateways[index]
+        self.stack.kill(name)
+        self.killed.append(name)
+        self.last_kill_at = time.monotonic()
+        self.stack.launch_gateway(name, port=urlsplit(url).port or 0)
+        async with asyncio.timeout(READY_SECONDS):
+            while await asyncio.to_thread(http_status, f"{url}/readyz") != 200:
+                await asyncio.sleep(0.1)
+
+    def _kill_jobs(self) -> None:
+        self.stack.kill("jobs")
+        self.killed.append("jobs")
+        self.stack.start_jobs()
+
+
+async def seconds_until_place(havoc: Havoc, key: str) -> float:
+    """Return how long after the last kill the key's only place, held by the killed gateway, is free."""
+    while not havoc.is_over:
+        await asyncio.sleep(0.05)
+    refusals = 0
+    while True:
+        answer = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+        if answer.status == 200:
+            # The place was taken at first, or this proves nothing.
+            assert refusals > 0
+            return time.monotonic() - havoc.last_kill_at
+        assert answer.status in (0, 429), answer.body
+        refusals += answer.status == 429
+        await asyncio.sleep(0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What came of waiting as long as a refusal said."""
+
+    told_ms: int
+    status_just_before: int
+    status_then: int
+
+
+async def wait_as_told(havoc: Havoc, key: str) -> Waited:
+    """Use up the key's requests of a minute, wait as long as the refusal says, and ask again."""
+    while True:
+        answer = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+        if answer.status == 429:
+            break
+    told_ms = int(answer.headers["retry-after-ms"])
+    await asyncio.sleep(max(0, told_ms / 1000 - 0.5 - (time.monotonic() - answer.ended_at)))
+    before = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+    await asyncio.sleep(max(0, told_ms / 1000 - (time.monotonic() - answer.ended_at)))
+    then = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+    return Waited(told_ms, before.status, then.status)

@@ -1,0 +1,141 @@
+"""What is in the ledger, read with plain SQL, and whether anything is still on its way there."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from contract import keys
+from gateway.accounts.database import Database
+from gateway.redis_client import connect
+from tests.support.stack import MODEL, Stack
+
+Row = dict[str, Any]
+
+LEASE_AND_SWEEP_SECONDS = 45.0
+"""A lease of 30 s, a sweep each 5 s, and what a busy machine needs."""
+
+
+class Books:
+    """The ledger and the Redis of a stack."""
+
+    def __init__(self, database: Database, redis: "Redis") -> None:
+        self.database = database
+        self.redis = redis
+
+    async def rows(self, tenant: str | None = None) -> list[Row]:
+        """Return all rows of the ledger, or a tenant's."""
+        rows = await self.select("SELECT * FROM usage_ledger ORDER BY created_at")
+        return [row for row in rows if tenant in (None, row["tenant_id"])]
+
+    async def select(self, statement: str) -> list[Row]:
+        """Return the rows of any query."""
+        async with self.database.reading() as transaction:
+            result = await transaction.execute(text(statement))
+            return [dict(row) for row in result.mappings()]
+
+    async def undrained(self) -> int:
+        """Return the number of records that are not in the ledger yet."""
+        pipeline = self.redis.pipeline(transaction=False)
+        for bucket in range(keys.BUCKETS):
+            pipeline.execute_command("XLEN", keys.usage(bucket))
+        return sum(await pipeline.execute())
+
+    async def open_requests(self) -> list[str]:
+        """Return the ids of all open reservations."""
+        pipeline = self.redis.pipeline(transaction=False)
+        for bucket in range(keys.BUCKETS):
+            pipeline.execute_command("ZRANGE", keys.open_reservations(bucket), 0, -1)
+        return [request_id.decode() for found in await pipeline.execute() for request_id in found]
+
+    async def opened(self, number: int = 1) -> None:
+        """Wait until so many requests are admitted and not settled. Raises TimeoutError."""
+        async with asyncio.timeout(30):
+            while len(await self.open_requests()) < number:
+                await asyncio.sleep(0.01)
+
+    async def settled(self, *, seconds: float = 20.0) -> float:
+        """Wait until nothing is open and everything is in the ledger; return the seconds that it took.
+
+        Raises TimeoutError.
+        """
+        began = time.monotonic()
+        while (still_open := await self.open_requests()) or await self.undrained():
+            if time.monotonic() - began > seconds:
+                raise TimeoutError(f"open: {still_open}, undrained: {await self.undrained()}")
+            await asyncio.sleep(0.1)
+        return time.monotonic() - began
+
+    async def leftovers(self) -> list[str]:
+        """Return everything in Redis that only an open request may have left there."""
+        found = [f"open: {request_id}" for request_id in await self.open_requests()]
+        for name in await self._keys("{b:*}:reservation:*"):
+            # What was released before it came leaves a mark for two minutes.
+            is_mark = await self.redis.hexists(name, "released")
+            found += [f"reservation: {name}"] * (not is_mark)
+        for name in await self._keys("{b:*}:running:*"):
+            found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
+        for name in await self._keys("{b:*}:account:*"):
+            held = await self.redis.hmget(name, ["qo", "to", "r", "cr"])
+            found += [f"{name} holds {held}"] * any(int(value or 0) for value in held)
+        return found + await self._jobs()
+
+    async def _jobs(self) -> list[str]:
+        found = []
+        for name in await self._keys(f"{keys.job_prefix(MODEL)}*"):
+            has_ended, lives_ms = (
+                await self.redis.hexists(name, "ended"),
+                await self.redis.pttl(name),
+            )
+            kind = "receipt" if has_ended and lives_ms > 0 else "job"
+            found.append(f"{kind}: {name.removeprefix(keys.job_prefix(MODEL))}")
+        for name in (keys.leases(MODEL), keys.active_tenants(MODEL)):
+            found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
+        waiting = int(await self.redis.get(keys.waiting(MODEL)) or 0)
+        return found + [f"waiting: {waiting}"] * bool(waiting)
+
+    async def living_gateways(self) -> set[str]:
+        """Return the ids of the gateways that live."""
+        return {name[len("{g:") : -len("}:alive")] for name in await self._keys("{g:*}:alive")}
+
+    async def _keys(self, pattern: str) -> list[str]:
+        found = self.redis.scan_iter(pattern, count=1000)
+        return [name.decode() async for name in found]
+
+    async def nothing_left(self, *, seconds: float = 15.0) -> None:
+        """Wait until Redis holds nothing of any request. Raises AssertionError, saying what it holds."""
+        deadline = time.monotonic() + seconds
+        while left := await self.leftovers():
+            assert time.monotonic() < deadline, left[:20]
+            await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def open_books(stack: Stack) -> AsyncIterator[Books]:
+    """Open the books of a stack for the length of a block."""
+    database = Database(stack.database_url, statement_timeout_seconds=60)
+    # It survives a restart of the server, unlike a plain client.
+    redis = connect(stack.redis.url, max_connections=16)
+    try:
+        yield Books(database, redis)
+    finally:
+        await redis.aclose()
+        await database.aclose()
+
+
+def totals(rows: list[Row], *by: str) -> dict[tuple[Any, ...], dict[str, int]]:
+    """Return sums of rows, grouped by some of their columns."""
+    sums: defaultdict[tuple[Any, ...], defaultdict[str, int]] = defaultdict(
+        lambda: defaultdict(int)
+    )
+    for row in rows:
+        group = sums[tuple(row[name] for name in by)]
+        group["requests"] += 1
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_micros"):
+            group[name] += row[name]
+    return {group: dict(values) for group, values in sums.items()}

@@ -1,0 +1,109 @@
+"""Makes tenants, projects, keys, prices and credits, as an operator does."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.credit_service import CreditService
+from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitName, LimitScope
+from gateway.accounts.member_service import MemberService
+from gateway.accounts.plan_service import PlanService
+from gateway.accounts.price_service import PriceService
+from gateway.accounts.project_service import ProjectService
+from gateway.accounts.scopes import TENANT_SCOPES
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.webhook_service import WebhookService
+from gateway.auth.key_service import KeyService
+from tests.support.stack import MODEL, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A key, and whose limits a request with it meets."""
+
+    tenant: str
+    project: str | None
+    id: str
+    text: str
+
+
+class Office:
+    """Changes the accounts of a stack."""
+
+    def __init__(self, stack: Stack, database: Database, redis: "Redis") -> None:
+        announcer = ChangeAnnouncer(redis)
+        self.tenants = TenantService(database, announcer)
+        self.projects = ProjectService(database, announcer)
+        self.members = MemberService(database, announcer)
+        self.keys = KeyService(database, announcer)
+        self.plans = PlanService(database, announcer)
+        self.prices = PriceService(database, announcer)
+        self.credits = CreditService(database, announcer)
+        self.webhooks = WebhookService(database, allows_private=True)
+        self._stack = stack
+
+    async def tenant(
+        self, tenant: str, *, limits: dict[str, int] | None = None, **options: Any
+    ) -> str:
+        """Add a tenant and return its id."""
+        await self.tenants.create(tenant, tenant_id=tenant, limits=named(limits), **options)
+        return tenant
+
+    async def project(self, tenant: str, *, limits: dict[str, int] | None = None) -> str:
+        """Add a project and return its id."""
+        return (await self.projects.create(tenant, name="proof", limits=named(limits))).id
+
+    async def key(
+        self, tenant: str, project: str | None = None, *, limits: dict[str, int] | None = None
+    ) -> Credential:
+        """Add a key that may do whatever a tenant's key can."""
+        created = await self.keys.create(
+            tenant,
+            name="proof",
+            project_id=project,
+            scopes=frozenset(TENANT_SCOPES),
+            limits=named(limits),
+        )
+        text = created.key.reveal()
+        self._stack.note_key(text)
+        return Credential(tenant, project, created.record.id, text)
+
+    async def holder(
+        self, scope: LimitScope, name: str, limits: dict[str, int], **options: Any
+    ) -> Credential:
+        """Add a tenant, a project and a key, of which the one of a scope has limits."""
+        of = {each: limits if each is scope else None for each in LimitScope}
+        tenant = await self.tenant(name, limits=of[LimitScope.TENANT], **options)
+        project = await self.project(tenant, limits=of[LimitScope.PROJECT])
+        return await self.key(tenant, project, limits=of[LimitScope.KEY])
+
+    async def price(self, *, prompt: int, completion: int, cached: int | None = None) -> None:
+        """Set what the model costs from now on, in micro-dollars per million tokens."""
+        await self.prices.add(
+            MODEL, prompt_micros=prompt, completion_micros=completion, cached_micros=cached
+        )
+
+    async def grant(self, tenant: str, micros: int) -> None:
+        """Give a tenant prepaid credit."""
+        await self.credits.grant(tenant, micros, note="proof")
+
+
+def named(limits: dict[str, int] | None) -> dict[LimitName, int | None]:
+    """Return limits by their names."""
+    return {LimitName(name): value for name, value in (limits or {}).items()}
+
+
+@asynccontextmanager
+async def open_office(stack: Stack) -> AsyncIterator[Office]:
+    """Open an office for the length of a block."""
+    database, redis = Database(stack.database_url), Redis.from_url(stack.redis.url)
+    try:
+        yield Office(stack, database, redis)
+    finally:
+        await redis.aclose()
+        await database.aclose()

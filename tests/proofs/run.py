@@ -1,0 +1,223 @@
+"""The run in which everything is killed, and all that is known about it afterwards."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import jwt
+
+from gateway.accounts.ledger.rollups import Rollups
+from gateway.accounts.records import Billing, Role
+from tests.proofs.client import Answer, request
+from tests.proofs.conftest import Scale, deployed
+from tests.proofs.crowd import Crowd, Wish, wishes
+from tests.proofs.dumps import dump_database, dump_redis, logs
+from tests.proofs.havoc import Havoc, Waited, seconds_until_place, wait_as_told
+from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, Row, open_books
+from tests.proofs.office import Credential, Office, open_office
+from tests.proofs.witness import Witness, watching
+from tests.support.stack import Stack, metric
+
+CREDIT = 50_000_000
+"""Micro-dollars that the prepaid tenant has."""
+JWT_SECRET = "forty-eight characters that nobody else may see!"
+ENVIRONMENT = {
+    "SLUICE_WEBHOOK_ALLOW_PRIVATE": "true",
+    "SLUICE_JWT_ALGORITHMS": "HS256",
+    "SLUICE_JWT_SECRET": JWT_SECRET,
+    "SLUICE_JWT_ISSUER": "https://login.example",
+    "SLUICE_JWT_AUDIENCE": "sluice",
+}
+BUSY_WORKER = {
+    "SLUICE_MAX_SEQUENCES": "64",
+    "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "0.0005",
+}
+"""So slow that requests wait in the queue and while their prompts are read."""
+DUMP_SECONDS = 3.0
+
+
+@dataclass
+class Evidence:
+    """What clients, Redis, the engine and the ledger say about the same requests."""
+
+    stack: Stack
+    credentials: list[Credential] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+    answers: list[tuple[Wish, Answer]] = field(default_factory=list)
+    refusals: list[Answer] = field(default_factory=list)
+    """Of credentials that are no good."""
+    witness: Witness = field(default_factory=Witness)
+    rows: list[Row] = field(default_factory=list)
+    engine_prompt_tokens: int = 0
+    engine_completion_tokens: int = 0
+    place_seconds: float = 0.0
+    waited: Waited | None = None
+    settled_seconds: float = 0.0
+    """From the end of load and probes until nothing was open and everything was in the ledger."""
+    load_seconds: float = 0.0
+    living_gateways: set[str] = field(default_factory=set)
+    """Ids of those that were not killed."""
+    leftovers: list[str] = field(default_factory=list)
+    dumps: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def served(self) -> list[tuple[Wish, Answer]]:
+        """Answers with a completion, whole or not."""
+        return [(wish, answer) for wish, answer in self.answers if answer.status == 200]
+
+
+@contextmanager
+def evidence_of_runs(
+    urls: Mapping[str, str | None], scale: Scale, *, seed: int
+) -> Iterator[dict[str, Evidence]]:
+    """Run everything on each database, kill it, wait until the dust has settled, and gather the evidence.
+
+    The runs go on side by side: most of the time they wait for leases to expire.
+    """
+    with ExitStack() as stacks:
+        evidence = {
+            name: Evidence(
+                stacks.enter_context(deployed(url, environment=ENVIRONMENT, **BUSY_WORKER))
+            )
+            for name, url in urls.items()
+        }
+        asyncio.run(_gather_all(evidence.values(), scale, seed=seed))
+        yield evidence
+
+
+async def _gather_all(runs: Iterable[Evidence], scale: Scale, *, seed: int) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for run in runs:
+            tasks.create_task(_gather(run, scale, rng=random.Random(seed)))
+
+
+async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> None:
+    stack = evidence.stack
+    async with open_office(stack) as office, open_books(stack) as books:
+        await _open_accounts(office, evidence)
+        place, minute = await _probes(office)
+        async with watching(books.redis) as evidence.witness:
+            havoc, crowd = Havoc(stack), Crowd(stack.gateways)
+            keys = [credential.text for credential in evidence.credentials]
+            load = wishes(
+                rng, keys, is_over=lambda: havoc.is_over and len(crowd.answers) >= scale.requests
+            )
+            dumping = asyncio.create_task(_keep_dumping(books, evidence, scale))
+            _, _, evidence.waited, evidence.place_seconds, evidence.refusals = await asyncio.gather(
+                _timed(crowd.run(load), evidence),
+                havoc.run(rng, pause_seconds=scale.pause_seconds, held_key=place.text),
+                wait_as_told(havoc, minute.text),
+                seconds_until_place(havoc, place.text),
+                _bad_credentials(stack, evidence),
+            )
+            evidence.answers = crowd.answers
+            evidence.settled_seconds = await _settled(books, evidence)
+            dumping.cancel()
+            # The next run in the background would do it as well, half a minute later.
+            await Rollups(books.database).make_all()
+        await asyncio.sleep(2)  # Receipts are dropped behind everybody's back.
+        evidence.leftovers = await books.leftovers()
+        await _read_everything(books, evidence)
+
+
+async def _settled(books: Books, evidence: Evidence) -> float:
+    """Wait until all is in the ledger. Raises TimeoutError with what the background jobs have printed."""
+    try:
+        return await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
+    except TimeoutError as error:
+        said = [f"{name}: {evidence.stack.log(name)[-3_000:]}" for name in ("jobs", "beat")]
+        raise TimeoutError("\n".join([str(error)[:300], *said])) from None
+
+
+async def _timed(load: Awaitable[None], evidence: Evidence) -> None:
+    began = time.monotonic()
+    await load
+    evidence.load_seconds = time.monotonic() - began
+
+
+async def _open_accounts(office: Office, evidence: Evidence) -> None:
+    """Four tenants: without limits, with limits that refuse now and then, prepaid, and by JWT."""
+    limited = {
+        "requests_per_minute": 2_000,
+        "tokens_per_minute": 200_000,
+        "tokens_per_day": 100_000_000,
+        "concurrent_requests": 20,
+        "budget_micros": 10**9,
+    }
+    for tenant, options in {
+        "free": {},
+        "limited": {"limits": limited},
+        "prepaid": {"billing": Billing.PREPAID},
+        "people": {"limits": {"concurrent_requests": 10}},
+    }.items():
+        await office.tenant(tenant, **options)  # type: ignore[arg-type]
+        project = await office.project(tenant, limits={"requests_per_day": 1_000_000})
+        evidence.credentials += [
+            await office.key(tenant),
+            await office.key(
+                tenant, project, limits={"budget_micros": 10**9, "concurrent_requests": 16}
+            ),
+        ]
+    await office.grant("prepaid", CREDIT)
+    await office.members.add("people", subject="ada", role=Role.DEVELOPER)
+    # Nobody listens there, so that a failed delivery leaves its traces.
+    webhook = await office.webhooks.create("limited", "http://127.0.0.1:9/hook")
+    await office.webhooks.test("limited", webhook.id)
+    token = _token("people", "ada")
+    evidence.credentials.append(Credential("people", None, "jwt:ada", token))
+    evidence.secrets = [*evidence.stack.keys, webhook.secret, JWT_SECRET, token]
+
+
+async def _probes(office: Office) -> tuple[Credential, Credential]:
+    """Keys of which one may have one request at a time, the other three in a minute."""
+    tenant = await office.tenant("probes")
+    return (
+        await office.key(tenant, limits={"concurrent_requests": 1}),
+        await office.key(tenant, limits={"requests_per_minute": 3}),
+    )
+
+
+def _token(tenant: str, subject: str) -> str:
+    claims = {
+        "iss": ENVIRONMENT["SLUICE_JWT_ISSUER"],
+        "aud": ENVIRONMENT["SLUICE_JWT_AUDIENCE"],
+        "exp": int(time.time()) + 7_200,
+        "sub": subject,
+        "tenant": tenant,
+    }
+    return jwt.encode(claims, JWT_SECRET, algorithm="HS256")
+
+
+async def _bad_credentials(stack: Stack, evidence: Evidence) -> list[Answer]:
+    """Show credentials in every wrong way; what comes back must not repeat them."""
+    key, token = evidence.credentials[0].text, evidence.secrets[-1]
+    body = {"model": "sluice-tiny", "prompt": "x", "max_tokens": 1}
+    wrong = [key[:-1], key + "x", key.swapcase(), token[:-2], token + "x", f"{key} {token}"]
+    elsewhere = ({"x-api-key": key}, {"cookie": f"key={key}"}, {"x-request-id": key})
+    asked = [request(url, text, body) for text in wrong for url in stack.gateways]
+    asked += [request(url, text, path="/v1/keys") for text in wrong for url in stack.gateways]
+    asked += [request(stack.gateways[0], "", body, headers=headers) for headers in elsewhere]
+    asked += [request(url, key, body | {"n": token, "logit_bias": key}) for url in stack.gateways]
+    return [answer for answer in await asyncio.gather(*asked) if answer.is_complete]
+
+
+async def _keep_dumping(books: Books, evidence: Evidence, scale: Scale) -> None:
+    while True:
+        evidence.dumps[f"redis {len(evidence.dumps)}"] = await dump_redis(books.redis)
+        await asyncio.sleep(DUMP_SECONDS * max(scale.pause_seconds, 1))
+
+
+async def _read_everything(books: Books, evidence: Evidence) -> None:
+    worker = evidence.stack.worker_url()
+    evidence.rows = await books.rows()
+    evidence.living_gateways = await books.living_gateways()
+    evidence.engine_prompt_tokens = int(metric(worker, "sluice_worker_prompt_tokens_total"))
+    evidence.engine_completion_tokens = int(metric(worker, "sluice_worker_completion_tokens_total"))
+    evidence.dumps["redis at the end"] = await dump_redis(books.redis)
+    evidence.dumps["database"] = await dump_database(evidence.stack.database_url)
+    evidence.dumps |= logs(evidence.stack)
+    bodies = [answer.body for _, answer in evidence.answers if answer.status != 200]
+    evidence.dumps["errors"] = b"\n".join(bodies + [answer.body for answer in evidence.refusals])

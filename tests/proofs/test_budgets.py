@@ -1,0 +1,116 @@
+"""Money under many clients on two gateways: never overspent, and spent as far as it goes."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.accounts.limits import LimitScope
+from gateway.accounts.records import Billing
+from tests.proofs.client import Answer, ask, request
+from tests.proofs.conftest import COMPLETION_TOKENS, cost_of
+from tests.proofs.ledger import Books
+from tests.proofs.office import Credential, Office
+from tests.support.stack import Stack
+
+pytestmark = pytest.mark.timeout(300)
+
+CLIENTS = 200
+"""On each gateway."""
+PROMPT_TOKENS = 10
+MAX_TOKENS = 40
+"""More than a text has, so that each settlement gives something back."""
+MOST = cost_of(PROMPT_TOKENS, MAX_TOKENS)
+COST = cost_of(PROMPT_TOKENS, COMPLETION_TOKENS)
+MONEY = 10_007
+"""Micro-dollars."""
+
+HOLDERS: dict[str, tuple[LimitScope, dict[str, int], Billing]] = {
+    "key": (LimitScope.KEY, {"budget_micros": MONEY}, Billing.POSTPAID),
+    "project": (LimitScope.PROJECT, {"budget_micros": MONEY}, Billing.POSTPAID),
+    "tenant": (LimitScope.TENANT, {"budget_micros": MONEY}, Billing.POSTPAID),
+    "credits": (LimitScope.TENANT, {}, Billing.PREPAID),
+}
+
+
+async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
+    """Ask again and again until there is no money for it; return all answers."""
+    answers: list[Answer] = []
+    while not answers or answers[-1].status == 200:
+        answers.append(
+            await ask(
+                stack.gateways[number % 2],
+                key.text,
+                prompt=[5] * PROMPT_TOKENS,
+                max_tokens=MAX_TOKENS,
+                stream=number % 3 == 0,
+            )
+        )
+    return answers
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+async def test_money_is_spent_to_the_last_request_and_never_overspent(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str], holder: str
+) -> None:
+    scope, limits, billing = HOLDERS[holder]
+    key = await office.holder(scope, name(), limits, billing=billing)
+    if billing is Billing.PREPAID:
+        await office.grant(key.tenant, MONEY)
+
+    crowds = await asyncio.gather(*(spend(stack, key, number) for number in range(2 * CLIENTS)))
+    # While others were running, their reservations stood in the way; now nothing does.
+    last = await spend(stack, key, 0)
+
+    answers = [answer for crowd in crowds for answer in crowd] + last
+    served = [answer for answer in answers if answer.status == 200]
+    for answer in answers:
+        if answer.status != 200:
+            check_refusal(answer, holder)
+    await books.settled()
+    rows = await books.rows(key.tenant)
+    assert sorted(row["request_id"] for row in rows) == sorted(str(a.request_id) for a in served)
+    assert {row["cost_micros"] for row in rows} == {COST}
+    spent = sum(row["cost_micros"] for row in rows)
+    assert MONEY - MOST < spent <= MONEY
+    await check_account(stack, books, key, holder, spent=spent)
+
+
+def check_refusal(answer: Answer, holder: str) -> None:
+    """Lack of money is told as such, and as OpenAI tells it in its dialect."""
+    assert answer.status == 429
+    error = answer.error
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert error["scope"] == ("tenant" if holder == "credits" else holder)
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after-ms" not in answer.headers
+
+
+async def check_account(
+    stack: Stack, books: Books, key: Credential, holder: str, *, spent: int
+) -> None:
+    """Redis, the customer's page and the ledger agree."""
+    limits = (await request(stack.url, key.text, path="/v1/limits")).json
+    if holder == "credits":
+        assert limits["credits"]["remaining_micros"] == MONEY - spent, json.dumps(limits)
+        return
+    budgets: dict[str, Any] = {
+        s["scope"]: s["limits"].get("budget_micros") for s in limits["scopes"]
+    }
+    assert budgets[holder]["used"] == spent
+    assert budgets[holder]["remaining"] == MONEY - spent
+
+
+async def test_a_dialect_that_knows_402_gets_it(
+    stack: Stack, office: Office, name: Callable[[], str]
+) -> None:
+    key = await office.holder(LimitScope.KEY, name(), {"budget_micros": 0})
+    answer = await request(
+        stack.url,
+        key.text,
+        {"model": "sluice-tiny", "prompt": "x", "max_tokens": 1},
+        headers={"x-api-dialect": "fireworks"},
+    )
+    assert (answer.status, answer.error["code"]) == (402, "budget_exceeded")

@@ -1,0 +1,208 @@
+"""Thousands of requests while gateways and background jobs are killed: everything is counted once."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.accounts.usage import Outcome
+from gateway.jobs.reconcile import reconcile
+from gateway.quota.reservations import LEASE_MS
+from tests.proofs.client import Answer, request
+from tests.proofs.conftest import Scale, cost_of, database_url
+from tests.proofs.havoc import KILLS
+from tests.proofs.ledger import Row, open_books, totals
+from tests.proofs.run import CREDIT, Evidence, evidence_of_runs
+from tests.support.secrets import scan_for_secrets
+
+pytestmark = pytest.mark.timeout(1_800)
+
+CHARGED = {Outcome.FINISHED, Outcome.CANCELLED}
+SEED = 20_261_121
+
+
+DATABASES = ("sqlite", "postgresql")
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, scale: Scale) -> Iterator[dict[str, Evidence]]:
+    """One run on each database."""
+    urls = {kind: database_url(kind, request) for kind in DATABASES}
+    with evidence_of_runs(urls, scale, seed=SEED) as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def evidence(runs: dict[str, Evidence], request: pytest.FixtureRequest) -> Evidence:
+    """One of the runs, which all tests below look at."""
+    return runs[request.param]
+
+
+def by_id(rows: list[Row]) -> dict[str, Row]:
+    return {row["request_id"]: row for row in rows}
+
+
+def test_the_run_was_what_it_should_be(evidence: Evidence, scale: Scale) -> None:
+    statuses = Counter(answer.status for _, answer in evidence.answers)
+    outcomes = Counter(row["outcome"] for row in evidence.rows)
+    print(  # noqa: T201  (figures for whoever runs pytest with -rP)
+        f"{len(evidence.answers)} requests in {evidence.load_seconds:.0f} s, {dict(statuses)}; "
+        f"{len(evidence.rows)} rows, {dict(outcomes)}; engine: {evidence.engine_prompt_tokens} prompt "
+        f"and {evidence.engine_completion_tokens} completion tokens; the place was free after "
+        f"{evidence.place_seconds:.1f} s, all settled {evidence.settled_seconds:.1f} s after the end"
+    )
+    assert len(evidence.answers) >= scale.requests
+    assert statuses[200] > scale.requests / 2
+    assert statuses[429] > 0
+    assert sum(answer.has_left for _, answer in evidence.answers) > scale.requests / 20
+    assert outcomes.keys() >= {Outcome.FINISHED, Outcome.CANCELLED, Outcome.LOST}
+    # Nothing but killed gateways was in anybody's way.
+    assert set(statuses) <= {0, 200, 429, 503}
+    assert len({row["gateway"] for row in evidence.rows}) == KILLS + 2
+
+
+def test_every_admitted_request_has_one_row(evidence: Evidence) -> None:
+    ids = Counter(row["request_id"] for row in evidence.rows)
+    assert ids == Counter(evidence.witness.reserved)
+
+
+def test_every_job_belongs_to_a_row(evidence: Evidence) -> None:
+    rows = by_id(evidence.rows)
+    jobs = {f"{id_}-{index}" for id_, row in rows.items() for index in range(row["jobs"])}
+    assert evidence.witness.claimed
+    assert evidence.witness.claimed <= evidence.witness.enqueued <= jobs
+    # A gateway may die between the reservation and the queue; nobody else leaves a request without jobs.
+    never_queued = rows.keys() - evidence.witness.requests_of_jobs
+    assert {rows[id_]["outcome"] for id_ in never_queued} <= {Outcome.LOST}
+
+
+def test_every_completion_that_a_client_saw_has_a_row(evidence: Evidence) -> None:
+    seen = {answer.request_id for _, answer in evidence.served if answer.request_id}
+    assert len(seen) > len(evidence.served) / 2
+    assert seen <= by_id(evidence.rows).keys()
+
+
+def test_tokens_are_those_that_the_engine_counted(evidence: Evidence) -> None:
+    (sums,) = totals(evidence.rows).values()
+    assert sums["completion_tokens"] == evidence.engine_completion_tokens
+    assert sums["prompt_tokens"] == evidence.engine_prompt_tokens
+
+
+def test_rows_say_what_clients_were_told(evidence: Evidence) -> None:
+    rows = by_id(evidence.rows)
+    finished = [(wish, answer) for wish, answer in evidence.served if answer.is_finished]
+    assert finished
+    for wish, answer in finished:
+        row = rows[str(answer.request_id)]
+        assert row["outcome"] == Outcome.FINISHED
+        assert row["is_streamed"] == int(wish.body["stream"])
+        assert tokens_of(answer) == (row["prompt_tokens"], row["completion_tokens"])
+
+
+def tokens_of(answer: Answer) -> tuple[int, int]:
+    assert answer.usage is not None
+    return answer.usage["prompt_tokens"], answer.usage["completion_tokens"]
+
+
+def test_who_left_pays_for_what_was_generated_and_who_was_lost_pays_nothing(
+    evidence: Evidence,
+) -> None:
+    rows = by_id(evidence.rows)
+    for row in rows.values():
+        cost = cost_of(row["prompt_tokens"], row["completion_tokens"])
+        expected = cost if row["outcome"] in CHARGED else 0
+        assert row["cached_tokens"] == 0
+        assert row["cost_micros"] == expected, row
+    left = [rows[str(a.request_id)] for _, a in evidence.served if a.has_left and a.request_id]
+    alive = [row for row in left if row["gateway"] in evidence.living_gateways]
+    assert alive
+    assert {row["outcome"] for row in alive} <= {Outcome.CANCELLED, Outcome.FINISHED}
+    assert all(row["completion_tokens"] > 0 for row in left)
+
+
+def test_nothing_is_left_in_redis(evidence: Evidence) -> None:
+    # A gateway that is killed leaves receipts of the last second's requests, which expire by themselves.
+    receipts = [each for each in evidence.leftovers if each.startswith("receipt: ")]
+    assert [each for each in evidence.leftovers if each not in receipts] == []
+    rows = by_id(evidence.rows)
+    requests = {each.removeprefix("receipt: ").rpartition("-")[0] for each in receipts}
+    assert len(evidence.living_gateways) == 2
+    gateways = {rows[request_id]["gateway"] for request_id in requests}
+    assert gateways.isdisjoint(evidence.living_gateways)
+
+
+def test_places_of_a_killed_gateway_are_free_after_its_leases(evidence: Evidence) -> None:
+    assert evidence.place_seconds < LEASE_MS / 1000 + 5
+
+
+def test_waiting_as_long_as_told_succeeds_and_no_shorter(evidence: Evidence) -> None:
+    assert evidence.waited is not None
+    assert evidence.waited.told_ms > 50_000
+    assert (evidence.waited.status_just_before, evidence.waited.status_then) == (429, 200)
+
+
+async def test_redis_and_the_ledger_agree(evidence: Evidence) -> None:
+    async with open_books(evidence.stack) as books:
+        report = await reconcile(books.redis, books.database)
+    assert report.is_clean, report
+
+
+async def test_sums_equal_rows(evidence: Evidence) -> None:
+    by = ("tenant_id", "project_id", "credential_id", "model")
+    expected = totals(
+        [{**row, "project_id": row["project_id"] or ""} for row in evidence.rows], *by
+    )
+    async with open_books(evidence.stack) as books:
+        for period in ("hour", "day"):
+            sums = await books.select(f"SELECT * FROM usage_rollups WHERE period = '{period}'")
+            told = {
+                group: values
+                | {"requests": sum(r["requests"] for r in sums if key_of(r, by) == group)}
+                for group, values in totals(sums, *by).items()
+            }
+            assert told == expected
+            failed = sum(row["failed_requests"] for row in sums)
+            assert failed == sum(row["outcome"] not in CHARGED for row in evidence.rows)
+
+
+def key_of(row: Row, by: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(row[name] for name in by)
+
+
+async def test_customers_are_told_the_sums_of_their_rows(evidence: Evidence) -> None:
+    tenants = {credential.tenant: credential for credential in evidence.credentials[::-1]}
+    for tenant, credential in tenants.items():
+        rows = [row for row in evidence.rows if row["tenant_id"] == tenant]
+        expected = totals(rows)
+        answer = await request(evidence.stack.url, credential.text, path="/v1/usage?bucket=total")
+        (told,) = answer.json["data"]
+        assert {name: told[name] for name in expected[()]} == expected[()]
+        path = "/v1/usage?bucket=total&group_by=key"
+        by_key = totals(rows, "credential_id")
+        for told in (await request(evidence.stack.url, credential.text, path=path)).json["data"]:
+            expected_of_key = by_key.pop((told["key"],))
+            assert {name: told[name] for name in expected_of_key} == expected_of_key
+        assert by_key == {}
+
+
+async def test_credits_and_budgets_are_what_rows_leave_of_them(evidence: Evidence) -> None:
+    for credential in evidence.credentials:
+        if credential.id.startswith("jwt:"):
+            continue
+        rows = [row for row in evidence.rows if row["credential_id"] == credential.id]
+        tenant = [row for row in evidence.rows if row["tenant_id"] == credential.tenant]
+        limits = (await request(evidence.stack.url, credential.text, path="/v1/limits")).json
+        key = next(scope for scope in limits["scopes"] if scope["scope"] == "key")
+        if key["limits"]["budget_micros"]["limit"] is not None:
+            assert key["limits"]["budget_micros"]["used"] == sum(r["cost_micros"] for r in rows)
+        if credential.tenant == "prepaid":
+            spent = sum(row["cost_micros"] for row in tenant)
+            assert spent > 0
+            assert limits["credits"]["remaining_micros"] == CREDIT - spent
+
+
+def test_no_secret_is_written_anywhere(evidence: Evidence) -> None:
+    assert {answer.status for answer in evidence.refusals} == {400, 401}
+    assert {"errors", "database", "redis at the end", "gateway-1.log"} <= evidence.dumps.keys()
+    assert scan_for_secrets(evidence.dumps, evidence.secrets) == []
+    assert [name for name, dump in evidence.dumps.items() if b"uthorization: Bearer" in dump] == []

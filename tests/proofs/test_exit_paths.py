@@ -1,0 +1,197 @@
+"""Every way in which a request can end: one row each, with the engine's counts and what is to be paid."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gateway.accounts.limits import LimitScope
+from tests.proofs.client import request
+from tests.proofs.conftest import STEP_SECONDS, WORKER, cost_of
+from tests.proofs.ledger import Books, Row
+from tests.proofs.office import Credential, Office
+from tests.proofs.test_lessons import PROMPT_TOKENS, body, both_ways
+from tests.proofs.until import running, until
+from tests.support.processes import free_port
+from tests.support.stack import Stack, metric
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("stack", ["sqlite"], indirect=True),
+]
+
+STRICT = {
+    "SLUICE_REQUEST_TIMEOUT": "1",
+    "SLUICE_QUEUE_TIMEOUT": "0.5",
+    "SLUICE_MAX_UNREAD_BYTES": "2000",
+    "SLUICE_MAX_WAITING_JOBS_OF_TENANT": "1",
+}
+CROWD = {"prompt": ["x"] * 64, "n": 4, "ignore_eos": True}
+"""As many sequences as the engine takes."""
+WINDOW_FULL = 1_900
+
+
+def one_more(stack: Stack, name: str, **environment: str) -> str:
+    """Start a gateway that only one test or module knows of, and return its base URL."""
+    url = stack.launch_gateway(name, environment, port=free_port())
+    stack.await_gateway(name, url)
+    stack.gateways.remove(url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def strict(stack: Stack) -> Iterator[str]:
+    """Base URL of one more gateway, which has little patience."""
+    yield one_more(stack, "strict", **STRICT)
+    stack.stop("strict")
+
+
+@pytest.fixture
+async def key(office: Office, name: Callable[[], str]) -> Credential:
+    """A key of a new tenant, with a limit of each kind that nobody reaches."""
+    limits = {"requests_per_minute": 1_000, "concurrent_requests": 100, "budget_micros": 10**9}
+    return await office.holder(LimitScope.KEY, name(), limits)
+
+
+async def only_row(books: Books, key: Credential, *, seconds: float = 20) -> Row:
+    """Return the one row of a tenant once everything has ended; nothing else is left of its request."""
+    await books.settled(seconds=seconds)
+    [row] = await books.rows(key.tenant)
+    await books.nothing_left()
+    return row
+
+
+@both_ways
+async def test_finished_by_its_length_or_by_a_stop_string(
+    stack: Stack, books: Books, key: Credential, stream: bool
+) -> None:
+    asked = body(stream=stream, max_tokens=100, seed=1)
+    first = await request(stack.url, key.text, asked)
+    row = await only_row(books, key)
+    assert (row["outcome"], row["code"]) == ("finished", "")
+    assert row["completion_tokens"] == 100
+    assert row["cost_micros"] == cost_of(PROMPT_TOKENS, 100)
+    texts = [e["choices"][0]["text"] for e in (first.events if stream else [first.json])]
+    word = "".join(texts).split(" ")[5]
+
+    stopped = await request(stack.url, key.text, asked | {"stop": [word]})
+    await books.settled()
+    rows = {row["request_id"]: row for row in await books.rows(key.tenant)}
+    row = rows[str(stopped.request_id)]
+    assert len(rows) == 2
+    assert row["outcome"] == "finished"
+    assert 0 < row["completion_tokens"] < 100
+    assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
+
+
+@both_ways
+async def test_timed_out_costs_what_was_delivered(
+    stack: Stack, strict: str, books: Books, key: Credential, stream: bool
+) -> None:
+    answer = await request(strict, key.text, body(stream=stream, max_tokens=WINDOW_FULL))
+    row = await only_row(books, key)
+
+    assert answer.status == (200 if stream else 504), answer.body
+    assert row["outcome"] == "timed_out"
+    assert 1 / STEP_SECONDS / 4 < row["completion_tokens"] < WINDOW_FULL
+    # A stream was read as far as it came; of a whole answer the client got nothing.
+    paid = cost_of(PROMPT_TOKENS, row["completion_tokens"])
+    assert row["cost_micros"] == (paid if stream else 0)
+
+
+async def test_a_client_that_does_not_read_is_cancelled_and_pays(
+    stack: Stack, strict: str, books: Books, key: Credential
+) -> None:
+    wanted = body(stream=True, n=128, max_tokens=1_000, logprobs=5)
+    stalled = await request(strict, key.text, wanted, stall_after=2.0)
+    row = await only_row(books, key)
+
+    assert stalled.has_left
+    assert (row["outcome"], row["code"]) == ("cancelled", "slow_reader")
+    assert row["completion_tokens"] >= 128
+    assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
+
+
+async def test_what_nobody_claims_in_time_costs_nothing(
+    stack: Stack,
+    strict: str,
+    office: Office,
+    books: Books,
+    key: Credential,
+    name: Callable[[], str],
+) -> None:
+    crowd = await office.key(await office.tenant(name()))
+    full = asyncio.create_task(request(stack.url, crowd.text, body(**CROWD, max_tokens=500)))
+    await running(stack, 256)
+    answer = await request(strict, key.text, body())
+    await full
+    row = await only_row(books, key)
+
+    assert answer.status == 504, answer.body
+    assert row["outcome"] == "timed_out"
+    assert (row["prompt_tokens"], row["completion_tokens"], row["cost_micros"]) == (0, 0, 0)
+
+
+async def test_what_the_queue_does_not_take_was_never_admitted(
+    stack: Stack, strict: str, books: Books, key: Credential
+) -> None:
+    answer = await request(strict, key.text, body(prompt=["x", "y", "z"]))
+    assert answer.status == 429, answer.body
+    assert answer.error["code"] != "requests"
+    await books.nothing_left()
+    assert await books.rows(key.tenant) == []
+    told = (await request(stack.url, key.text, path="/v1/limits")).json
+    used = [values["used"] for scope in told["scopes"] for values in scope["limits"].values()]
+    assert set(used) - {None} == {0}
+
+
+async def test_lost_by_its_worker_before_the_first_token_is_finished_by_another(
+    stack: Stack, books: Books, key: Credential
+) -> None:
+    stack.kill("worker")
+    # It takes so long to read a prompt that it dies over it.
+    stack.start_worker("doomed", **{**WORKER, "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "10"})
+    waiting = asyncio.create_task(request(stack.url, key.text, body()))
+    await until(
+        lambda: metric(stack.worker_url("doomed"), "sluice_worker_jobs_running") == 1,
+        what="the job being claimed",
+    )
+    stack.kill("doomed")
+    stack.start_worker(**WORKER)
+    answer = await waiting
+    row = await only_row(books, key)
+
+    assert answer.status == 200, answer.body
+    assert (row["outcome"], row["completion_tokens"]) == ("finished", 10)
+    assert row["prompt_tokens"] == PROMPT_TOKENS
+    assert row["cost_micros"] == cost_of(PROMPT_TOKENS, 10)
+
+
+async def test_a_gateway_that_stops_settles_everything_before_it_goes(
+    stack: Stack, books: Books, key: Credential
+) -> None:
+    url = await asyncio.to_thread(one_more, stack, "leaving")
+    asking = [
+        asyncio.create_task(
+            request(
+                url,
+                key.text,
+                body(stream=number % 2 == 0, max_tokens=100 + number),
+                leave_after=None if number % 4 else 0.1,
+            )
+        )
+        for number in range(40)
+    ]
+    await books.opened(20)
+    assert await asyncio.to_thread(stack.stop, "leaving") == -signal.SIGTERM
+    still_open = await books.open_requests()
+    answers = await asyncio.gather(*asking)
+    await books.settled()
+    rows = {row["request_id"]: row for row in await books.rows(key.tenant)}
+
+    assert still_open == []
+    assert len(rows) > 20
+    assert {row["outcome"] for row in rows.values()} <= {"finished", "cancelled"}
+    for answer in answers:
+        assert not answer.is_finished or answer.request_id in rows

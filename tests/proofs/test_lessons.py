@@ -1,0 +1,376 @@
+"""What gateways get wrong about limits, usage and money, each tried on this one (docs/lessons.md)."""
+
+import asyncio
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.dialect import Dialect
+from gateway.accounts.limits import LimitName, LimitScope
+from gateway.accounts.records import Billing
+from tests.proofs.client import Answer, ask, request
+from tests.proofs.conftest import COMPLETION_TOKENS, STEP_SECONDS, WORKER, cost_of
+from tests.proofs.ledger import Books, Row
+from tests.proofs.office import Credential, Office, named
+from tests.proofs.until import engine_tokens, generating, leave, running
+from tests.support.events import DONE
+from tests.support.stack import MODEL, Stack
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("stack", ["sqlite"], indirect=True),
+]
+
+PROMPT_TOKENS = 10
+CONTEXT_WINDOW = 2048
+LARGE = 10**12
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """Return the body of a request for ten tokens after ten others."""
+    return {
+        "model": MODEL,
+        "prompt": [5] * PROMPT_TOKENS,
+        "max_tokens": 10,
+        "ignore_eos": True,
+        **fields,
+    }
+
+
+async def rows_of(books: Books, key: Credential) -> list[Row]:
+    """Return what is in the ledger of a tenant once everything has got there."""
+    await books.settled()
+    return await books.rows(key.tenant)
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+async def test_every_dialect_and_both_ways_of_answering_meet_the_same_limit(
+    stack: Stack, office: Office, name: Callable[[], str]
+) -> None:
+    ways = [(dialect, stream) for dialect in Dialect for stream in (False, True)]
+    key = await office.holder(LimitScope.KEY, name(), {"requests_per_minute": len(ways)})
+    for dialect, stream in ways:
+        headers = {"x-api-dialect": dialect}
+        answer = await request(stack.url, key.text, body(stream=stream), headers=headers)
+        assert answer.status == 200, answer.body
+    for dialect, stream in ways:
+        headers = {"x-api-dialect": dialect}
+        answer = await request(stack.gateways[1], key.text, body(stream=stream), headers=headers)
+        assert answer.status == 429, answer.body
+
+
+ONE_REQUEST = {
+    LimitName.REQUESTS_PER_MINUTE: 1,
+    LimitName.TOKENS_PER_MINUTE: 2 * 20 - 1,
+    LimitName.PROMPT_TOKENS_PER_MINUTE: 2 * PROMPT_TOKENS - 1,
+    LimitName.COMPLETION_TOKENS_PER_MINUTE: 2 * 10 - 1,
+    LimitName.REQUESTS_PER_DAY: 1,
+    LimitName.TOKENS_PER_DAY: 2 * 20 - 1,
+    LimitName.CONCURRENT_REQUESTS: 1,
+    LimitName.BUDGET: 2 * cost_of(PROMPT_TOKENS, 10) - 1,
+}
+"""The most of each limit with which a second request of this kind is one too many."""
+
+
+@pytest.mark.parametrize("scope", LimitScope)
+@pytest.mark.parametrize("limit", LimitName)
+async def test_every_limit_of_every_scope_refuses(
+    stack: Stack,
+    office: Office,
+    books: Books,
+    name: Callable[[], str],
+    limit: LimitName,
+    scope: LimitScope,
+) -> None:
+    key = await office.holder(scope, name(), {limit: ONE_REQUEST[limit]})
+    first, second = await two_requests(stack, books, key, limit)
+
+    assert (first.status, second.status) == (200, 429)
+    assert (second.error["limit"], second.error["scope"]) == (limit, scope)
+    assert second.error["limit_value"] == ONE_REQUEST[limit]
+
+
+async def two_requests(
+    stack: Stack, books: Books, key: Credential, limit: LimitName
+) -> tuple[Answer, Answer]:
+    """Send a request to each gateway; at the same time, if that is what is limited."""
+    if limit is not LimitName.CONCURRENT_REQUESTS:
+        first = await request(stack.gateways[0], key.text, body())
+        return first, await request(stack.gateways[1], key.text, body())
+    held = asyncio.create_task(request(stack.gateways[0], key.text, body(max_tokens=500)))
+    await books.opened()
+    second = await request(stack.gateways[1], key.text, body())
+    return await held, second
+
+
+@pytest.mark.parametrize("refusing", LimitName)
+async def test_a_request_refused_by_one_limit_takes_nothing_of_the_others(
+    stack: Stack, office: Office, name: Callable[[], str], refusing: LimitName
+) -> None:
+    large = dict.fromkeys((each.value for each in LimitName), LARGE)
+    tenant = await office.tenant(name(), limits=large)
+    project = await office.project(tenant, limits=large)
+    key = await office.key(tenant, project, limits={**large, refusing.value: 0})
+    for number in range(4):
+        answer = await request(stack.gateways[number % 2], key.text, body())
+        assert answer.status == 429, answer.body
+
+    told = (await request(stack.url, key.text, path="/v1/limits")).json
+    used = {
+        (scope["scope"], limit): values["used"]
+        for scope in told["scopes"]
+        for limit, values in scope["limits"].items()
+    }
+    assert len(used) == len(LimitScope) * len(LimitName)
+    assert set(used.values()) == {0}
+
+
+async def test_without_max_tokens_the_prompt_counts_and_so_does_all_that_may_follow(
+    stack: Stack, office: Office, name: Callable[[], str]
+) -> None:
+    limit = CONTEXT_WINDOW - 1
+    key = await office.holder(LimitScope.KEY, name(), {"tokens_per_minute": limit})
+    # This dialect completes until the window is full.
+    answer = await request(
+        stack.url,
+        key.text,
+        {"model": MODEL, "prompt": [5] * PROMPT_TOKENS},
+        headers={"x-api-dialect": "llamacpp"},
+    )
+    assert answer.status == 429, answer.body
+    assert f"asks for {CONTEXT_WINDOW} " in answer.error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    # Where 16 tokens are the default, the prompt counts beside them.
+    key = await office.holder(LimitScope.KEY, name(), {"tokens_per_minute": PROMPT_TOKENS + 15})
+    answer = await request(stack.url, key.text, {"model": MODEL, "prompt": [5] * PROMPT_TOKENS})
+    assert answer.status == 429, answer.body
+
+
+async def test_without_a_budget_nobody_is_told_that_one_is_exceeded(
+    stack: Stack, office: Office, name: Callable[[], str]
+) -> None:
+    plan = name()
+    await office.plans.create(
+        plan, limits={scope: named({"budget_micros": 0}) for scope in LimitScope}
+    )
+    nothing: Any = {"budget_micros": None}
+    tenant = await office.tenant(name(), plan_id=plan, limits=nothing)
+    project = await office.project(tenant, limits=nothing)
+    free = await office.key(tenant, project, limits=nothing)
+    bound = await office.key(tenant, project)
+
+    assert (await request(stack.url, free.text, body())).status == 200
+    refused = await request(stack.url, bound.text, body())
+    assert (refused.status, refused.error["scope"]) == (429, "key")
+    told = (await request(stack.url, free.text, path="/v1/limits")).json
+    budgets = {scope["scope"]: scope["limits"]["budget_micros"] for scope in told["scopes"]}
+    assert all(each["limit"] is None and each["remaining"] is None for each in budgets.values())
+
+
+async def test_retry_after_is_rounded_up_and_never_early(
+    stack: Stack, office: Office, name: Callable[[], str]
+) -> None:
+    key = await office.holder(LimitScope.KEY, name(), {"requests_per_minute": 1})
+    assert (await request(stack.url, key.text, body())).status == 200
+    answer = await request(stack.url, key.text, body())
+    told_ms = int(answer.headers["retry-after-ms"])
+    assert int(answer.headers["retry-after"]) == math.ceil(told_ms / 1000)
+    assert 59_000 < told_ms <= 60_250
+
+
+# -- usage -------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_who_leaves_pays_for_what_was_generated_no_more_and_no_less(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str], stream: bool
+) -> None:
+    granted = 10**9
+    key = await office.holder(LimitScope.KEY, name(), {}, billing=Billing.PREPAID)
+    await office.grant(key.tenant, granted)
+    await books.settled()
+    before = engine_tokens(stack)
+    asked = body(stream=stream, max_tokens=1_900, n=2)
+    asking = asyncio.create_task(request(stack.url, key.text, asked))
+    await generating(stack, after=before)
+    await leave(asking)
+    [row] = await rows_of(books, key)
+
+    assert row["outcome"] == "cancelled"
+    assert row["completion_tokens"] == engine_tokens(stack) - before
+    assert 20 <= row["completion_tokens"] < 2 * 1_900
+    assert row["prompt_tokens"] == PROMPT_TOKENS
+    assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
+    told = (await request(stack.url, key.text, path="/v1/limits")).json
+    assert told["credits"]["remaining_micros"] == granted - row["cost_micros"]
+
+
+@both_ways
+async def test_nothing_generated_is_nothing_charged(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str], stream: bool
+) -> None:
+    crowd = await office.key(await office.tenant(name()))
+    key = await office.key(await office.tenant(name()))
+    # The engine has room for nobody else for a while.
+    full = asyncio.create_task(
+        ask(stack.url, crowd.text, prompt=["x"] * 64, n=4, max_tokens=400, ignore_eos=True)
+    )
+    await running(stack, 256)
+    asking = asyncio.create_task(request(stack.url, key.text, body(stream=stream)))
+    await books.opened(2)
+    await leave(asking)
+    [row] = await rows_of(books, key)
+    assert (await full).status == 200
+
+    assert row["outcome"] == "cancelled"
+    assert (row["prompt_tokens"], row["completion_tokens"], row["cost_micros"]) == (0, 0, 0)
+
+
+async def test_streams_and_whole_answers_tell_the_cost_that_is_in_the_ledger(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+) -> None:
+    key = await office.key(await office.tenant(name(), shows_cost=True))
+    whole = await request(stack.url, key.text, body(n=3, best_of=4))
+    streamed = await request(stack.url, key.text, body(stream=True))
+    extra = await request(
+        stack.url, key.text, body(stream=True, stream_options={"include_usage": True})
+    )
+    rows = {row["request_id"]: row for row in await rows_of(books, key)}
+
+    assert len(rows) == 3
+    for answer in (whole, streamed, extra):
+        row = rows[str(answer.request_id)]
+        assert answer.usage is not None
+        assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
+        assert micros(answer.usage["cost"]) == row["cost_micros"]
+    assert micros(whole.headers["x-cost"]) == rows[str(whole.request_id)]["cost_micros"]
+
+
+def micros(dollars: str | float) -> int:
+    """Return dollars in micro-dollars."""
+    return round(float(dollars) * 1_000_000)
+
+
+async def test_counts_are_the_engines_and_never_estimates(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+) -> None:
+    key = await office.key(await office.tenant(name()))
+    before = engine_tokens(stack)
+    answers = [
+        await request(stack.url, key.text, body(ignore_eos=False, max_tokens=50)),
+        await request(stack.url, key.text, body(n=2, best_of=5)),
+        await request(stack.url, key.text, body(prompt=[[5], [6, 7]], max_tokens=3, stream=True)),
+    ]
+    rows = {row["request_id"]: row for row in await rows_of(books, key)}
+
+    told = [rows[str(answer.request_id)]["completion_tokens"] for answer in answers]
+    assert told == [COMPLETION_TOKENS, 5 * 10, 2 * 3]
+    assert sum(told) == engine_tokens(stack) - before
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+async def test_a_worker_killed_in_the_middle_of_a_stream_is_told_and_not_charged(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+) -> None:
+    key = await office.holder(LimitScope.KEY, name(), {"concurrent_requests": 1})
+    before = engine_tokens(stack)
+    stream = asyncio.create_task(request(stack.url, key.text, body(stream=True, max_tokens=1_900)))
+    await generating(stack, after=before, tokens=50)
+    stack.kill("worker")
+    answer = await stream
+    stack.start_worker(**WORKER)
+    [row] = await rows_of(books, key)
+
+    assert answer.status == 200
+    assert answer.is_complete
+    assert answer.body.endswith(DONE + b"\n\n")
+    error = answer.events[-1]["error"]
+    assert (error["type"], error["code"]) == ("service_unavailable", "engine_dead")
+    assert sum(len(event.get("choices", [])) for event in answer.events) > 10
+    assert (row["outcome"], row["code"], row["cost_micros"]) == ("failed", "engine_dead", 0)
+    assert row["completion_tokens"] > 0
+    assert (await request(stack.url, key.text, body())).status == 200
+
+
+async def test_every_stream_ends_with_a_reason_for_each_choice_or_with_an_error(
+    stack: Stack, office: Office, name: Callable[[], str]
+) -> None:
+    key = await office.key(await office.tenant(name()))
+    cases: list[tuple[int, dict[str, Any]]] = [
+        (3, {"n": 3}),
+        (4, {"prompt": [[5], [6]], "n": 2}),
+        (1, {"ignore_eos": False, "max_tokens": 50}),
+    ]
+    for number, fields in cases:
+        answer = await request(stack.url, key.text, body(stream=True, **fields))
+        choices = [choice for event in answer.events for choice in event["choices"]]
+        reasons = {choice["index"]: choice["finish_reason"] for choice in choices}
+        assert answer.body.endswith(DONE + b"\n\n")
+        assert set(reasons.values()) <= {"stop", "length"}
+        assert len(reasons) == number
+
+
+# -- growth ------------------------------------------------------------------------------------
+
+WARM_UP, REQUESTS, AT_ONCE = 300, 900, 32
+MOST_GROWTH_KIB = 16 * 1024
+
+
+async def test_memory_and_redis_stop_growing(
+    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+) -> None:
+    limits = {"requests_per_minute": LARGE, "tokens_per_day": LARGE, "concurrent_requests": LARGE}
+    key = await office.holder(LimitScope.KEY, name(), limits)
+    await use(stack, key, WARM_UP)
+    await books.settled()
+    await books.nothing_left()
+    keys_before, memory_before = await books.redis.dbsize(), memory_kib(stack)
+    await use(stack, key, REQUESTS)
+    await books.settled()
+    await books.nothing_left()
+
+    # Of processes, and of what was remembered for a minute, some keys come and go.
+    assert await books.redis.dbsize() < keys_before + 20
+    for process, kib in memory_kib(stack).items():
+        assert kib - memory_before[process] < MOST_GROWTH_KIB, process
+
+
+async def use(stack: Stack, key: Credential, number: int) -> None:
+    """Send so many requests, a third of whose clients leave."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(index: int) -> int:
+        async with places:
+            leave_after = None if index % 3 else STEP_SECONDS * (index % 40)
+            answer = await request(
+                stack.gateways[index % 2],
+                key.text,
+                body(stream=index % 2 == 0, ignore_eos=True),
+                leave_after=leave_after,
+            )
+            return answer.status
+
+    statuses = Counter(await asyncio.gather(*(one(index) for index in range(number))))
+    assert set(statuses) <= {0, 200}
+
+
+def memory_kib(stack: Stack) -> dict[str, int]:
+    """Return the resident memory of gateways and worker."""
+    found = {}
+    for process in ("gateway-1", "gateway-2", "worker"):
+        status = Path(f"/proc/{stack.processes[process].pid}/status").read_text()
+        match = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert match is not None
+        found[process] = int(match[1])
+    return found

@@ -1,0 +1,242 @@
+"""PostgreSQL or Redis away while requests come in: what goes on, what is refused, and what is left after it."""
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import dataclass
+
+import pytest
+
+from tests.proofs.client import Answer, ask, request
+from tests.proofs.conftest import Scale, deployed
+from tests.proofs.crowd import Crowd, wishes
+from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, open_books
+from tests.proofs.office import Credential, open_office
+from tests.proofs.witness import Witness, watching
+from tests.support.postgres_server import PostgresServer, running_postgres
+from tests.support.stack import Stack
+
+pytestmark = pytest.mark.timeout(600)
+
+CLIENTS = 16
+AT_ONCE_SECONDS = 3.0
+"""In which a request is refused while Redis is away, on a busy machine; less than any time-out."""
+REFUSALS = 10
+"""At once on each gateway."""
+BACK_SECONDS = 15.0
+LIMITS = {
+    "requests_per_minute": 1_000_000,
+    "tokens_per_day": 10**9,
+    "concurrent_requests": 100,
+    "budget_micros": 10**9,
+}
+MOST_CONNECTIONS = 40
+"""Two gateways with ten at most, and as many for the background jobs."""
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server that can be stopped without anybody else noticing."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def outage_stack(own_postgres: PostgresServer) -> Iterator[Stack]:
+    """A deployment whose servers are stopped."""
+    with deployed(own_postgres.create_database()) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def outage_books(outage_stack: Stack) -> AsyncIterator[Books]:
+    """Its ledger and Redis."""
+    async with open_books(outage_stack) as books:
+        yield books
+
+
+async def customers(stack: Stack, name: str) -> list[Credential]:
+    """Make a tenant without limits, and one with limits that nobody reaches; each is asked for once."""
+    async with open_office(stack) as office:
+        await office.tenant(f"{name}-free")
+        await office.tenant(f"{name}-limited", limits=LIMITS)
+        found = [
+            await office.key(f"{name}-free"),
+            await office.key(f"{name}-limited", limits=LIMITS),
+        ]
+    for credential in found:
+        for url in stack.gateways:
+            assert (await ask(url, credential.text, prompt="x", max_tokens=1)).status == 200
+    return found
+
+
+@dataclass(slots=True)
+class Through:
+    """What happened while a database was away and after it was back."""
+
+    crowd: Crowd
+    witness: Witness
+    served_meanwhile: int = 0
+    waiting_at_its_end: int = 0
+    """Records that were not in the ledger when the database came back."""
+
+
+async def use_through(
+    stack: Stack,
+    books: Books,
+    name: str,
+    *,
+    away: AbstractAsyncContextManager[None],
+    seconds: float,
+) -> Through:
+    """Send requests before, while and after a database is away; wait until everything is in the ledger."""
+    texts = [credential.text for credential in await customers(stack, name)]
+    await books.settled()
+    is_over, crowd = False, Crowd(stack.gateways)
+    async with watching(books.redis) as witness:
+        through = Through(crowd, witness)
+        load = wishes(random.Random(1), texts, is_over=lambda: is_over)
+        running = asyncio.create_task(crowd.run(load, clients=CLIENTS))
+        await asyncio.sleep(1)
+        async with away:
+            begun = len(crowd.answers)
+            await asyncio.sleep(seconds)
+            through.served_meanwhile = len(crowd.answers) - begun
+            through.waiting_at_its_end = await books.undrained()
+        await asyncio.sleep(1)
+        is_over = True
+        await running
+        await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
+    print(  # noqa: T201  (figures for whoever runs pytest with -rP)
+        f"{through.served_meanwhile} requests in {seconds:.0f} s without the database, "
+        f"{through.waiting_at_its_end} records waiting when it came back"
+    )
+    return through
+
+
+async def check_nothing_failed_and_nothing_is_missing(
+    through: Through, books: Books, *, seconds: float
+) -> None:
+    """Every client that stayed was served, and the ledger has every request once."""
+    statuses = Counter(a.status for _, a in through.crowd.answers if not a.has_left)
+    assert set(statuses) == {200}
+    assert through.served_meanwhile > 10 * seconds
+    assert through.waiting_at_its_end > 0
+    ids = Counter(row["request_id"] for row in await books.rows())
+    assert set(ids.values()) == {1}
+    assert through.witness.reserved <= ids.keys()
+    rows = {row["request_id"]: row for row in await books.rows()}
+    for _, answer in through.crowd.answers:
+        if answer.is_finished and answer.usage:
+            row = rows[str(answer.request_id)]
+            assert row["completion_tokens"] == answer.usage["completion_tokens"]
+    await books.nothing_left()
+
+
+async def test_without_postgresql_completions_go_on_and_the_ledger_is_complete_afterwards(
+    outage_stack: Stack, outage_books: Books, own_postgres: PostgresServer, scale: Scale
+) -> None:
+    stack, books, seconds = outage_stack, outage_books, scale.outage_seconds
+    connections = []
+    page: list[Answer] = []
+    key = (await customers(stack, "reader"))[0]
+
+    @asynccontextmanager
+    async def stopped() -> AsyncIterator[None]:
+        connections.append(await connections_of(books))
+        await asyncio.to_thread(own_postgres.stop)
+        page.append(await request(stack.url, key.text, path="/v1/usage"))
+        yield
+        await asyncio.to_thread(own_postgres.start)
+        await asyncio.sleep(1)
+        connections.append(await connections_of(books))
+
+    through = await use_through(stack, books, "postgres", away=stopped(), seconds=seconds)
+    await check_nothing_failed_and_nothing_is_missing(through, books, seconds=seconds)
+    assert (page[0].status, page[0].error["type"]) == (503, "service_unavailable")
+    assert 0 < max(connections) <= MOST_CONNECTIONS
+
+
+async def connections_of(books: Books) -> int:
+    """Return the number of connections that PostgreSQL has from gateways and background jobs."""
+    statement = "SELECT count(*) AS n FROM pg_stat_activity WHERE application_name = 'sluice'"
+    [row] = await books.select(statement)
+    return int(row["n"])
+
+
+@pytest.mark.parametrize("stack", ["sqlite"], indirect=True)
+async def test_while_sqlite_is_locked_completions_go_on_and_the_ledger_is_complete_afterwards(
+    stack: Stack, books: Books, name: Callable[[], str], scale: Scale
+) -> None:
+    @asynccontextmanager
+    async def locked() -> AsyncIterator[None]:
+        with closing(
+            sqlite3.connect(stack.directory / "sluice.db", isolation_level=None)
+        ) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            yield
+            writer.execute("ROLLBACK")
+
+    seconds = scale.outage_seconds
+    through = await use_through(stack, books, name(), away=locked(), seconds=seconds)
+    await check_nothing_failed_and_nothing_is_missing(through, books, seconds=seconds)
+
+
+async def test_without_redis_requests_are_refused_at_once_and_nothing_leaks_afterwards(
+    outage_stack: Stack, outage_books: Books, scale: Scale
+) -> None:
+    stack, books = outage_stack, outage_books
+    [free, limited] = await customers(stack, "redis")
+    # These run when Redis goes; their records are written when it is back, which is empty by then.
+    running = [
+        asyncio.create_task(
+            ask(url, key.text, prompt="x", max_tokens=400, ignore_eos=True, stream=True)
+        )
+        for url in stack.gateways
+        for key in (free, limited)
+    ]
+    await books.opened(len(running))
+    await asyncio.to_thread(stack.redis.stop)
+    refused = await asyncio.gather(
+        *(refusal(url, free) for url in stack.gateways for _ in range(REFUSALS))
+    )
+    refused += await asyncio.gather(
+        *(refusal(url, limited) for url in stack.gateways for _ in range(REFUSALS))
+    )
+    await asyncio.to_thread(stack.redis.start)
+    answers = await asyncio.gather(*running)
+    for key in (free, limited):
+        for url in stack.gateways:
+            await served_again(url, key)
+    await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
+    await books.nothing_left()
+
+    assert len(refused) == 4 * REFUSALS
+    assert max(answer.ended_at - answer.sent_at for answer in refused) < AT_ONCE_SECONDS
+    rows = {row["request_id"]: row for row in await books.rows()}
+    for answer in answers:
+        assert answer.request_id in rows, answer.body
+    assert len(rows) == len(await books.rows())
+
+
+async def refusal(url: str, key: Credential) -> Answer:
+    """Ask while Redis is away."""
+    answer = await ask(url, key.text, prompt="x", max_tokens=1)
+    assert answer.status == 503, answer.body
+    assert answer.error["type"] == "service_unavailable"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) > 0
+    assert answer.headers["x-should-retry"] == "true"
+    return answer
+
+
+async def served_again(url: str, key: Credential) -> None:
+    """Ask until the gateway and its worker are back."""
+    deadline = time.monotonic() + BACK_SECONDS
+    while (answer := await ask(url, key.text, prompt="x", max_tokens=1)).status != 200:
+        assert time.monotonic() < deadline, answer.body
+        await asyncio.sleep(0.1)

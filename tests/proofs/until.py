@@ -1,0 +1,48 @@
+"""Waiting for other processes to have come so far, however busy the machine is."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from tests.proofs.client import Answer
+from tests.support.stack import Stack, metric
+
+PATIENCE_SECONDS = 30.0
+PAUSE_SECONDS = 0.02
+
+
+async def until(condition: Callable[[], bool], *, what: str) -> None:
+    """Wait until something holds that may take a while to look at. Raises TimeoutError, saying what."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen within {PATIENCE_SECONDS} s")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def engine_tokens(stack: Stack, worker: str = "worker") -> int:
+    """Return the completion tokens that the engine has counted."""
+    return int(metric(stack.worker_url(worker), "sluice_worker_completion_tokens_total"))
+
+
+async def generating(stack: Stack, *, after: int, tokens: int = 20) -> None:
+    """Wait until the engine has counted some tokens more."""
+    await until(lambda: engine_tokens(stack) >= after + tokens, what="tokens being generated")
+
+
+async def running(stack: Stack, sequences: int, worker: str = "worker") -> None:
+    """Wait until the engine has taken in so many sequences."""
+    url = stack.worker_url(worker)
+    await until(
+        lambda: metric(url, "sluice_worker_sequences_running") >= sequences,
+        what=f"{sequences} sequences running",
+    )
+
+
+async def leave(request: "asyncio.Task[Answer]") -> None:
+    """Have the client of a request that is on its way go away."""
+    assert not request.done()
+    request.cancel()
+    with suppress(asyncio.CancelledError):
+        await request
