@@ -12,7 +12,8 @@ from typing import NoReturn
 
 import click
 
-from bench import fairness, samplers
+from bench import admission, fairness, samplers
+from bench.admission import AdmissionMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.measure import MeasureError, Measurement, measure_in_turns
 from bench.report import Report
@@ -27,7 +28,9 @@ RESULTS = Path(__file__).parent / "results" / "raw"
 SCRIPTED_SEQUENCES = 256
 FAIRNESS = "fairness"
 SAMPLERS = "samplers"
-NAMES = tuple(dict.fromkeys([*(each.name for each in SCENARIOS), FAIRNESS, SAMPLERS]))
+NAMES = tuple(
+    dict.fromkeys([*(each.name for each in SCENARIOS), FAIRNESS, SAMPLERS, admission.NAME])
+)
 
 EPILOG = """\
 \b
@@ -39,12 +42,14 @@ Scenarios:
   tenants     64 streams of 16 tenants through 2 gateways
   fairness    one tenant has 200 queued jobs, another one sends one request at a time
   samplers    steps of the engine alone, 64 sequences, of which 0, 1 or 64 have a sampler chain
+  admission   a key with all limits, and one without: CPU, latency, Redis; beside LiteLLM's proxy
 
 \b
 Examples:
   make bench ARGS="--quick"
   make bench ARGS="throughput latency --rounds 5"
   make bench ARGS="fairness --fairness-engine scripted"
+  make bench ARGS="admission --before ../sluice-1.0 --litellm ~/litellm-venv"
 
 Both systems run at once but only one is given work; they take turns (A B, B A, ...), and each round
 gives both the same prompts. Run it on a quiet machine: the report says what other programs used.
@@ -68,6 +73,7 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
     fairness: list[FairnessMeasurement] = field(default_factory=list)
     samplers: list[SamplerMeasurement] = field(default_factory=list)
+    admission: list[AdmissionMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -101,6 +107,17 @@ class Results:
     show_default=True,
     help="Context window of both systems, in tokens.",
 )
+@click.option(
+    "--before",
+    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+    help="An earlier checkout, whose gateway takes turns in the scenario `admission`.",
+)
+@click.option(
+    "--litellm",
+    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+    help="A virtual environment with LiteLLM's proxy (`litellm[proxy,extra_proxy]`), for the scenario "
+    "`admission`.",
+)
 @click.option("--seed", default="sluice", show_default=True, help="Draws the prompts.")
 @click.option(
     "--results",
@@ -116,6 +133,8 @@ def main(
     fairness_engine: str,
     max_sequences: int,
     context_window: int,
+    before: Path | None,
+    litellm: Path | None,
     seed: str,
     results: Path,
 ) -> None:
@@ -133,17 +152,34 @@ def main(
     queue = FairnessScenario(engine=engine)
     wants_fairness = not names or FAIRNESS in names
     chains = samplers.scenarios(quick=quick, rounds=options.rounds)
+    admissions = admission.Options(
+        rounds=options.rounds, quick=quick, seed=seed, before=before, litellm=litellm
+    )
     try:
         run(loads, queue if wants_fairness else None, options, found)
         for each in chains if not names or SAMPLERS in names else []:
             click.echo(each.title)
             found.samplers.append(samplers.measure(each, tell=click.echo))
+        if not names or admission.NAME in names:
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.admission.append(AdmissionMeasurement())
+                admission.measure(
+                    admissions, Path(folder), found=found.admission[-1], tell=click.echo
+                )
     except (StartError, MeasureError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         click.echo("Interrupted; the report has the scenarios that were finished.", err=True)
     _publish(
-        Report(found.measurements, found.fairness, found.samplers, began, _command_line()), results
+        Report(
+            measurements=found.measurements,
+            fairness=found.fairness,
+            samplers=found.samplers,
+            admission=found.admission,
+            began=began,
+            command=_command_line(),
+        ),
+        results,
     )
 
 
@@ -206,7 +242,7 @@ def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[Sys
 
 def _publish(report: Report, folder: Path) -> None:
     """Print and write what there is; end with a failure if a request failed."""
-    if not (report.measurements or report.fairness or report.samplers):
+    if not (report.loads or report.fairness or report.samplers):
         sys.exit(1)
     click.echo("\n" + report.markdown())
     click.echo(f"Written to {report.write(folder)}")

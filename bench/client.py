@@ -55,6 +55,15 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """When a connection sends its requests, however long the answers take."""
+
+    first_seconds: float
+    """After the start of the load."""
+    every_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """What one connection sends, one request after the other."""
 
@@ -64,6 +73,8 @@ class Lane:
     """API key; empty for none."""
     requests: Iterable[Request]
     tenant: str = ""
+    pace: Pace | None = None
+    """None sends each request as soon as the last one has ended."""
 
 
 @dataclass(slots=True)
@@ -73,6 +84,7 @@ class Answer:
     request: Request
     tenant: str
     sent: float
+    """When it was sent; with a pace, when it should have been, had the last answer not come late."""
     reads: list[float] = field(default_factory=list)
     """When chunks of the stream arrived; chunks that came together count once."""
     ended: float = 0.0
@@ -99,8 +111,9 @@ class Load:
 
     def start(self) -> None:
         """Send the first request of each lane."""
+        now = time.perf_counter()
         for connection in self._connections:
-            connection.send_next()
+            connection.start(now)
 
     async def wait(self, timeout_seconds: float) -> None:
         """Wait until every lane has ended. Raises TimeoutError."""
@@ -162,6 +175,7 @@ class _Connection(asyncio.Protocol):
         self._lane = lane
         self._requests: Iterator[Request] = iter(lane.requests)
         self._answer: Answer | None = None
+        self._due = 0.0
         host = urlsplit(lane.url).netloc
         authorization = f"authorization: Bearer {lane.key}\r\n" if lane.key else ""
         self._head = (
@@ -178,17 +192,33 @@ class _Connection(asyncio.Protocol):
         self._answer = None
         self._transport.close()
 
+    def start(self, now: float) -> None:
+        if self._lane.pace is not None:
+            self._due = now + self._lane.pace.first_seconds
+        self.send_next()
+
     def send_next(self) -> None:
         request = next(self._requests, None)
         if request is None:
             self._end()
-            return
+        elif self._lane.pace is None:
+            self._send(request)
+        else:
+            due, self._due = self._due, self._due + self._lane.pace.every_seconds
+            wait = due - time.perf_counter()
+            if wait > 0:
+                asyncio.get_running_loop().call_later(wait, self._send, request)
+            else:
+                self._send(request, due)
+
+    def _send(self, request: Request, due: float | None = None) -> None:
         body = request.body()
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._body = b""
         self._complete = False
-        self._answer = Answer(request, self._lane.tenant, time.perf_counter())
+        sent = time.perf_counter() if due is None else due
+        self._answer = Answer(request, self._lane.tenant, sent)
         self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
 
     @override

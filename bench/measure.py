@@ -104,6 +104,18 @@ def measure_in_turns(
     return measurements
 
 
+def drive(scenario: Scenario, system: System, *, seed: str) -> tuple[list[Answer], Consumption]:
+    """Send a scenario's requests to a system, once. Raises MeasureError if it does not finish."""
+    load = lanes(scenario, system, seed=seed)
+    meter = Meter(system.groups(scenario.gateways))
+    try:
+        return uvloop.run(client.run(load, meter=meter, timeout_seconds=TIMEOUT_SECONDS))
+    except TimeoutError as error:
+        raise MeasureError(
+            f"{system.name} did not finish {scenario.title} in {TIMEOUT_SECONDS} s"
+        ) from error
+
+
 def quantiles(seconds: Iterable[float]) -> Quantiles:
     """Return the quantiles of some durations. Raises ValueError if there are none."""
     values = sorted(1e3 * value for value in seconds)
@@ -121,14 +133,14 @@ def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
     short = replace(
         scenario, requests=1, completion_tokens=min(_WARM_UP_TOKENS, scenario.completion_tokens)
     )
-    answers, _ = _run(short, system, seed=f"{seed} {scenario.title} warm-up")
+    answers, _ = drive(short, system, seed=f"{seed} {scenario.title} warm-up")
     _refuse_failures(answers, system, most=0)
 
 
 def _measure(scenario: Scenario, system: System, *, number: int, seed: str) -> Measurement:
     """Measure one round; the prompts are the same for every system in it."""
     time.sleep(_SETTLE_SECONDS)
-    answers, used = _run(scenario, system, seed=f"{seed} {scenario.title} {number}")
+    answers, used = drive(scenario, system, seed=f"{seed} {scenario.title} {number}")
     _refuse_failures(answers, system, most=len(answers) - 1)
     good = [answer for answer in answers if not answer.error]
     reads = sum(len(answer.reads) for answer in good)
@@ -147,17 +159,6 @@ def _measure(scenario: Scenario, system: System, *, number: int, seed: str) -> M
         tenant_tokens_per_second=_tenant_rates(good),
         used=used,
     )
-
-
-def _run(scenario: Scenario, system: System, *, seed: str) -> tuple[list[Answer], Consumption]:
-    load = lanes(scenario, system, seed=seed)
-    meter = Meter(system.groups(scenario.gateways))
-    try:
-        return uvloop.run(client.run(load, meter=meter, timeout_seconds=TIMEOUT_SECONDS))
-    except TimeoutError as error:
-        raise MeasureError(
-            f"{system.name} did not finish {scenario.title} in {TIMEOUT_SECONDS} s"
-        ) from error
 
 
 def _refuse_failures(answers: Sequence[Answer], system: System, *, most: int) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -11,11 +11,14 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
+from bench import admission_report
+from bench.admission import AdmissionMeasurement
 from bench.fairness import FairnessMeasurement
 from bench.goals import GOALS
 from bench.measure import Measurement, Quantiles
 from bench.samplers import SamplerMeasurement
 from bench.systems import ENGINE_GROUP
+from bench.tables import table
 
 MOST_OTHER_CORES = 0.1
 """Work of other programs above which a measurement counts as disturbed, in cores."""
@@ -33,18 +36,24 @@ class Report:
     measurements: Sequence[Measurement]
     fairness: Sequence[FairnessMeasurement]
     samplers: Sequence[SamplerMeasurement]
+    admission: Sequence[AdmissionMeasurement]
     began: datetime
     command: str
 
     @property
     def failures(self) -> list[str]:
         """What went wrong, one line for each failed request."""
-        everything: list[Measurement | FairnessMeasurement] = [*self.measurements, *self.fairness]
+        everything: list[Measurement | FairnessMeasurement] = [*self.loads, *self.fairness]
         return [f"{each.scenario}: {failure}" for each in everything for failure in each.failures]
+
+    @property
+    def loads(self) -> list[Measurement]:
+        """All loads, those of admission included."""
+        return [*self.measurements, *(load for each in self.admission for load in each.loads)]
 
     def markdown(self) -> str:
         """Return the whole report."""
-        scenarios = [list(group) for _, group in groupby(self.measurements, lambda m: m.scenario)]
+        scenarios = [list(group) for _, group in groupby(self.loads, lambda m: m.scenario)]
         parts = [
             f"# Bench of {self.began:%Y-%m-%d %H:%M} UTC\n",
             f"`{self.command}`\n",
@@ -54,9 +63,10 @@ class Report:
             *(_section(scenario) for scenario in scenarios),
             *(_fairness_section(each) for each in self.fairness),
             *(_sampler_section(each) for each in self.samplers),
+            *map(admission_report.section, self.admission),
         ]
         if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
-            parts += ["## Goals\n", *_table(["goal", "measured", "met"], goals), ""]
+            parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]
         return "\n".join(parts)
 
     def write(self, folder: Path) -> Path:
@@ -66,7 +76,7 @@ class Report:
         path.write_text(self.markdown())
         head = {"began": self.began.isoformat(), "command": self.command, "machine": machine()}
         lines = [head, *map(asdict, self.measurements), *map(asdict, self.fairness)]
-        lines += map(asdict, self.samplers)
+        lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -74,13 +84,13 @@ class Report:
         lines = [
             f"- **Disturbed**: {each.scenario}, {each.system}, round {each.round}: other programs used "
             f"{100 * each.used.other_cores:.0f} % of a core."
-            for each in self.measurements
+            for each in self.loads
             if each.used.other_cores > MOST_OTHER_CORES
         ]
         lines += [
             f"- **Client late**: {each.scenario}, {each.system}, round {each.round}: the load client "
             f"waited for a core {100 * each.used.client_wait_share:.0f} % of the time."
-            for each in self.measurements
+            for each in self.loads
             if each.used.client_wait_share > MOST_CLIENT_WAIT
         ]
         return lines + [f"- **Failed**: {failure}" for failure in self.failures]
@@ -106,13 +116,13 @@ def _section(measurements: Sequence[Measurement]) -> str:
     lines = [
         f"## {measurements[0].scenario}\n",
         f"Medians of {rounds} rounds, {measurements[0].requests} requests each.\n",
-        *_table(
+        *table(
             [*rates, "tokens/read", "client late %", "other CPU %"],
             [_rates(n, m) for n, m in rows.items()],
         ),
         *_pair_lines(list(rows.values())),
         "",
-        *_table(parts, [row for n, m in rows.items() for row in _parts(n, m)]),
+        *table(parts, [row for n, m in rows.items() for row in _parts(n, m)]),
         *_tenant_lines(measurements),
         "",
     ]
@@ -185,7 +195,7 @@ def _fairness_section(each: FairnessMeasurement) -> str:
     rate, expected = each.tokens_per_second, each.expected_queue_milliseconds
     lines = [
         f"## {each.scenario}\n",
-        *_table(["a request", "first token p50 ms", "p99 ms", "requests"], rows),
+        *table(["a request", "first token p50 ms", "p99 ms", "requests"], rows),
         "",
         f"The other tenant got {rate:,.0f} tokens/s; its waiting tokens over that: {expected:,.0f} ms.",
         "",
@@ -195,11 +205,7 @@ def _fairness_section(each: FairnessMeasurement) -> str:
 
 def _sampler_section(each: SamplerMeasurement) -> str:
     head = ["chain", "sequences that use it", "step, ms", "ratio", "round by round"]
-    return "\n".join([f"## {each.scenario}\n", *_table(head, each.rows()), ""])
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join([f"## {each.scenario}\n", *table(head, each.rows()), ""])
 
 
 def _times(rounds: Sequence[Quantiles]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from bench.client import Lane, Request
+from bench.client import Lane, Pace, Request
 from bench.starting import MODEL
 from bench.systems import Engine, System
 
@@ -75,6 +75,8 @@ class Scenario:
     """Whether vLLM's own server gets the same load, in turns with Sluice."""
     gateways: int = 1
     tenants: int = 1
+    per_second: float | None = None
+    """Requests of all connections per second; None sends each as soon as the last one has ended."""
 
     @property
     def title(self) -> str:
@@ -197,5 +199,12 @@ def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
         ]
         # Of the tenant's connections, every other one goes through the other gateway.
         url = urls[number // scenario.tenants % len(urls)]
-        result.append(Lane(url, system.key(tenant), requests, tenant))
+        result.append(Lane(url, system.key(tenant), requests, tenant, _pace(scenario, number)))
     return result
+
+
+def _pace(scenario: Scenario, number: int) -> Pace | None:
+    """Spread the requests of all connections evenly over the time."""
+    if scenario.per_second is None:
+        return None
+    return Pace(number / scenario.per_second, scenario.streams / scenario.per_second)

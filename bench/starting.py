@@ -43,13 +43,17 @@ class Server:
         """Wait until a GET of `url` answers 200. Raise StartError with the end of the log if it never does."""
         deadline = time.monotonic() + seconds
         while http_status(url) != 200:
-            if self.process.poll() is not None:
-                raise StartError(f"{self.name} ended while starting:\n{self._log_tail()}")
+            self.check()
             if time.monotonic() > deadline:
                 raise StartError(
                     f"{self.name} was not ready after {seconds:.0f} s:\n{self._log_tail()}"
                 )
             time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raise StartError with the end of the log if the program has ended."""
+        if self.process.poll() is not None:
+            raise StartError(f"{self.name} ended:\n{self._log_tail()}")
 
     def stop(self, *, seconds: float = 30.0) -> None:
         """End the program by SIGTERM, then whatever is left of its group by SIGKILL."""
@@ -66,14 +70,22 @@ class Server:
 
 
 def start(
-    name: str, command: Sequence[str], *, folder: Path, environment: Mapping[str, str]
+    name: str,
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    repository: Path = REPOSITORY,
 ) -> Server:
-    """Start a program that ends with this one. Its output goes to `folder`/`name`.log."""
+    """Start a program that ends with this one, with the modules of `repository`.
+
+    Its output goes to `folder`/`name`.log.
+    """
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*_TETHER, str(os.getpid()), *command],
-            cwd=REPOSITORY,
+            cwd=repository,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,0 +1,123 @@
+"""Turns what was measured of admission into tables for people."""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from bench.admission import AdmissionMeasurement, Comparison
+from bench.background import BackgroundCost
+from bench.measure import Measurement
+from bench.processes import CLIENT
+from bench.round_trips import RoundTrips
+from bench.systems import ENGINE_GROUP
+from bench.tables import table
+
+Pair = tuple[Measurement, Measurement]
+Difference = Callable[[Pair], float]
+
+
+def section(found: AdmissionMeasurement) -> str:
+    """Return everything but the loads' own tables."""
+    lines = ["## admission: what it adds\n", *(f"- {sentence}" for sentence in found.skipped), ""]
+    lines += table(
+        ["load", "difference", "of", "median", "round by round"],
+        [row for each in found.comparisons for row in _rows(each, found.loads)],
+    )
+    lines.append("")
+    if found.authentication_us:
+        lines += _authentication(found.authentication_us)
+    if found.round_trips:
+        lines += _round_trips(found.round_trips)
+    if found.background is not None:
+        lines += _background(found.background)
+    return "\n".join([*lines, ""])
+
+
+def _rows(comparison: Comparison, loads: Sequence[Measurement]) -> Iterator[list[str]]:
+    own = [each for each in loads if each.scenario == comparison.scenario]
+    more, less = (
+        {each.round: each for each in own if each.system == name}
+        for name in (comparison.more, comparison.less)
+    )
+    pairs = [(more[number], less[number]) for number in sorted(more)]
+    for what, difference in _differences(pairs[0]):
+        values = [difference(pair) for pair in pairs]
+        shown = ", ".join(f"{value:,.1f}" for value in values)
+        yield [
+            comparison.scenario,
+            f"{comparison.more} - {comparison.less}",
+            what,
+            f"**{median(values):,.1f}**",
+            shown,
+        ]
+
+
+def _differences(pair: Pair) -> Iterator[tuple[str, Difference]]:
+    """Yield what can be compared: CPU of each part, and times if the load had a pace of its own."""
+    for group in pair[0].used.cpu_seconds:
+        if group not in (CLIENT, ENGINE_GROUP):
+            yield f"CPU us/request, {group}", _cpu(group)
+    yield "first token p50, ms", lambda pair: pair[0].ttft.p50 - pair[1].ttft.p50
+    yield "first token p99, ms", lambda pair: pair[0].ttft.p99 - pair[1].ttft.p99
+
+
+def _cpu(group: str) -> Difference:
+    """Return the difference of a part's CPU per request; a part that one does not have costs it nothing."""
+
+    def difference(pair: Pair) -> float:
+        more, less = (
+            each.cpu_us_per_request(group) if group in each.used.cpu_seconds else 0.0
+            for each in pair
+        )
+        return more - less
+
+    return difference
+
+
+def _authentication(microseconds: Sequence[float]) -> list[str]:
+    shown = ", ".join(f"{value:.1f}" for value in microseconds)
+    return [f"Authentication by a key in memory: **{median(microseconds):.1f}** us ({shown}).", ""]
+
+
+def _round_trips(counted: Sequence[RoundTrips]) -> list[str]:
+    rows = [
+        [
+            each.system,
+            each.part,
+            f"**{sum(each.before_first.values()):.2f}**",
+            _commands(each.before_first),
+            f"{sum(each.in_all.values()):.2f}",
+            _commands(each.in_all),
+        ]
+        for each in counted
+    ]
+    head = ["system", "part", "before the first token", "these", "in all", "these"]
+    requests = counted[0].requests
+    return [f"Commands to Redis for one request, mean of {requests}:\n", *table(head, rows), ""]
+
+
+def _commands(means: dict[str, float]) -> str:
+    return ", ".join(f"{name} {mean:.2f}" for name, mean in means.items()) or "none"
+
+
+def _background(found: BackgroundCost) -> list[str]:
+    alone = 100 * found.without.cpu_seconds["redis"] / found.without.wall_seconds
+    parts = [name for name in found.idle.cpu_seconds if name != CLIENT]
+    rows = [
+        [
+            part,
+            f"{found.idle_percent(part):.2f}",
+            f"{found.idle.resident_mib[part]:.0f}",
+            f"{found.us_per_record(part):.0f}" if part == "jobs" else "-",
+        ]
+        for part in parts
+    ]
+    title = (
+        f"Background jobs, {found.idle_seconds:.0f} s with nothing to do, then {found.records} "
+        f"records, all in the ledger {found.drained_seconds:.1f} s after the last request "
+        f"(Redis without the jobs: {alone:.2f} % of a core):\n"
+    )
+    return [
+        title,
+        *table(["part", "idle, % of a core", "resident MiB", "CPU us/record"], rows),
+        "",
+    ]

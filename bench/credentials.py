@@ -1,0 +1,60 @@
+"""API keys of a deployment, with limits and without, as systems that take turns."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from bench.sluice import Sluice
+from bench.starting import MODEL
+
+_ENOUGH: Final = 10**12
+"""A limit that no measurement reaches."""
+_LIMITS: Final = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "prompt_tokens_per_minute",
+    "completion_tokens_per_minute",
+    "requests_per_day",
+    "tokens_per_day",
+    "concurrent_requests",
+    "budget_micros",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """One key of a deployment."""
+
+    name: str
+    api_key: str
+    sluice: Sluice
+
+    def urls(self, number: int) -> list[str]:
+        """Return base URLs of that many gateways, started if they are not running yet."""
+        return self.sluice.urls(number)
+
+    def key(self, tenant: str) -> str:
+        """Return the key, whatever the tenant."""
+        del tenant
+        return self.api_key
+
+    def groups(self, front_doors: int) -> dict[str, list[int]]:
+        """Return the process ids of each part."""
+        return self.sluice.groups(front_doors)
+
+
+def limited(sluice: Sluice, name: str) -> Credential:
+    """Return a new key that has every limit there is, as have its project and its tenant; with a price."""
+    limits = [text for limit in _LIMITS for text in ("--limit", f"{limit}={_ENOUGH}")]
+    sluice.create("tenants", "create", "limited", "--id", "limited", *limits)
+    project = sluice.create("projects", "create", "bench", "--tenant", "limited", *limits)
+    options = ["--tenant", "limited", "--name", "bench", "--project", project["id"], *limits]
+    key = sluice.create("keys", "create", *options)
+    sluice.create("prices", "add", MODEL, "--prompt", "0.15", "--completion", "0.6")
+    return Credential(name=name, api_key=key["key"], sluice=sluice)
+
+
+def unlimited(sluice: Sluice, name: str) -> Credential:
+    """Return a new key without any limit."""
+    sluice.create("tenants", "create", "unlimited", "--id", "unlimited")
+    key = sluice.create("keys", "create", "--tenant", "unlimited", "--name", "bench")
+    return Credential(name=name, api_key=key["key"], sluice=sluice)
