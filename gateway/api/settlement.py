@@ -119,7 +119,7 @@ class Account:
     def replied(self) -> None:
         """A worker was heard of; the first time counts."""
         if not self._first_token_ms:
-            self._first_token_ms = max(int((time.monotonic() - self._opened_at) * 1000), 1)
+            self._first_token_ms = max(int(self._age_ms()), 1)
 
     def cost_of(self, usage: Usage) -> int:
         """Return what the usage of the finished request costs in micro-dollars."""
@@ -138,6 +138,10 @@ class Account:
             return
         self._has_ended = True
         finished = self._generation.finished.values()
+        if not self._first_token_ms:
+            # Nobody read along; the worker knows how long it has generated since its first token.
+            generated_ms = max(each.generation_ms for each in finished)
+            self._first_token_ms = max(int(self._age_ms() - generated_ms), 1)
         counts = [
             _Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
             for each in finished
@@ -159,6 +163,9 @@ class Account:
         else:
             code = error.code if isinstance(error, ApiError) else InternalError.code
             self.end(Outcome.FAILED, code)
+
+    def _age_ms(self) -> float:
+        return (time.monotonic() - self._opened_at) * 1000
 
     async def _end(self, outcome: Outcome, code: str) -> None:
         await self._desk.dispatcher.cancel(self._generation)

@@ -143,6 +143,7 @@ async def test_finished_request_is_recorded_as_its_answer_says(
     assert record.service_tier is ServiceTier.DEFAULT
     assert record.credential_id.startswith("key_")
     assert 0 < record.created_ms <= record.ended_ms
+    assert 0 < record.first_token_ms <= record.ended_ms - record.created_ms + 5
     assert record.code == ""
 
 
