@@ -17,6 +17,8 @@ from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 from gateway.tasks import raise_if_cancelled
 
 REFRESH_SECONDS = 1.0
+PATIENCE_SECONDS = 0.1
+"""How long a request for an unknown model waits at most before the announcements are read for it."""
 RETRY_AFTER_SECONDS = 5.0
 """What a client is told while a model has no worker: about as long as a worker takes to come back."""
 
@@ -41,6 +43,7 @@ class Catalogue:
         self._models: dict[str, ServedModel] = {}
         self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
     def models(self) -> list[ServedModel]:
@@ -99,11 +102,23 @@ class Catalogue:
         Raises RedisError.
         """
         model = self.known(name)
-        is_stale = time.monotonic() - self._refreshed_at > REFRESH_SECONDS / 10
-        if is_stale and (model is None or model.status.ready_workers == 0):
-            await self.refresh()
+        is_stale = time.monotonic() - self._refreshed_at > PATIENCE_SECONDS
+        if model is None or (is_stale and model.status.ready_workers == 0):
+            await self._renewed()
             model = self.known(name)
         return model
+
+    async def _renewed(self) -> None:
+        """Wait for a refresh that is shared by all who wait: made-up names cost Redis ten of them a second."""
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew())
+            # All who waited may be gone; asyncio would complain about an error that nobody took.
+            self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._renewal)
+
+    async def _renew(self) -> None:
+        await asyncio.sleep(max(self._refreshed_at + PATIENCE_SECONDS - time.monotonic(), 0))
+        await self.refresh()
 
     async def find(self, name: str) -> ServedModel:
         """Return a model that can be used now, by its name or an alias.

@@ -253,8 +253,9 @@ def test_next_free_port_is_taken_unless_one_was_asked_for() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert find_ports(port, 1)[0] > port
-        with pytest.raises(StartupError, match=f"The port {port} is taken"):
-            require_ports(port - 1 if port > 1 else port, 2)
+        # The one below may be taken as well, by whatever runs on this machine.
+        with pytest.raises(StartupError, match=f"The port ({port - 1}|{port}) is taken"):
+            require_ports(port - 1, 2)
 
 
 def test_demo_file_is_taken_once(tmp_path: Path) -> None:
