@@ -10,7 +10,7 @@ from gateway.accounts.alert_store import AlertStore, MonthlyCosts, RollupCosts, 
 from gateway.accounts.credit_service import balance_of
 from gateway.accounts.credit_store import CreditStore
 from gateway.accounts.database import Database
-from gateway.accounts.limits import SubjectLimits
+from gateway.accounts.limits import LimitScope, SubjectLimits, subject_of
 from gateway.accounts.records import Billing
 from gateway.accounts.webhook_service import make_event
 from gateway.accounts.webhook_store import EventName, WebhookEvent, WebhookStore
@@ -105,7 +105,7 @@ async def _credit_events(transaction: AsyncSession, watched: Watched) -> list[We
     if grant is None:
         return []
     names = [
-        EventName(webhook.id, CREDITS_KIND, f"t:{tenant.id}", grant.id, 100)
+        EventName(webhook.id, CREDITS_KIND, subject_of(LimitScope.TENANT, tenant.id), grant.id, 100)
         for webhook in watched.webhooks
     ]
     known = await WebhookStore(transaction).known_events(

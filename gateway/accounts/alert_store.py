@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.limits import Limits, LimitScope, LimitValues, SubjectLimits
+from gateway.accounts.limits import Limits, LimitScope, LimitValues, SubjectLimits, subject_of
 from gateway.accounts.records import Plan, ProjectStatus, Tenant, Webhook
 from gateway.accounts.tables import (
     ApiKeyRow,
@@ -49,10 +49,10 @@ class RollupCosts:
         )
         costs = Counter[str]()
         for project_id, credential_id, cost in rows:
-            costs[f"t:{tenant_id}"] += int(cost)
-            costs[f"k:{credential_id}"] += int(cost)
+            costs[subject_of(LimitScope.TENANT, tenant_id)] += int(cost)
+            costs[subject_of(LimitScope.KEY, credential_id)] += int(cost)
             if project_id:
-                costs[f"p:{project_id}"] += int(cost)
+                costs[subject_of(LimitScope.PROJECT, project_id)] += int(cost)
         return costs
 
 

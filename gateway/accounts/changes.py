@@ -7,6 +7,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import keys
+from gateway.accounts.limits import LimitScope, subject_of
 from gateway.errors import ChangeNotAnnouncedError
 
 MAX_EVENTS: Final = 10_000
@@ -40,7 +41,7 @@ class ChangeAnnouncer:
 
     async def credits_changed(self, tenant_id: str) -> None:
         """Have the tenant's balance derived again from the database."""
-        account = keys.account(keys.bucket_of(tenant_id), f"t:{tenant_id}")
+        account = keys.account(keys.bucket_of(tenant_id), subject_of(LimitScope.TENANT, tenant_id))
         # The version grows, so that a balance which is being derived right now is not written.
         commands = self._redis.pipeline(transaction=True)
         commands.execute_command("HINCRBY", account, "v", 1)

@@ -25,14 +25,12 @@ from gateway.accounts.locking import lock_tenant
 from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.prepaid_store import PrepaidStore
 from gateway.accounts.records import Credit, CreditKind
-from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
 from gateway.errors import (
     ChangeNotAnnouncedError,
     InvalidParameterError,
-    NotFoundError,
     StoreUnavailableError,
-    shown,
 )
 
 GRACE: Final = timedelta(minutes=5)
@@ -96,20 +94,17 @@ class CreditService:
 
     async def balance(self, tenant_id: str) -> Balance:
         """Return what the tenant has left."""
-        async with self._database.reading() as transaction:
-            await _require_tenant(transaction, tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await balance_of(transaction, tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Credit]:
         """Return some changes of the balance, oldest first."""
-        async with self._database.reading() as transaction:
-            await _require_tenant(transaction, tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await CreditStore(transaction).page(tenant_id, wanted)
 
     async def list_all(self, tenant_id: str) -> list[Credit]:
         """Return all changes of the balance, oldest first."""
-        async with self._database.reading() as transaction:
-            await _require_tenant(transaction, tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await CreditStore(transaction).list_of_tenant(tenant_id)
 
     async def expire_due(self, now: datetime) -> int:
@@ -239,9 +234,3 @@ def _credit(
         expires_at=expires_at,
         grant_id=grant_id,
     )
-
-
-async def _require_tenant(transaction: AsyncSession, tenant_id: str) -> None:
-    check_known(tenant_id, "tenant")
-    if await TenantStore(transaction).get(tenant_id) is None:
-        raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")

@@ -96,6 +96,11 @@ class Limits:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+def subject_of(scope: LimitScope, id_: str) -> str:
+    """Return the name in Redis of whoever has limits: `t:acme`."""
+    return f"{scope.value[0]}:{id_}"
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectLimits:
     """One holder of limits, and what applies to it."""
@@ -107,7 +112,7 @@ class SubjectLimits:
     @property
     def subject(self) -> str:
         """The holder's name in Redis: `t:acme`."""
-        return f"{self.scope.value[0]}:{self.id}"
+        return subject_of(self.scope, self.id)
 
 
 def read_limits(values: Mapping[str, Any], *, param: str = "limits") -> dict[LimitName, int | None]:

@@ -14,12 +14,12 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_name
 from gateway.accounts.database import Database
 from gateway.accounts.details import details_of
+from gateway.accounts.locking import lock_tenant
 from gateway.accounts.member_store import MemberStore
 from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.records import Member, Role
 from gateway.accounts.tables import MemberRow
-from gateway.accounts.tenant_service import found_tenant
-from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
 from gateway.errors import (
     BadRequestError,
@@ -69,7 +69,6 @@ class MemberService:
         details = {"subject": subject, "name": member.name, "role": role}
         try:
             async with self._database.writing() as transaction:
-                found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
                 await require_room(transaction, MemberRow, tenant_id)
                 await MemberStore(transaction).add(tenant_id, member)
                 await AuditLog(transaction).append(
@@ -86,16 +85,12 @@ class MemberService:
 
     async def list_of_tenant(self, tenant_id: str) -> list[Member]:
         """Return the tenant's members, oldest first."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await MemberStore(transaction).list_of_tenant(tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Member]:
         """Return some of the tenant's members, oldest first."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await MemberStore(transaction).page(tenant_id, wanted)
 
     async def get(self, tenant_id: str, id_or_subject: str) -> Member:
@@ -167,7 +162,7 @@ async def _find(transaction: AsyncSession, tenant_id: str, id_or_subject: str) -
 async def _find_locked(transaction: AsyncSession, tenant_id: str, id_or_subject: str) -> Member:
     # Two owners who demote each other at the same time must take turns, or none would be left.
     check_known(tenant_id, "tenant")
-    found_tenant(await TenantStore(transaction).lock(tenant_id), tenant_id)
+    await lock_tenant(transaction, tenant_id)
     return await _find(transaction, tenant_id, id_or_subject)
 
 

@@ -18,8 +18,7 @@ from gateway.accounts.paging import Page, PageRequest
 from gateway.accounts.project_store import ProjectStore
 from gateway.accounts.records import Project, ProjectChanges, ProjectStatus
 from gateway.accounts.tables import ProjectRow
-from gateway.accounts.tenant_service import found_tenant
-from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
 from gateway.errors import NotFoundError, shown
 
@@ -51,7 +50,6 @@ class ProjectService:
             limits=changed_limits({}, limits or {}),
         )
         async with self._database.writing() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
             await require_room(transaction, ProjectRow, tenant_id)
             await ProjectStore(transaction).add(tenant_id, project)
             await AuditLog(transaction).append(
@@ -65,16 +63,12 @@ class ProjectService:
 
     async def list_of_tenant(self, tenant_id: str) -> list[Project]:
         """Return the tenant's projects, oldest first, the archived ones included."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await ProjectStore(transaction).list_of_tenant(tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Project]:
         """Return some of the tenant's projects, oldest first."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await ProjectStore(transaction).page(tenant_id, wanted)
 
     async def get(self, tenant_id: str, project_id: str) -> Project:

@@ -3,10 +3,13 @@
 import math
 import re
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
 from gateway.accounts.audit import SYSTEM, AuditLog
@@ -144,6 +147,15 @@ class TenantService:
                 )
         await self._announcer.tenant_changed(tenant_id)
         return replace(tenant, status=status)
+
+
+@asynccontextmanager
+async def reading_of_tenant(database: Database, tenant_id: str) -> AsyncIterator[AsyncSession]:
+    """Open a transaction that reads what belongs to the tenant. Raises NotFoundError."""
+    check_known(tenant_id, "tenant")
+    async with database.reading() as transaction:
+        found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        yield transaction
 
 
 def found_tenant(tenant: Tenant | None, tenant_id: str) -> Tenant:

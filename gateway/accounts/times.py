@@ -16,3 +16,8 @@ def utc_now() -> datetime:
 def to_time(unix_ms: int) -> datetime:
     """Return a Unix time in milliseconds, without rounding."""
     return EPOCH + timedelta(milliseconds=unix_ms)
+
+
+def to_ms(time: datetime) -> int:
+    """Return a time as Unix time in milliseconds, without rounding."""
+    return (time - EPOCH) // timedelta(milliseconds=1)

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from contract.tier import ServiceTier
+from gateway.accounts.limits import LimitScope
 
 MICRO: Final = 1_000_000
 """Tokens that a price is for, and micro-dollars in a dollar."""
@@ -58,6 +59,16 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     cost_micros: int = 0
     first_token_ms: int = 0
     """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+
+    def id_of(self, scope: LimitScope) -> str | None:
+        """Return whose limits the request met: its key's (or token's), project's or tenant's id."""
+        match scope:
+            case LimitScope.TENANT:
+                return self.tenant_id
+            case LimitScope.PROJECT:
+                return self.project_id
+            case LimitScope.KEY:
+                return self.credential_id
 
     @property
     def is_charged(self) -> bool:

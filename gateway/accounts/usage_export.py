@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.accounts.csv_text import Cell
-from gateway.accounts.ledger.rows import time_of
+from gateway.accounts.times import to_time
 from gateway.accounts.usage import UsageRecord
 
 _CELLS: Final[Mapping[str, Callable[[UsageRecord], Cell]]] = {
     "id": lambda record: record.request_id,
-    "created_at": lambda record: time_of(record.created_ms),
-    "ended_at": lambda record: time_of(record.ended_ms),
+    "created_at": lambda record: to_time(record.created_ms),
+    "ended_at": lambda record: to_time(record.ended_ms),
     "tenant": lambda record: record.tenant_id,
     "project": lambda record: record.project_id,
     "key": lambda record: record.credential_id,

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Final
 
 from gateway.accounts.database import Database
-from gateway.accounts.ledger.rows import time_of
 from gateway.accounts.ledger.snapshot import snapshot
 from gateway.accounts.paging import Page
+from gateway.accounts.times import to_time
 from gateway.accounts.usage import UsageRecord
 from gateway.accounts.usage_parts import Dimension, UsageFilter, UsageGroup, UsageSums
 from gateway.accounts.usage_periods import Bucket, Span, bucket_span, choose_sources
@@ -113,7 +113,7 @@ class UsageService:
 
 def position(record: UsageRecord) -> tuple[datetime, str]:
     """Return where a record stands in the order of requests."""
-    return time_of(record.created_ms), record.request_id
+    return to_time(record.created_ms), record.request_id
 
 
 def _slice(asked: ReportRequest, group: UsageGroup) -> UsageSlice:

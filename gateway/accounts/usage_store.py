@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from gateway.accounts.ledger.rows import hour_of, ms_of
+from gateway.accounts.ledger.rows import hour_of
 from gateway.accounts.tables import (
     FAILED_OUTCOMES,
     DirtyHourRow,
@@ -31,6 +31,7 @@ from gateway.accounts.tables import (
     RollupPeriod,
     RollupRow,
 )
+from gateway.accounts.times import to_ms
 from gateway.accounts.usage import UsageRecord
 from gateway.accounts.usage_parts import Dimension, UsageFilter, UsageGroup, UsageSums
 from gateway.accounts.usage_periods import Bucket, Sources, Span
@@ -226,4 +227,4 @@ def _record(row: LedgerRow) -> UsageRecord:
         for name in UsageRecord.__struct_fields__
         if name not in ("created_ms", "ended_ms")
     }
-    return UsageRecord(**columns, created_ms=ms_of(row.created_at), ended_ms=ms_of(row.ended_at))
+    return UsageRecord(**columns, created_ms=to_ms(row.created_at), ended_ms=to_ms(row.ended_at))

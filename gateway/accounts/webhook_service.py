@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.accounts.audit import SYSTEM, AuditLog
 from gateway.accounts.checks import check_known
 from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitScope, subject_of
 from gateway.accounts.locking import lock_tenant
 from gateway.accounts.records import Webhook
-from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
 from gateway.accounts.webhook_store import EventName, WebhookEvent, WebhookStore
 from gateway.accounts.webhook_urls import check_url, host_of
@@ -80,10 +81,7 @@ class WebhookService:
 
     async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
         """Return the tenant's webhooks, oldest first."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            if await TenantStore(transaction).get(tenant_id) is None:
-                raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await WebhookStore(transaction).list_of_tenant(tenant_id)
 
     async def remove(self, tenant_id: str, webhook_id: str, *, actor: str = SYSTEM) -> None:
@@ -99,7 +97,13 @@ class WebhookService:
         """Have an event delivered that only shows whether the webhook works; one a minute at most."""
         _check_ids(tenant_id, webhook_id)
         now = utc_now()
-        name = EventName(webhook_id, TEST_KIND, f"t:{tenant_id}", f"{now:%Y-%m-%dT%H:%M}", 0)
+        name = EventName(
+            webhook_id,
+            TEST_KIND,
+            subject_of(LimitScope.TENANT, tenant_id),
+            f"{now:%Y-%m-%dT%H:%M}",
+            0,
+        )
         event = make_event(name, tenant_id, {"webhook": webhook_id})
         async with self._database.writing() as transaction:
             await _find(transaction, tenant_id, webhook_id)

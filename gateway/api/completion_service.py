@@ -1,6 +1,5 @@
 """From a plan to jobs in flight: rooms 5 and 6."""
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -62,7 +61,7 @@ async def submit(call: Call, plan: Plan, *, shows_cost: bool) -> Submission:
             generation=generation,
         )
     except (OverloadedError, TenantQueueFullError):
-        await asyncio.shield(context.reservations.release(record.tenant_id, request_id))
+        await context.reservations.release(record.tenant_id, request_id)
         raise
     except BaseException as error:
         # The queue may have taken the jobs, and a worker may have begun.

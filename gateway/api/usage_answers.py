@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi.responses import Response
 
 from gateway.accounts.csv_text import Cell, to_csv
-from gateway.accounts.ledger.rows import ms_of, time_of
+from gateway.accounts.times import to_ms, to_time
 from gateway.accounts.usage_export import RECEIPT_COLUMNS, receipt_row
 from gateway.accounts.usage_parts import Dimension, UsageFilter
 from gateway.accounts.usage_periods import Span
@@ -79,7 +79,7 @@ async def answer_requests(
     following = None
     if found.has_more:
         time, request_id = position(found.entries[-1])
-        following = encode_cursor(str(ms_of(time)), request_id)
+        following = encode_cursor(str(to_ms(time)), request_id)
     if page.as_csv:
         columns = _columns(RECEIPT_COLUMNS, wanted)
         return _csv(columns, (receipt_row(each, columns) for each in found.entries), following)
@@ -109,4 +109,4 @@ def _read_position(after: str | None) -> tuple[datetime, str] | None:
     time, request_id = cursor
     if not (time.isascii() and time.isdigit() and int(time) < MAX_CURSOR_MS):
         raise bad_cursor()
-    return time_of(int(time)), request_id
+    return to_time(int(time)), request_id

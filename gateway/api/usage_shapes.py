@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.ledger.rows import time_of
+from gateway.accounts.times import to_time
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.accounts.usage_parts import Dimension
 from gateway.accounts.usage_service import UsageSlice
@@ -127,8 +127,8 @@ def receipt_fields(record: UsageRecord) -> dict[str, Any]:
     """Return the members of an AnyReceiptBody; those of a ReceiptBody are among them."""
     return {
         "id": record.request_id,
-        "created_at": time_of(record.created_ms),
-        "ended_at": time_of(record.ended_ms),
+        "created_at": to_time(record.created_ms),
+        "ended_at": to_time(record.ended_ms),
         "first_token_ms": record.first_token_ms,
         "tenant": record.tenant_id,
         "gateway": record.gateway,

@@ -21,6 +21,7 @@ from gateway.accounts.records import (
     TenantStatus,
 )
 from gateway.accounts.tenant_store import Caller, TenantStore
+from gateway.accounts.times import to_ms
 from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
@@ -200,7 +201,7 @@ def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
             allowed_addresses=record.allowed_addresses,
             limits=_limits(owner.tenant, owner.plan, project=owner.project, key=record),
         ),
-        expires_at_ms=None if expires_at is None else int(expires_at.timestamp() * 1000),
+        expires_at_ms=None if expires_at is None else to_ms(expires_at),
         refusal=_refusal(tenant, owner.project),
     )
 

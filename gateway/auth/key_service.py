@@ -24,8 +24,7 @@ from gateway.accounts.project_service import find_project
 from gateway.accounts.records import KeyOptions, KeyRecord, Network, ProjectStatus
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tables import ApiKeyRow
-from gateway.accounts.tenant_service import found_tenant
-from gateway.accounts.tenant_store import TenantStore
+from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
 from gateway.auth.api_key import ApiKey
 from gateway.auth.grants import require_rights_of
@@ -107,7 +106,6 @@ class KeyService:
         if grantor is not None:
             require_rights_of(record, grantor)
         async with self._database.writing() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
             await require_room(transaction, ApiKeyRow, tenant_id)
             if project_id is not None:
                 await _check_project(transaction, tenant_id, project_id)
@@ -123,16 +121,12 @@ class KeyService:
 
     async def list_of_tenant(self, tenant_id: str) -> list[KeyRecord]:
         """Return the tenant's keys, oldest first, the revoked ones included."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await KeyStore(transaction).list_of_tenant(tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[KeyRecord]:
         """Return some of the tenant's keys, oldest first, the revoked ones included."""
-        check_known(tenant_id, "tenant")
-        async with self._database.reading() as transaction:
-            found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await KeyStore(transaction).page(tenant_id, wanted)
 
     async def get(self, tenant_id: str, id_or_prefix: str) -> KeyRecord:

@@ -8,8 +8,8 @@ import click
 from redis.exceptions import RedisError
 
 from gateway.accounts.csv_text import to_csv
-from gateway.accounts.ledger.rows import time_of
 from gateway.accounts.schema import require_current_schema
+from gateway.accounts.times import to_time
 from gateway.accounts.usage import UsageRecord
 from gateway.accounts.usage_export import RECEIPT_COLUMNS, receipt_row
 from gateway.accounts.usage_input import read_dimensions, read_month, read_span
@@ -247,7 +247,7 @@ def _slice_to_row(each: UsageSlice) -> tuple[str, ...]:
 def _record_to_row(record: UsageRecord) -> tuple[str, ...]:
     return (
         record.request_id,
-        show_time(time_of(record.created_ms)),
+        show_time(to_time(record.created_ms)),
         record.tenant_id,
         record.credential_id,
         record.model,

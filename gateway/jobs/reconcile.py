@@ -16,11 +16,10 @@ from contract import keys
 from gateway.accounts.database import Database
 from gateway.accounts.ledger.holders import HolderStore
 from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.ledger.rows import ms_of, time_of
 from gateway.accounts.ledger.snapshot import snapshot
 from gateway.accounts.ledger.store import LedgerStore
-from gateway.accounts.limits import LimitScope
-from gateway.accounts.times import utc_now
+from gateway.accounts.limits import LimitScope, subject_of
+from gateway.accounts.times import to_ms, to_time, utc_now
 from gateway.accounts.usage import UsageRecord, readable_usage
 from gateway.jobs.drain import FIELD
 from gateway.quota.periods import DAY_MS
@@ -38,7 +37,7 @@ ROLLUP_DAYS: Final = 3
 """Days whose sums are compared with their rows."""
 
 _FIELDS = ("seeded", "day", "q", "t", "month", "s", "credit")
-_SCOPES = {"t": LimitScope.TENANT, "p": LimitScope.PROJECT, "k": LimitScope.KEY}
+_SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,10 @@ class _Holder(NamedTuple):
 
     @property
     def subject(self) -> str:
-        return f"{self.scope.value[0]}:{self.id}"
+        return subject_of(self.scope, self.id)
+
+    def owns(self, record: UsageRecord) -> bool:
+        return record.tenant_id == self.tenant_id and record.id_of(self.scope) == self.id
 
 
 async def reconcile(
@@ -227,7 +229,7 @@ class _Reconciler:
 
     async def _derive(self, holder: _Holder, account: _Account) -> dict[str, int]:
         """Return what the account's numbers should be, of the day and month that it is at."""
-        day = (time_of(account.day * DAY_MS), time_of((account.day + 1) * DAY_MS))
+        day = (to_time(account.day * DAY_MS), to_time((account.day + 1) * DAY_MS))
         month = _month_span(account.month)
         async with snapshot(self._database) as transaction:
             store = LedgerStore(transaction)
@@ -254,18 +256,8 @@ def _records_of(
 ) -> Iterator[UsageRecord]:
     for _, fields in entries:
         record = readable_usage(fields.get(FIELD))
-        if record is not None and record.tenant_id == holder.tenant_id and _is_of(record, holder):
+        if record is not None and holder.owns(record):
             yield record
-
-
-def _is_of(record: UsageRecord, holder: _Holder) -> bool:
-    match holder.scope:
-        case LimitScope.TENANT:
-            return True
-        case LimitScope.PROJECT:
-            return record.project_id == holder.id
-        case LimitScope.KEY:
-            return record.credential_id == holder.id
 
 
 def _missing(records: Sequence[UsageRecord], known: Collection[str]) -> list[UsageRecord]:
@@ -275,7 +267,7 @@ def _missing(records: Sequence[UsageRecord], known: Collection[str]) -> list[Usa
 
 
 def _is_within(record: UsageRecord, span: tuple[datetime, datetime]) -> bool:
-    return ms_of(span[0]) <= record.created_ms < ms_of(span[1])
+    return to_ms(span[0]) <= record.created_ms < to_ms(span[1])
 
 
 def _month_span(month: int) -> tuple[datetime, datetime]:

@@ -55,15 +55,11 @@ class Sweep:
         return sum([await self._try_to_end(each, alive) for each in abandoned])
 
     async def _abandoned(self, bucket: int) -> list[_Abandoned]:
-        found = []
-        for expired in await self._store.expired(bucket, most=AT_ONCE):
-            record = _draft(expired)
-            expired_ms = await self._executor.execute_command(
-                "ZSCORE", keys.open_reservations(bucket), expired.request_id
-            )
-            if record is not None and expired_ms is not None:
-                found.append(_Abandoned(record, int(expired_ms)))
-        return found
+        return [
+            _Abandoned(record, expired.expired_ms)
+            for expired in await self._store.expired(bucket, most=AT_ONCE)
+            if (record := _draft(expired)) is not None
+        ]
 
     async def _living(self, gateways: set[str]) -> set[str]:
         names = sorted(gateways)

@@ -101,6 +101,8 @@ class ExpiredReservation(NamedTuple):
     created_ms: int
     record: bytes
     """Draft of its usage record."""
+    expired_ms: int
+    """When its lease ran out, as Unix time by Redis' clock."""
 
 
 class AuditResult(NamedTuple):

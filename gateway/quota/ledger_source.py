@@ -5,13 +5,14 @@ from collections.abc import Collection
 from typing_extensions import override
 
 from gateway.accounts.database import Database
-from gateway.accounts.ledger.rows import MAX_MS, time_of
+from gateway.accounts.ledger.rows import MAX_MS
 from gateway.accounts.ledger.snapshot import snapshot
 from gateway.accounts.ledger.store import LedgerStore
 from gateway.accounts.limits import LimitScope, SubjectLimits
+from gateway.accounts.times import to_time
 from gateway.quota.seeding import Balances, BalanceSource
 
-_END_OF_TIME = time_of(MAX_MS)
+_END_OF_TIME = to_time(MAX_MS)
 
 
 class LedgerBalances(BalanceSource):
@@ -35,7 +36,7 @@ class LedgerBalances(BalanceSource):
             store = LedgerStore(transaction)
             today, month = [
                 await store.usage_between(
-                    tenant_id, subject.scope, subject.id, start=time_of(start), end=_END_OF_TIME
+                    tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
                 )
                 for start in (day_start_ms, month_start_ms)
             ]

@@ -131,7 +131,7 @@ class Seeder:
         while after is not None:
             records, after = await self._store.undrained(bucket, after=after)
             for record in records:
-                if record.tenant_id == tenant_id and _is_of(record, subject):
+                if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id:
                     found.setdefault(record.request_id, record)
         return found
 
@@ -162,13 +162,3 @@ class Seeder:
             + sum(r.cost_micros for r in rest if month_of(r.created_ms) == month),
             credit_micros=credit,
         )
-
-
-def _is_of(record: UsageRecord, subject: SubjectLimits) -> bool:
-    match subject.scope:
-        case LimitScope.KEY:
-            return record.credential_id == subject.id
-        case LimitScope.PROJECT:
-            return record.project_id == subject.id
-        case LimitScope.TENANT:
-            return True

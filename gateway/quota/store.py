@@ -11,7 +11,7 @@ import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
-from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
+from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits, subject_of
 from gateway.accounts.usage import UsageRecord, encode_usage, readable_usage
 from gateway.quota.answers import (
     Admitted,
@@ -81,10 +81,11 @@ class QuotaStore:
         Return False if the reservation was not open any more: then the record is appended all the same,
         and the ledger keeps the first one of the request.
         """
-        subjects = [f"{LimitScope.TENANT.value[0]}:{record.tenant_id}"]
-        if record.project_id is not None:
-            subjects.append(f"{LimitScope.PROJECT.value[0]}:{record.project_id}")
-        subjects.append(f"{LimitScope.KEY.value[0]}:{record.credential_id}")
+        subjects = [
+            subject_of(scope, id_)
+            for scope in LimitScope
+            if (id_ := record.id_of(scope)) is not None
+        ]
         used = [1, record.prompt_tokens, record.completion_tokens, record.cost_micros]
         return await self._end(
             record.tenant_id, record.request_id, [*used, encode_usage(record), *subjects]
@@ -168,8 +169,8 @@ class QuotaStore:
             [keys.bucket_prefix(bucket), most],
         )
         return [
-            ExpiredReservation(request_id.decode(), int(created_ms), record)
-            for request_id, created_ms, record in _rows(reply, 3)
+            ExpiredReservation(request_id.decode(), int(created_ms), record, int(expired_ms))
+            for request_id, created_ms, record, expired_ms in _rows(reply, 4)
         ]
 
     async def audit_open(self, bucket: int) -> AuditResult:

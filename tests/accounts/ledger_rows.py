@@ -12,8 +12,9 @@ from sqlalchemy import delete
 from contract.tier import ServiceTier
 from gateway.accounts.database import Database
 from gateway.accounts.ledger.partitions import make_partitions, month_start
-from gateway.accounts.ledger.rows import day_of, hour_of, ms_of, time_of
+from gateway.accounts.ledger.rows import day_of, hour_of
 from gateway.accounts.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
+from gateway.accounts.times import to_ms, to_time
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.accounts.usage_parts import UsageSums
 
@@ -33,8 +34,8 @@ def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
         "model": "m1",
         "endpoint": "completions",
         "dialect": "openai",
-        "created_ms": ms_of(at),
-        "ended_ms": ms_of(at) + 1500,
+        "created_ms": to_ms(at),
+        "ended_ms": to_ms(at) + 1500,
         "outcome": Outcome.FINISHED,
         "prompt_tokens": 10 + number,
         "cached_tokens": number % 7,
@@ -54,10 +55,10 @@ async def add(database: Database, records: Iterable[UsageRecord]) -> None:
     known = list(records)
     async with database.writing() as transaction:
         await make_partitions(
-            transaction, {month_start(time_of(each.created_ms)) for each in known}
+            transaction, {month_start(to_time(each.created_ms)) for each in known}
         )
         transaction.add_all(_row(each) for each in known)
-        hours = {hour_of(time_of(each.created_ms)) for each in known}
+        hours = {hour_of(to_time(each.created_ms)) for each in known}
         transaction.add_all(DirtyHourRow(hour=hour) for hour in hours)
 
 
@@ -76,7 +77,7 @@ async def sum_up(
             (RollupPeriod.DAY, days, day_of),
         ):
             for start in starts:
-                inside = [each for each in known if floor(time_of(each.created_ms)) == start]
+                inside = [each for each in known if floor(to_time(each.created_ms)) == start]
                 await transaction.execute(
                     delete(RollupRow).where(RollupRow.period == period, RollupRow.start_at == start)
                 )
@@ -120,5 +121,5 @@ def totals(records: Iterable[UsageRecord]) -> UsageSums:
 
 def _row(each: UsageRecord) -> LedgerRow:
     columns = msgspec.structs.asdict(each)
-    created, ended = time_of(columns.pop("created_ms")), time_of(columns.pop("ended_ms"))
+    created, ended = to_time(columns.pop("created_ms")), to_time(columns.pop("ended_ms"))
     return LedgerRow(**columns, created_at=created, ended_at=ended)

@@ -23,6 +23,7 @@ from gateway.accounts.webhook_store import WebhookStore
 from gateway.auth.key_service import KeyService
 from gateway.errors import StoreUnavailableError
 from tests.support.ledger import use
+from tests.support.postgres_server import NOWHERE
 
 URL = "https://example.com/"
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -180,7 +181,7 @@ async def test_postpaid_tenants_hear_nothing_of_credits(
 
 
 async def test_database_that_is_away_is_told_as_such() -> None:
-    nowhere = Database("sqlite+aiosqlite:////no/such/folder/file.db")
+    nowhere = Database(NOWHERE)
     with pytest.raises(StoreUnavailableError):
         await find_alerts(nowhere, NOW)
     await nowhere.aclose()

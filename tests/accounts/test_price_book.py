@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -19,6 +18,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.errors import StoreUnavailableError
 from gateway.tasks import end_task
+from tests.support.postgres_server import NOWHERE
 
 DEFAULT, FLEX, PRIORITY = ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY
 HOUR = timedelta(hours=1)
@@ -30,13 +30,11 @@ def prices(database: Database, redis: Redis) -> PriceService:
 
 
 @pytest.fixture
-async def nowhere(tmp_path: Path) -> AsyncIterator[Database]:
-    """A database that cannot be opened."""
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/no/such/folder/file.db")
+async def nowhere() -> AsyncIterator[Database]:
+    """A database that cannot be reached."""
+    database = Database(NOWHERE)
     yield database
     await database.aclose()
-    # The driver's thread that failed tells the loop of its end a moment later, and complains without one.
-    await asyncio.sleep(0.1)
 
 
 async def _until(book: PriceBook, prompt_micros: int, *, seconds: float = 5) -> None:

@@ -14,8 +14,9 @@ from sqlalchemy import update
 
 from contract.tier import ServiceTier
 from gateway.accounts.database import Database
-from gateway.accounts.ledger.rows import day_of, hour_of, time_of
+from gateway.accounts.ledger.rows import day_of, hour_of
 from gateway.accounts.tables import RollupPeriod, RollupRow
+from gateway.accounts.times import to_time
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.accounts.usage_parts import Dimension, UsageFilter, UsageSums
 from gateway.accounts.usage_periods import DAY, HOUR, Bucket, Span
@@ -74,7 +75,7 @@ def expected(
     """Return the sums of a report by label and values, from the records alone."""
     groups: defaultdict[tuple[str, ...], list[UsageRecord]] = defaultdict(list)
     for each in records:
-        at, wanted = time_of(each.created_ms), asked.wanted
+        at, wanted = to_time(each.created_ms), asked.wanted
         if (
             asked.span.start <= at < asked.span.end
             and wanted.tenant_id in (None, each.tenant_id)
@@ -122,12 +123,12 @@ async def test_reports_equal_sums_over_rows(database: Database, number: int) -> 
     records = some_records(generator, 150)
     early, late = records[:100], records[100:]
     await add(database, early)
-    hours = sorted({hour_of(time_of(each.created_ms)) for each in early})
+    hours = sorted({hour_of(to_time(each.created_ms)) for each in early})
     await sum_up(database, early, generator.sample(hours, len(hours) * (number + 1) // 4))
     # These come after some of their hours were summed up, and mark them again.
     await add(database, late)
     service = UsageService(database)
-    first, last = (time_of(each(r.created_ms for r in records)) for each in (min, max))
+    first, last = (to_time(each(r.created_ms for r in records)) for each in (min, max))
     for bucket, size in product(Bucket, (0, 1, 2, 5)):
         start = first + timedelta(minutes=generator.randrange(-60, 3000))
         end = generator.choice([last + DAY, start + timedelta(hours=generator.randrange(1, 90))])

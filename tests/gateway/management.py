@@ -17,6 +17,7 @@ from gateway.auth.key_service import KeyService
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import connect
 from gateway.settings import Settings
+from tests.support.postgres_server import NOWHERE
 from tests.support.processes import free_port
 
 
@@ -46,7 +47,7 @@ class Management:
 
     def lose_database(self) -> None:
         """Have everything that asks the database from now on fail."""
-        nowhere = Database("sqlite+aiosqlite:////no/such/folder/file.db")
+        nowhere = Database(NOWHERE)
         self.app.state.context = replace(self.context, database=nowhere)
 
     def lose_redis(self) -> None:

@@ -447,8 +447,8 @@ async def test_expired_reservations_come_with_what_settles_them(
     await clock.advance(LEASE_MS - 2)
     expired = await store.expired(BUCKET)
     assert [tuple(e) for e in expired] == [
-        ("r0", NOON, b"draft of r0"),
-        ("r1", NOON + 1, b"draft of r1"),
+        ("r0", NOON, b"draft of r0", NOON + LEASE_MS),
+        ("r1", NOON + 1, b"draft of r1", NOON + 1 + LEASE_MS),
     ]
     assert await any_redis.zscore(keys.open_reservations(BUCKET), "vanished") is None
     assert [e.request_id for e in await store.expired(BUCKET, most=1)] == ["r0"]

@@ -5,9 +5,9 @@ from datetime import datetime
 
 from gateway.accounts.database import Database
 from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.ledger.rows import ms_of, row_of
+from gateway.accounts.ledger.rows import row_of
 from gateway.accounts.ledger.store import LedgerStore
-from gateway.accounts.times import utc_now
+from gateway.accounts.times import to_ms, utc_now
 from gateway.accounts.usage import Outcome, UsageRecord
 
 
@@ -22,7 +22,7 @@ async def use(
     is_prepaid: bool = True,
 ) -> None:
     """Write down a request of a tenant that cost so much, and make the sums."""
-    admitted_ms = ms_of(at or utc_now())
+    admitted_ms = to_ms(at or utc_now())
     record = UsageRecord(
         request_id=f"cmpl-{secrets.token_hex(8)}",
         tenant_id=tenant_id,

@@ -17,6 +17,9 @@ with warnings.catch_warnings():
 
 _numbers = count()
 
+NOWHERE = "postgresql+asyncpg://postgres@/none?host=/no/such/folder"
+"""URL of a server that cannot be reached. Not of SQLite, whose driver leaves a thread behind that complains."""
+
 
 class PostgresServer:
     """One server on a socket of its own; its databases survive a stop."""

@@ -1,10 +1,11 @@
 """A usage record as a row of the ledger."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
+from gateway.accounts.times import to_time
 from gateway.accounts.usage import UsageRecord
 
 MAX_INTEGER: Final = 2**63 - 1
@@ -12,7 +13,6 @@ MAX_INTEGER: Final = 2**63 - 1
 MAX_MS: Final = 32_503_680_000_000
 """The year 3000: later times are nonsense, and a partition would be made for each of their months."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBERS: Final = (
     "jobs",
     "prompt_price",
@@ -28,16 +28,6 @@ _NUMBERS: Final = (
 
 class UnusableRecordError(Exception):
     """The record says something that no database can hold."""
-
-
-def time_of(unix_ms: int) -> datetime:
-    """Return a Unix time in milliseconds as a time in UTC, without rounding."""
-    return _EPOCH + timedelta(milliseconds=unix_ms)
-
-
-def ms_of(time: datetime) -> int:
-    """Return a time as Unix time in milliseconds, without rounding."""
-    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def hour_of(time: datetime) -> datetime:
@@ -59,7 +49,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
         raise UnusableRecordError("a count is negative or too large")
     if not (0 <= created_ms <= MAX_MS and 0 <= ended_ms <= MAX_MS):
         raise UnusableRecordError("a time is out of range")
-    return row | {"created_at": time_of(created_ms), "ended_at": time_of(ended_ms)}
+    return row | {"created_at": to_time(created_ms), "ended_at": to_time(ended_ms)}
 
 
 def _storable(value: Any) -> Any:
