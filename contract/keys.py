@@ -1,7 +1,7 @@
 """Every Redis key, one function each.
 
-All keys of one model share the hash tag `{m:MODEL}`, all keys of one gateway `{g:GATEWAY}`, all quota keys of
-a tenant that of its bucket, `{b:NN}`: each script touches one tag only, so it works on Redis Cluster.
+All keys of one model share the hash tag `{m:MODEL}`, all keys of one gateway `{g:GATEWAY}`, all of one answer
+that clients may come back for `{r:REQUEST}`, all quota keys of a tenant that of its bucket, `{b:NN}`: each script touches one tag only, so it works on Redis Cluster.
 """
 
 import zlib
@@ -103,6 +103,16 @@ def gateway_alive(gateway: str) -> str:
     return f"{{g:{gateway}}}:alive"
 
 
+def answer(request_id: str) -> str:
+    """Hash with expiry: what any gateway needs to tell or to continue an answer; see `gateway.answers`."""
+    return f"{{r:{request_id}}}:answer"
+
+
+def journal(request_id: str) -> str:
+    """List with expiry: the replies that the answer consists of so far."""
+    return f"{{r:{request_id}}}:journal"
+
+
 BUCKETS = 64
 """Buckets into which tenants are hashed; all quota keys of one tenant are in its bucket."""
 
@@ -155,3 +165,8 @@ def usage(bucket: int) -> str:
 def unreadable_usage(bucket: int) -> str:
     """Hash: entry of `usage` that could not be read -> what it says. For a person to look at."""
     return f"{usage(bucket)}:unreadable"
+
+
+def idempotency(bucket: int, tenant: str, digest: str) -> str:
+    """Hash with expiry: the request that an Idempotency-Key of the tenant, by its digest, has started."""
+    return f"{bucket_prefix(bucket)}idempotency:{tenant}:{digest}"

@@ -21,6 +21,34 @@ class Ranking(StrEnum):
     SUM = "sum"  # By log-probability of the whole sequence, and always in that order (mistral.rs).
 
 
+class SequenceProgress(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a job's gateway has received of one sequence."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    """Set for a sequence that has ended, which no engine needs to go on with."""
+    stop_reason: int | str | None = None
+    cumulative_logprob: float = 0.0
+    """Of these tokens, where sequences are ranked."""
+
+
+class Resumption(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a job goes on that an earlier attempt has begun.
+
+    Tokens stand here exactly as they were received; an attempt continues behind them and tells none again.
+    """
+
+    sequences: list[SequenceProgress]
+    """One for each sequence that is sampled: one if they would all be the same, else `best_of`."""
+    prompt_tokens: int = 0
+    """As the first attempt counted them, like `cached_tokens`; 0 if it did not tell."""
+    cached_tokens: int = 0
+    is_prompt_scored: bool = False
+    """Whether the prompt's log-probabilities have been received."""
+    generation_ms: float = 0.0
+    """Time since the first token, of all earlier attempts."""
+
+
 class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt with everything a worker needs to continue it."""
 
@@ -62,6 +90,11 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     may_shorten: bool = True
     """Whether max_tokens is lowered if images make the prompt longer than fits, or the job refused."""
     service_tier: ServiceTier = ServiceTier.DEFAULT
+    resumption: Resumption | None = None
+    is_suspect: bool = False
+    """Whether an engine died with it: until it gets a token, no other suspect runs beside it."""
+    is_background: bool = False
+    """Whether it is wanted even if its gateway is gone; another one will then take it over."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -82,13 +115,26 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     handle: int
     attempt: int
     choice: int
-    """Index within the job, 0 to n - 1."""
+    """Index within the job, 0 to n - 1; where sequences are ranked that of the sequence, 0 to best_of - 1."""
+    start: int
+    """Tokens of the choice that came before, those of earlier attempts included."""
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop string, or the id of the stop token, that ended the choice; None for end-of-text."""
     logprobs: list[TokenLogprob] | None = None
+    cumulative_logprob: float = 0.0
+    """Of the sequence so far, these tokens included, where sequences are ranked."""
+
+
+class JobStarted(msgspec.Struct, frozen=True, array_like=True):
+    """An engine has read the prompt. Not told of a job that ends in the same frame."""
+
+    handle: int
+    attempt: int
+    prompt_tokens: int
+    cached_tokens: int
 
 
 class PromptScored(msgspec.Struct, frozen=True, array_like=True):
@@ -99,7 +145,7 @@ class PromptScored(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob]
 
 
-class JobFinished(msgspec.Struct, frozen=True, array_like=True):
+class JobFinished(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A job came to its end; counts are the engine's own."""
 
     handle: int
@@ -113,6 +159,8 @@ class JobFinished(msgspec.Struct, frozen=True, array_like=True):
     """From the claim to the first token."""
     generation_ms: float = 0.0
     """From the first token to the end."""
+    chosen: list[int] = []
+    """The sequences that are returned, the best first, where sequences are ranked; else empty."""
 
 
 class JobFailed(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +172,23 @@ class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
+class ReturnReason(StrEnum):
+    """Why a worker gives a job back that it could not finish."""
+
+    DRAINING = "draining"  # It stops, and the time for that is over.
+    ENGINE_DIED = "engine_died"  # Its engine died or hung with the job aboard.
+
+
+class JobReturned(msgspec.Struct, frozen=True, array_like=True):
+    """A worker gives a job back: everything it has put out was told, and another one can go on with it."""
+
+    handle: int
+    attempt: int
+    reason: ReturnReason
+    has_progressed: bool
+    """Whether this attempt has put out a token."""
+
+
 class JobLost(msgspec.Struct, frozen=True, array_like=True):
     """A lease ran out; sent by whichever gateway found it to the one that owns the job."""
 
@@ -131,22 +196,51 @@ class JobLost(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
 
 
+class Follow(msgspec.Struct, frozen=True, array_like=True):
+    """Asks the gateway that owns an answer to tell another one, for some seconds, whenever it has grown."""
+
+    request_id: str
+    gateway: str
+    """Who asks."""
+    handle: int
+    """Number that comes back in `AnswerGrown`."""
+    is_over: bool = False
+    """Whether it has been asked before and is of no interest any more."""
+
+
+class AnswerGrown(msgspec.Struct, frozen=True, array_like=True):
+    """An answer that is followed has more in its journal, or has ended."""
+
+    handle: int
+
+
+class CancelAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Asks the gateway that owns an answer to end it."""
+
+    request_id: str
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What one worker has to tell one gateway after an engine step.
 
     `number` counts a worker's frames to this gateway from 1 without a gap, so that a lost frame is
     seen. Number 0 is out of the count: a notice from another gateway. The lists are to be applied in
-    the order of the fields.
+    the order of the fields. The deltas of all choices that one step added to stand in one frame.
     """
 
     worker: str
     """Id of the sender."""
     number: int
+    started: list[JobStarted] = []
     prompts: list[PromptScored] = []
     deltas: list[Delta] = []
     finished: list[JobFinished] = []
     failed: list[JobFailed] = []
+    returned: list[JobReturned] = []
     lost: list[JobLost] = []
+    follows: list[Follow] = []
+    grown: list[AnswerGrown] = []
+    cancels: list[CancelAnswer] = []
 
 
 class WorkerState(StrEnum):
@@ -155,6 +249,7 @@ class WorkerState(StrEnum):
     LOADING = "loading"  # The engine is starting; nothing is claimed yet.
     READY = "ready"  # Claims jobs.
     DRAINING = "draining"  # Finishes what it has and claims nothing more.
+    RESTARTING = "restarting"  # Its engine died and is being started again.
 
 
 class Feature(StrEnum):
@@ -192,6 +287,10 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     image_token: str = ""
     """Text of the token that stands for an image in a prompt; empty if the model sees none."""
     max_images: int = 0
+    engine_restarts: int = 0
+    """How often its engine died and was started again."""
+    last_failure: str = ""
+    """Why its engine died or could not be started, the last time; empty if that never happened."""
 
 
 encode = msgspec.msgpack.Encoder().encode

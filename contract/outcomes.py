@@ -24,3 +24,5 @@ class FailureCode(StrEnum):
     WORKER_LOST = "worker_lost"  # Its lease ran out: the worker died, hung or was cut off.
     REPLIES_LOST = "replies_lost"  # A reply frame of its worker never arrived.
     ENGINE_ERROR = "engine_error"  # The engine gave up on this one job.
+    POISONOUS = "poisonous"  # Engines died with it aboard: it is not given to another one.
+    SHED = "shed"  # It waited in a full queue, and a more urgent job took its place.

@@ -39,6 +39,7 @@ _FINISH = LuaScript("job_finish")
 _CANCEL = LuaScript("job_cancel")
 _RECLAIM = LuaScript("job_reclaim")
 _REQUEUE = LuaScript("job_requeue")
+_REVIVE = LuaScript("job_revive")
 _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
@@ -52,6 +53,16 @@ class EnqueueResult(Enum):
     DUPLICATE = 0  # The first job's id is on the queue or leased already, or has a receipt.
     MODEL_FULL = -1
     TENANT_FULL = -2
+
+
+class RequeueResult(Enum):
+    """What became of a lost job that was to be given to another worker."""
+
+    REQUEUED = 1
+    REQUEUED_BEFORE = 2  # An earlier call did it, whose answer got lost; it may be claimed by now.
+    HELD = 0  # Its worker has come back and holds the lease.
+    ENDED = -1  # It was cancelled or has ended.
+    UNKNOWN = -2  # Redis has lost it, or knows of earlier attempts only.
 
 
 class Claim(NamedTuple):
@@ -275,26 +286,73 @@ class JobQueue:
             for job_id, tenant, gateway, handle, attempt in _grouped(rows, 5)
         ]
 
-    async def requeue(self, job_id: str, tenant: str, attempt: int) -> bool:
-        """Put a lost job back at the head of its tier in its tenant's queue.
+    async def requeue(
+        self, job: GenerationJob, attempt: int, *, is_returned: bool = False
+    ) -> RequeueResult:
+        """Put a job back at the head of its tier in its tenant's queue, as it is to be run now.
 
-        Return False if attempt `attempt` is not lost: ended, cancelled, or its worker came back.
+        It must be that attempt `attempt` is lost, or was given back by its worker (`is_returned`).
         """
-        requeued = await _REQUEUE.run(
+        code = await _REQUEUE.run(
             self._executor,
             [
                 self._active,
                 self._counters,
                 self._last,
-                keys.queue(self.model, tenant),
+                keys.queue(self.model, job.tenant),
                 self._leases,
                 self._waiting,
                 self._doorbell,
-                keys.job(self.model, job_id),
+                keys.job(self.model, job.id),
             ],
-            [job_id, tenant, attempt],
+            [
+                job.id,
+                job.tenant,
+                attempt,
+                int(is_returned),
+                needed_tokens(job),
+                messages.encode(job),
+            ],
         )
-        return bool(requeued)
+        return RequeueResult(code)
+
+    async def revive(self, job: GenerationJob, *, weight: float, attempt: int) -> int:
+        """Put a job on the queue again, whatever has become of it. Return the attempt that is over.
+
+        For a job that Redis has lost, and one that another gateway takes over. The next claim is a later
+        attempt than `attempt` and than any that Redis knows of. Bounds on waiting jobs do not apply:
+        the job was admitted once.
+        """
+        tier = job.service_tier
+        over: int = await _REVIVE.run(
+            self._executor,
+            [
+                self._active,
+                self._counters,
+                self._last,
+                keys.queue(self.model, job.tenant),
+                self._leases,
+                self._waiting,
+                self._doorbell,
+                keys.job(self.model, job.id),
+                keys.sequence(self.model),
+            ],
+            [
+                job.id,
+                job.tenant,
+                attempt,
+                needed_tokens(job),
+                messages.encode(job),
+                weight * TIER_BOOSTS[tier],
+                TIER_RANKS[tier],
+                len(job.prompt_token_ids),
+                job.best_of,
+                job.gateway,
+                job.handle,
+                max(job.deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
+            ],
+        )
+        return over
 
     async def receipts(self, job_ids: Sequence[str]) -> list[JobReceipt]:
         """Tell where jobs stand and what was counted for them, in the order of `job_ids`."""
@@ -327,7 +385,11 @@ class JobQueue:
 def needed_tokens(job: GenerationJob) -> int:
     """Return the KV-cache tokens that should be free before the job is claimed."""
     headroom = min(job.max_tokens, ENGINE_HEADROOM_TOKENS)
-    return len(job.prompt_token_ids) + job.best_of * headroom
+    prompt_tokens = len(job.prompt_token_ids)
+    if job.resumption is None:
+        return prompt_tokens + job.best_of * headroom
+    done = [len(each.token_ids) for each in job.resumption.sequences if each.finish_reason is None]
+    return prompt_tokens + sum(done) + len(done) * headroom
 
 
 def _grouped(values: list[bytes], size: int) -> Iterable[list[bytes]]:

@@ -471,6 +471,17 @@ class GenerationFailedError(ServiceUnavailableError):
     code = "engine_dead"
 
 
+class PoisonousRequestError(ApiError):
+    """Engines died while they ran the request, so it is given to no further one."""
+
+    code = "poisonous_request"
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Tell clients not to try again."""
+        return {"x-should-retry": "false"}
+
+
 class SlowReaderError(ServiceUnavailableError):
     """The client does not read what it asked for."""
 

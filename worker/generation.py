@@ -204,6 +204,7 @@ class Generation:
                     self.job.handle,
                     self.attempt,
                     choice,
+                    piece.start,
                     piece.text,
                     piece.token_ids,
                     sequence.finish_reason,

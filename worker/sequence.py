@@ -23,6 +23,8 @@ _REASONS = {
 class Piece:
     """New output of a sequence that has not been sent yet."""
 
+    start: int = 0
+    """Tokens of the sequence before it."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -85,7 +87,7 @@ class Sequence:
 
     def take_piece(self) -> Piece:
         """Hand over what has come since the last call."""
-        piece, self.piece = self.piece, Piece()
+        piece, self.piece = self.piece, Piece(self.tokens)
         self.has_been_told = True
         return piece
 

@@ -2,17 +2,25 @@
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job
--- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost
--- Output 1 requeued, 0 not lost (ended, cancelled, requeued before, or its worker came back)
+-- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost  ARGV[4] 1 if its worker gave it back, else 0
+-- ARGV[5] KV-cache tokens needed  ARGV[6] payload
+-- Output 1 requeued, 2 requeued by an earlier call, 0 held (its worker came back), -1 ended or cancelled,
+-- -2 unknown, or known as an earlier attempt only: Redis has lost what it knew
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local job = redis.call('HMGET', key, 'worker', 'attempt', 'place', 'cancelled')
-if not job[1] or job[1] == '' or job[2] ~= ARGV[3] or job[4] then return 0 end
+local job = redis.call('HMGET', key, 'worker', 'attempt', 'place', 'cancelled', 'ended')
+if job[4] or job[5] then return -1 end
+if not job[1] then return -2 end
+local lost = tonumber(ARGV[3])
+local attempt = tonumber(job[2])
+if attempt < lost then return -2 end
+if attempt > lost or job[1] == '' then return 2 end
 local time = redis.call('TIME')
 local expiry = redis.call('ZSCORE', leases, ARGV[1])
-if expiry and tonumber(expiry) > time[1] * 1000 + math.floor(time[2] / 1000) then return 0 end
+local is_held = expiry and tonumber(expiry) > time[1] * 1000 + math.floor(time[2] / 1000)
+if is_held and ARGV[4] ~= '1' then return 0 end
 redis.call('ZREM', leases, ARGV[1])
-redis.call('HSET', key, 'worker', '')
+redis.call('HSET', key, 'worker', '', 'need_tokens', ARGV[5], 'payload', ARGV[6])
 redis.call('ZADD', queue, job[3], ARGV[1])
 if redis.call('ZCARD', queue) == 1 then
   -- The tenant waits again: it is lifted as on arrival (see job_enqueue).

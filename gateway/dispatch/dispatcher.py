@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from contract import keys, messages
 from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobLost
 from contract.outcomes import FailureCode
-from contract.queue import EnqueueResult, LostJob
+from contract.queue import EnqueueResult, LostJob, RequeueResult
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, Message, Ticket
 from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
@@ -247,12 +247,12 @@ class Dispatcher:
     async def _requeue(self, ticket: Ticket, lost_attempt: int) -> None:
         queue = self._catalogue.queue(ticket.model)
         try:
-            requeued = await queue.requeue(ticket.job.id, ticket.job.tenant, lost_attempt)
+            requeued = await queue.requeue(ticket.job, lost_attempt)
         except RedisError as error:
             # It will be reported again.
             logger.warning("cannot requeue a job now: %s", type(error).__name__)
             return
-        if not requeued or ticket.attempt > lost_attempt:
+        if requeued is not RequeueResult.REQUEUED or ticket.attempt > lost_attempt:
             return
         if ticket.worker is None:
             ticket.begin_attempt(lost_attempt + 1)

@@ -11,6 +11,7 @@ from gateway.errors import (
     GenerationTimeoutError,
     NoWorkerError,
     OverloadedError,
+    PoisonousRequestError,
 )
 
 RETRY_AFTER_SECONDS = 1.0
@@ -33,6 +34,15 @@ def to_api_error(failed: JobFailed) -> ApiError:
             return NoWorkerError(
                 "No worker serves this model any more.",
                 retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+            )
+        case FailureCode.SHED:
+            return OverloadedError(
+                "The queue is full, and a more urgent request took the place of this one.",
+                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+            )
+        case FailureCode.POISONOUS:
+            return PoisonousRequestError(
+                "Engines died twice while they ran this request; it is not tried again."
             )
         case FailureCode.WORKER_LOST | FailureCode.ENGINE_ERROR | FailureCode.REPLIES_LOST:
             return GenerationFailedError(

@@ -66,7 +66,7 @@ def said(
     token_ids: Sequence[int] = (9,),
 ) -> Reply:
     """Make a delta as it comes from the dispatcher."""
-    delta = Delta(1, 1, choice, text, list(token_ids), finish, stop_reason, logprobs)
+    delta = Delta(1, 1, choice, 0, text, list(token_ids), finish, stop_reason, logprobs)
     return Reply(prompt, delta)
 
 

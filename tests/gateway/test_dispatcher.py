@@ -131,7 +131,7 @@ async def test_unreadable_frame_is_skipped_and_the_loops_go_on(
 async def test_reply_to_an_unknown_handle_is_dropped(desk: Desk, worker: FakeWorker) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    await worker.send(GATEWAY, deltas=[Delta(10**6, 1, 0, "nobody's", []), delta(claim, "mine")])
+    await worker.send(GATEWAY, deltas=[Delta(10**6, 1, 0, 0, "nobody's", []), delta(claim, "mine")])
     assert texts(await take(generation, 1)) == ["mine"]
 
 

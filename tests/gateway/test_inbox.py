@@ -8,7 +8,7 @@ from gateway.dispatch.generation import DELTA_BYTES, Generation
 
 def delta(text: str) -> Delta:
     """Make a delta."""
-    return Delta(1, 1, 0, text, [])
+    return Delta(1, 1, 0, 0, text, [])
 
 
 async def test_replies_are_taken_once_and_in_order() -> None:

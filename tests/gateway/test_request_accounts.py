@@ -288,7 +288,7 @@ async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
     task = asyncio.create_task(complete(customer.client, model="vanishing", stream=True))
     claim = await worker.claim_one()
     job = claim.job
-    await worker.send(job.gateway, deltas=[Delta(job.handle, 1, 0, "word", [5, 6])])
+    await worker.send(job.gateway, deltas=[Delta(job.handle, 1, 0, 0, "word", [5, 6])])
     await asyncio.sleep(0.1)
     await worker.lose(claim)
     response = await task

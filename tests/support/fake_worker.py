@@ -140,6 +140,7 @@ def delta(
         claim.job.handle,
         claim.attempt,
         choice,
+        0,
         text,
         [],
         finish_reason,

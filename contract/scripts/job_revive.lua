@@ -1,0 +1,37 @@
+-- Put a job on the queue whatever has become of it: lost with Redis' memory, running for a gateway that is gone,
+-- waiting, or ended and to be continued. Whoever runs it now is fenced off by the attempt.
+--
+-- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
+-- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] sequence
+-- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed  ARGV[5] payload
+-- ARGV[6] weight  ARGV[7] rank of the job's tier  ARGV[8] prompt tokens  ARGV[9] sequences
+-- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
+-- Output the last attempt that is over: the next claim is the one after it
+local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local job = redis.call('HMGET', key, 'attempt', 'place', 'charged')
+local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
+local place = job[2] or string.format('%.0f', ARGV[7] * 2 ^ 40 + redis.call('INCR', KEYS[9]))
+redis.call('ZREM', leases, ARGV[1])
+if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
+redis.call('DEL', key)
+redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', ARGV[8], 'sequences', ARGV[9],
+  'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11], 'payload', ARGV[5],
+  'place', place, 'attempt', over, 'charged', job[3] or 0, 'worker', '')
+redis.call('PEXPIRE', key, ARGV[12])
+redis.call('ZADD', queue, place, ARGV[1])
+if not redis.call('ZSCORE', active, ARGV[2]) then
+  -- The tenant waits again: it is lifted as on arrival (see job_enqueue).
+  local counter = tonumber(redis.call('HGET', counters, ARGV[2]) or '0')
+  local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
+  if not lift then
+    local leaver = redis.call('GET', last)
+    lift = leaver and tonumber(redis.call('HGET', counters, leaver)) or 0
+  end
+  local score = string.format('%.17g', math.max(counter, lift))
+  redis.call('HSET', counters, ARGV[2], score)
+  redis.call('ZADD', active, score, ARGV[2])
+end
+redis.call('INCR', waiting)
+redis.call('RPUSH', doorbell, 1)
+return over
