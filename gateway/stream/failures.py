@@ -18,7 +18,7 @@ RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
-def to_api_error(failed: JobFailed) -> ApiError:
+def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each code)
     """Return the error that a client gets to see."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
