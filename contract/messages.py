@@ -96,6 +96,22 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     is_background: bool = False
     """Whether it is wanted even if its gateway is gone; another one will then take it over."""
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether one sequence answers every choice, because all would come out the same."""
+        return self.sampling.is_greedy or self.max_tokens == 0
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether sequences are compared, so that choices are known only when all have ended."""
+        is_compared = self.best_of > self.n or (self.ranking is Ranking.SUM and self.n > 1)
+        return is_compared and not self.is_replicated
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that are sampled."""
+        return 1 if self.is_replicated else self.best_of
+
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token and of its likeliest alternatives."""

@@ -44,7 +44,12 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
             return PoisonousRequestError(
                 "Engines died twice while they ran this request; it is not tried again."
             )
-        case FailureCode.WORKER_LOST | FailureCode.ENGINE_ERROR | FailureCode.REPLIES_LOST:
+        case (
+            FailureCode.WORKER_LOST
+            | FailureCode.ENGINE_ERROR
+            | FailureCode.REPLIES_LOST
+            | FailureCode.TAKEN_OVER
+        ):
             return GenerationFailedError(
                 "The worker that ran this request failed. Please try again.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
