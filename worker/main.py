@@ -59,6 +59,8 @@ def make_engine(settings: Settings) -> Engine:
         kv_cache_tokens=settings.scripted_kv_cache_tokens,
         context_window=settings.context_window,
         completion_tokens=settings.scripted_completion_tokens,
+        deadly_token_id=settings.scripted_deadly_token_id,
+        dies_on_signal=settings.scripted_dies_on_signal,
     )
     return ScriptedEngine(Path(settings.model_path), script)
 

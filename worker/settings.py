@@ -146,6 +146,15 @@ class Settings(BaseSettings):
         ge=1,
         description="Scripted engine: tokens after which a text ends; never if not given.",
     )
+    scripted_deadly_token_id: int | None = Field(
+        default=None,
+        ge=0,
+        description="Scripted engine: a token whose prompts make the engine die; none if not given.",
+    )
+    scripted_dies_on_signal: bool = Field(
+        default=False,
+        description="Scripted engine: whether SIGUSR1 makes the engine die, not the process.",
+    )
 
     @property
     def served_name(self) -> str:

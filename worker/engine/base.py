@@ -44,7 +44,7 @@ class EngineRequest:
     """Never used twice in the life of an engine."""
     prompt_token_ids: list[int]
     max_tokens: int
-    """At least 1."""
+    """Completion tokens at most, `output_token_ids` included; more than those."""
     sampling: SamplingSpec
     seed: int
     """The sequence's own seed, in 0 to 2^63 - 1."""
@@ -55,6 +55,9 @@ class EngineRequest:
     """The same for each prompt token."""
     grammar: str = ""
     """What the text must match, in llguidance's Lark syntax; empty matches all."""
+    output_token_ids: list[int] = field(default_factory=list)
+    """Tokens that an earlier attempt has put out. They count as output in everything, and are not put out
+    again."""
     images: list[bytes] = field(default_factory=list)
     """Image files, in the order of the image tokens in the prompt."""
     may_shorten: bool = True
@@ -75,9 +78,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: list[TokenScores] | None = None
     """One entry for each prompt token but the first."""
     cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache; reported once, with the first token."""
+    """Prompt tokens found in the prefix cache; reported once, with the first token put out."""
     prompt_tokens: int | None = None
-    """Prompt tokens as the engine read them, images included; reported once, with the first token."""
+    """Prompt tokens as the engine read them, images included; reported once, with the first token put
+    out. Those of `output_token_ids` are not among them."""
 
 
 class EngineStats(NamedTuple):
@@ -133,7 +137,9 @@ class Engine(Protocol):
         """Stop, also while starting. No process is left behind."""
 
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Add the sequences of one job, which differ in id, seed and `prompt_logprobs` only.
+        """Add the sequences of one job.
+
+        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only.
 
         Takes a while where the prompt has images or the job a grammar. Raises EngineDeadError, or
         InvalidRequestError: what has been added by then is to be aborted.

@@ -8,6 +8,7 @@ so that a completion can be resumed. It proves nothing about vLLM.
 import asyncio
 import json
 import re
+import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,10 @@ class Script:
     """None takes the model's."""
     completion_tokens: int | None = None
     """Tokens after which a sequence ends with the end-of-text token; None never emits it."""
+    deadly_token_id: int | None = None
+    """The engine dies as soon as it has read a prompt with this token; None is no token."""
+    dies_on_signal: bool = False
+    """Whether SIGUSR1 to this process makes the engine die, instead of ending the process."""
     claimed_features: list[Feature] = field(default_factory=list)
     """What the engine says it can do, for tests of others; it does none of it."""
 
@@ -56,7 +61,8 @@ class _Running:
     request: EngineRequest
     state: int
     ready_at: float
-    generated: int = 0
+    generated: int
+    """Completion tokens, those of earlier attempts included."""
 
 
 class ScriptedEngine:
@@ -98,6 +104,9 @@ class ScriptedEngine:
             eos_token_ids=[self._eos_token_id],
             features=self._script.claimed_features,
         )
+        if self._script.dies_on_signal:
+            # It stays when the engine is closed: without it the signal would end the process.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.die)
 
     async def aclose(self) -> None:
         """Forget all sequences."""
@@ -114,11 +123,13 @@ class ScriptedEngine:
 
     def _add(self, request: EngineRequest) -> None:
         state = 0
-        for token_id in request.prompt_token_ids:
+        known = request.prompt_token_ids + request.output_token_ids
+        for token_id in known:
             state = _follow(state, token_id)
-        prefill = self._script.prefill_seconds_per_token * len(request.prompt_token_ids)
+        prefill = self._script.prefill_seconds_per_token * len(known)
         ready_at = asyncio.get_running_loop().time() + prefill
-        self._waiting.append(_Running(request, state, ready_at))
+        generated = len(request.output_token_ids)
+        self._waiting.append(_Running(request, state, ready_at, generated))
         self._work.set()
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
@@ -148,7 +159,8 @@ class ScriptedEngine:
         prompt, size = request.prompt_token_ids, self._info.vocabulary_size
         if not prompt:
             raise InvalidRequestError("The prompt must not be empty.")
-        if not (min(prompt) >= 0 and max(prompt) < size):
+        known = prompt + request.output_token_ids
+        if not (min(known) >= 0 and max(known) < size):
             raise InvalidRequestError(f"Token ids must be between 0 and {size - 1}.")
         if len(prompt) >= self._info.context_window:
             raise InvalidRequestError(
@@ -173,7 +185,12 @@ class ScriptedEngine:
 
     def _sample(self) -> list[SequenceOutput]:
         now = asyncio.get_running_loop().time()
-        outputs = [self._advance(each) for each in self._running.values() if each.ready_at <= now]
+        ready = [each for each in self._running.values() if each.ready_at <= now]
+        deadly = self._script.deadly_token_id
+        if deadly is not None and any(deadly in each.request.prompt_token_ids for each in ready):
+            self.die()
+            return []
+        outputs = [self._advance(each) for each in ready]
         for output in outputs:
             if output.end is not None:
                 del self._running[output.sequence_id]
@@ -185,7 +202,7 @@ class ScriptedEngine:
         sequence.generated += 1
         token_id = self._next_token(sequence, draw)
         sequence.state = _follow(sequence.state, token_id)
-        is_first = sequence.generated == 1
+        is_first = sequence.generated == len(request.output_token_ids) + 1
         end = self._end(sequence, token_id)
         is_stop_token = end is SequenceEnd.STOP and token_id != self._eos_token_id
         return SequenceOutput(
