@@ -76,6 +76,13 @@ class Settings(BaseSettings):
     max_waiting_jobs_of_tenant: Annotated[int, Field(gt=0)] = 2_000
     """Waiting jobs of one tenant on one model."""
 
+    answer_retention: Duration = timedelta(seconds=120)
+    """How long a stream can be continued after its end by a client that comes back; 0 keeps no streams."""
+    idempotency_retention: Duration = timedelta(hours=24)
+    """How long an Idempotency-Key stands for its answer, and how long background answers can be read."""
+    journal_interval: Duration = timedelta(seconds=1)
+    """How often what a stream has brought is written to Redis for clients that come back."""
+
     key_cache_ttl: Duration = timedelta(seconds=60)
     """How long a key found in the database is believed; revocation does not wait for it."""
     key_cache_size: Annotated[int, Field(gt=0)] = 100_000

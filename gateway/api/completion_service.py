@@ -15,10 +15,10 @@ from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from gateway.accounts.times import utc_now
 from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
+from gateway.answers.settlement import Account
 from gateway.api.call import Call
 from gateway.api.context import ProcessContext
 from gateway.api.plan import Plan
-from gateway.api.settlement import Account
 from gateway.auth.principal import Principal
 from gateway.dialects.request import ContextLengthBehavior
 from gateway.dispatch.generation import Generation

@@ -16,7 +16,8 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.price_book import PriceBook
 from gateway.accounts.schema import require_current_schema
-from gateway.api.settlement import SettlementDesk
+from gateway.answers.answers import Answers
+from gateway.answers.settlement import SettlementDesk
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.dispatch.catalogue import Catalogue
@@ -55,6 +56,7 @@ class ProcessContext:
     seeder: Seeder
     reservations: Reservations
     desk: SettlementDesk
+    answers: Answers
 
 
 def context_of(request: Request) -> ProcessContext:
@@ -94,6 +96,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         seeder = Seeder(quotas, LedgerBalances(database))
         reservations = Reservations(quotas, seeder)
         desk = SettlementDesk(reservations, dispatcher, catalogue)
+        answers = Answers()
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
         loops = (
@@ -125,6 +128,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             seeder=seeder,
             reservations=reservations,
             desk=desk,
+            answers=answers,
         )
 
 

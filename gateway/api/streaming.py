@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.accounts.usage import Outcome
+from gateway.answers.settlement import Account
 from gateway.api.measuring import RequestMeasure
-from gateway.api.settlement import Account
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
 from gateway.errors import ApiError, SlowReaderError

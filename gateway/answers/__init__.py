@@ -1,0 +1,1 @@
+"""Answers: the end of every admitted request, and what its client may come back for."""

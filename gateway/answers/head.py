@@ -1,0 +1,140 @@
+"""What any gateway must know of a request to tell its answer again, or to go on with it."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from contract.dialect import Dialect
+from contract.messages import GenerationJob
+from gateway.accounts.limits import SubjectLimits
+from gateway.accounts.usage import UsageRecord
+from gateway.dialects.profile import PROFILES
+from gateway.dialects.request import GenerationRequest
+from gateway.stream.completion import Completion, Usage
+
+_HINTS: Final = get_type_hints(GenerationRequest, localns={"Profile": Dialect})
+
+
+def _stored(field: "Field[Any]") -> tuple[str, Any] | tuple[str, Any, Any]:
+    hint = _HINTS[field.name]
+    if field.default is not MISSING:
+        return field.name, hint, field.default
+    if field.default_factory is not MISSING:
+        return field.name, hint, msgspec.field(default_factory=field.default_factory)
+    return field.name, hint
+
+
+# A GenerationRequest with the name of its profile in place of the profile. A field that a newer gateway
+# has added has its default in what an older one wrote.
+_StoredRequest = msgspec.defstruct(
+    "_StoredRequest", [_stored(each) for each in fields(GenerationRequest)], kw_only=True
+)
+
+
+class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All of an answer that is known before it begins.
+
+    It travels as msgpack through Redis; fields may only be added, with defaults.
+    """
+
+    request_id: str
+    model: str
+    """As the client gave it."""
+    created: int
+    """Unix time in seconds that the answer tells."""
+    fingerprint: str
+    request: dict[str, Any]
+    """The GenerationRequest without what only its jobs need: see `AnswerHead.of`."""
+    prompt_texts: list[str]
+    """What is echoed of each prompt."""
+    jobs: list[GenerationJob]
+    """As they were enqueued: job `i` is that of prompt `i`."""
+    record: UsageRecord
+    """Draft of the usage record; it has the time of the admission."""
+    subjects: tuple[SubjectLimits, ...]
+    """Whose limits the request met."""
+    weight: float
+    shows_cost: bool = False
+    is_background: bool = False
+    """Whether it goes on though nobody waits for it."""
+    retention_ms: int
+    """How long it can be read after its end."""
+
+    @classmethod
+    def of(
+        cls,
+        completion: Completion,
+        *,
+        jobs: list[GenerationJob],
+        record: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
+        weight: float,
+        is_background: bool,
+        retention_ms: int,
+    ) -> "AnswerHead":
+        """Return the head of an answer.
+
+        Prompts, images, structure and biases are left out of the request: they are in the jobs, or have
+        done their work when the jobs were made.
+        """
+        request = replace(
+            completion.request,
+            prompts=[""] * len(completion.request.prompts),
+            images=[[] for _ in completion.request.images],
+            structure=None,
+            bias_texts={},
+        )
+        stored = {each.name: getattr(request, each.name) for each in fields(request)}
+        return cls(
+            request_id=completion.id,
+            model=completion.model,
+            created=completion.created,
+            fingerprint=completion.fingerprint,
+            request=stored | {"profile": request.profile.name},
+            prompt_texts=completion.prompt_texts,
+            jobs=jobs,
+            record=record,
+            subjects=subjects,
+            weight=weight,
+            shows_cost=completion.cost_of is not None,
+            is_background=is_background,
+            retention_ms=retention_ms,
+        )
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose answer it is."""
+        return self.record.tenant_id
+
+    def generation_request(self) -> GenerationRequest:
+        """Return the request as far as the answer's shape depends on it."""
+        stored = msgspec.convert(self.request, _StoredRequest)
+        values = {each.name: getattr(stored, each.name) for each in fields(GenerationRequest)}
+        return GenerationRequest(**values | {"profile": PROFILES[values["profile"]]})
+
+    def completion(self) -> Completion:
+        """Return what stays the same in every part of the answer."""
+        return Completion(
+            id=self.request_id,
+            model=self.model,
+            created=self.created,
+            fingerprint=self.fingerprint,
+            request=self.generation_request(),
+            prompt_token_ids=[job.prompt_token_ids for job in self.jobs],
+            prompt_texts=self.prompt_texts,
+            cost_of=self._cost_of() if self.shows_cost else None,
+        )
+
+    def _cost_of(self) -> Callable[[Usage], int]:
+        record = self.record
+        return lambda usage: record.cost_of(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+
+
+encode_head = msgspec.msgpack.Encoder().encode
+decode_head = msgspec.msgpack.Decoder(AnswerHead).decode

@@ -1,0 +1,126 @@
+"""What of a request is kept so that its answer can be told again."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contract.messages import GenerationJob
+from contract.sampling import SamplingSpec
+from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
+from gateway.accounts.usage import UsageRecord
+from gateway.answers.head import AnswerHead, decode_head, encode_head
+from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.profile import PROFILES, Dialect
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.wire import validate
+from gateway.stream.completion import Completion, Usage
+
+SUBJECTS = (SubjectLimits(LimitScope.TENANT, "acme", Limits(budget_micros=5)),)
+
+
+def request_of(profile: Dialect, **parameters: Any) -> GenerationRequest:
+    body = {"model": "m", "prompt": ["a", "b"], **parameters}
+    return to_generation_request(
+        validate(CompletionRequest, body), PROFILES[profile], max_prompts=10
+    )
+
+
+def completion_of(request: GenerationRequest) -> Completion:
+    return Completion(
+        id="cmpl-1",
+        model="m",
+        created=17,
+        fingerprint="fp_1",
+        request=request,
+        prompt_token_ids=[[1, 2], [3]],
+        prompt_texts=["a", "b"],
+        cost_of=lambda _: 0,
+    )
+
+
+def head_of(completion: Completion) -> AnswerHead:
+    jobs = [
+        GenerationJob(
+            id=f"cmpl-1-{index}",
+            handle=index,
+            gateway="gw",
+            tenant="acme",
+            cache_salt="salt",
+            prompt_token_ids=token_ids,
+            max_tokens=4,
+            sampling=SamplingSpec(seed=1),
+            deadline_ms=99,
+            images=[b"\x00\xff"],
+        )
+        for index, token_ids in enumerate(completion.prompt_token_ids)
+    ]
+    record = UsageRecord(
+        request_id="cmpl-1",
+        tenant_id="acme",
+        project_id=None,
+        credential_id="k",
+        model="m",
+        endpoint="completions",
+        dialect="vllm",
+        completion_price=2_000_000,
+    )
+    return AnswerHead.of(
+        completion,
+        jobs=jobs,
+        record=record,
+        subjects=SUBJECTS,
+        weight=2.0,
+        is_background=True,
+        retention_ms=5000,
+    )
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"stream": True, "stream_options": {"include_usage": True}, "n": 2, "logprobs": 3},
+        {"echo": True, "stop": ["\n"], "seed": 5, "logit_bias": {"7": -1.5}},
+        {"suffix": "end", "return_token_ids": True, "service_tier": "flex"},
+        {"tools": TOOLS, "tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=["plain", "stream", "echo", "suffix", "tools", "structure"],
+)
+def test_head_tells_the_answer_as_its_request_did(
+    dialect: Dialect, parameters: dict[str, Any]
+) -> None:
+    request = request_of(dialect, **parameters)
+    completion = completion_of(request)
+
+    again = decode_head(encode_head(head_of(completion))).completion()
+
+    kept = replace(request, prompts=["", ""], images=[[], []], structure=None, bias_texts={})
+    assert again.request == kept
+    expected = replace(completion, request=kept, cost_of=None, started_at=0)
+    assert replace(again, cost_of=None, started_at=0) == expected
+
+
+def test_head_keeps_jobs_limits_and_prices() -> None:
+    head = head_of(completion_of(request_of(Dialect.VLLM)))
+
+    again = decode_head(encode_head(head))
+
+    assert again.jobs == head.jobs
+    assert again.subjects == SUBJECTS
+    assert (again.weight, again.is_background, again.retention_ms) == (2.0, True, 5000)
+    cost_of = again.completion().cost_of
+    assert cost_of is not None
+    assert cost_of(Usage(completion_tokens=3)) == 6
+
+
+def test_head_of_an_older_gateway_has_defaults_for_what_it_does_not_say() -> None:
+    head = head_of(completion_of(request_of(Dialect.VLLM)))
+    del head.request["max_predict_ms"]
+
+    assert decode_head(encode_head(head)).generation_request().max_predict_ms == 0
