@@ -256,7 +256,7 @@ class JobQueue:
     async def cancel(self, job_id: str, tenant: str) -> bool:
         """Take a job back. Return False if it has ended or is not known.
 
-        A waiting job is gone at once. A leased one is RUNNING until its worker, which is told, has ended it
+        A waiting job is gone at once, but for the receipt of what was received of it. A leased one is RUNNING until its worker, which is told, has ended it
         with its counts, or its lease has run out.
         """
         cancelled = await _CANCEL.run(
@@ -312,6 +312,7 @@ class JobQueue:
                 int(is_returned),
                 needed_tokens(job),
                 messages.encode(job),
+                *received_counts(job),
             ],
         )
         return RequeueResult(code)
@@ -350,6 +351,7 @@ class JobQueue:
                 job.gateway,
                 job.handle,
                 max(job.deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
+                *received_counts(job),
             ],
         )
         return over
@@ -390,6 +392,15 @@ def needed_tokens(job: GenerationJob) -> int:
         return prompt_tokens + job.best_of * headroom
     done = [len(each.token_ids) for each in job.resumption.sequences if each.finish_reason is None]
     return prompt_tokens + sum(done) + len(done) * headroom
+
+
+def received_counts(job: GenerationJob) -> tuple[int, int, int]:
+    """Return completion, prompt and cached tokens that earlier attempts of a job have delivered."""
+    if job.resumption is None:
+        return 0, 0, 0
+    tokens = sum(len(each.token_ids) for each in job.resumption.sequences)
+    copies = job.n if job.is_replicated else 1
+    return tokens * copies, job.resumption.prompt_tokens, job.resumption.cached_tokens
 
 
 def _grouped(values: list[bytes], size: int) -> Iterable[list[bytes]]:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 
 class JobState(Enum):
-    """Where a job is in its life. Cancelling takes a waiting job to ABSENT and a leased one to ENDED."""
+    """Where a job is in its life. Cancelling takes a job to ENDED, or to ABSENT if nothing was delivered of it."""
 
-    ABSENT = 0  # Never enqueued, cancelled while it waited, or its receipt was forgotten.
+    ABSENT = 0  # Never enqueued, cancelled before anybody began it, or its receipt was forgotten.
     WAITING = 1  # Nobody has it; it may have been lost and requeued.
     RUNNING = 2  # Leased to a worker.
     ENDED = 3  # Finished, failed or dropped; what is left is the receipt.
@@ -20,8 +20,8 @@ class JobState(Enum):
 class JobReceipt(NamedTuple):
     """Tokens that the engine counted for a job.
 
-    Final once the job has ended. Those of a running job are its worker's last report, and 0 where there is
-    none yet; tokens of an attempt whose job was run again do not count.
+    Final once the job has ended. Those of a running job are its worker's last report. A job that was lost
+    counts what its gateway had received, behind which another attempt goes on, and no more.
     """
 
     state: JobState

@@ -1,19 +1,35 @@
 -- Take a job back, waiting or leased.
 --
--- A worker that holds it is told through its control list, and ends the job with its counts; the lease stays
--- until then. If the lease has run out nobody will end it, so the last reported counts become its receipt (see
--- job_finish). What was served stays charged; a job that waited is not charged at all.
+-- A waiting job is gone, but for a receipt of what earlier attempts have delivered. A worker that holds a job is
+-- told through its control list, and ends it with its counts; the lease stays until then. If the lease has run out
+-- nobody will end it, so the last reported counts become its receipt (see job_finish). What was served stays
+-- charged; a job that only waited is not charged at all.
 --
 -- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases  KEYS[5] waiting  KEYS[6] job
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
 -- Output 0 unknown or ended, 1 was waiting and is gone, 2 is leased, 3 was lost and has ended
 local active, last, queue, leases, waiting, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt', 'cached')
+local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt', 'cached',
+  'gateway', 'attempt')
 local worker = job[1]
 if not worker then return 0 end
 
-if worker == '' then
+local function leave_receipt()
+  local expiry = redis.call('PTTL', key)
   redis.call('DEL', key)
+  if not job[3] then
+    redis.call('HSET', key, 'ended', 1, 'completion', job[4] or 0, 'prompt', job[5] or 0, 'cached', job[6] or 0,
+      'gateway', job[7], 'attempt', job[8])
+    redis.call('PEXPIRE', key, expiry)
+  end
+end
+
+if worker == '' then
+  if tonumber(job[4] or '0') + tonumber(job[5] or '0') > 0 then
+    leave_receipt()
+  else
+    redis.call('DEL', key)
+  end
   if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
   if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then
     redis.call('SET', last, ARGV[2])
@@ -31,10 +47,5 @@ local lease = tonumber(redis.call('ZSCORE', leases, ARGV[1]) or '0')
 if lease > time[1] * 1000 + math.floor(time[2] / 1000) then return 2 end
 
 redis.call('ZREM', leases, ARGV[1])
-local expiry = redis.call('PTTL', key)
-redis.call('DEL', key)
-if not job[3] then
-  redis.call('HSET', key, 'ended', 1, 'completion', job[4] or 0, 'prompt', job[5] or 0, 'cached', job[6] or 0)
-  redis.call('PEXPIRE', key, expiry)
-end
+leave_receipt()
 return 3

@@ -37,7 +37,7 @@ while taken < most_jobs and visits < 1000 do
     room_tokens, room_sequences = room_tokens - tokens, room_sequences - sequences
     local attempt = redis.call('HINCRBY', key, 'attempt', 1)
     redis.call('HSET', key, 'worker', worker)
-    redis.call('HDEL', key, 'reported', 'prompt', 'cached', 'completion')
+    redis.call('HDEL', key, 'reported')
     redis.call('ZADD', leases, expiry, id)
     if attempt == 1 then
       local cost = string.format('%.17g', prompt_cost * job[3] / job[4])

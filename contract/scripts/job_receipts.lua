@@ -1,8 +1,9 @@
 -- Tell where jobs stand and what the engine counted for them.
 --
 -- KEYS[1..] jobs
--- Output for each job {state, completion tokens, prompt tokens, cached tokens}: state 0 unknown, 1 waiting,
--- 2 leased (the counts are those of the last report), 3 ended (the counts are final)
+-- Output for each job {state, completion tokens, prompt tokens, cached tokens}: state 0 unknown, 1 waiting (the
+-- counts are those of what earlier attempts have delivered), 2 leased (the counts are those of the last report),
+-- 3 ended (the counts are final)
 local out = {}
 for i, key in ipairs(KEYS) do
   local job = redis.call('HMGET', key, 'worker', 'ended', 'completion', 'prompt', 'cached')
@@ -14,9 +15,7 @@ for i, key in ipairs(KEYS) do
   elseif job[1] then
     state = 2
   end
-  -- What a lost attempt had reported is void once its job waits again.
-  local has_counts = state >= 2
   out[i] = {state}
-  for field = 3, 5 do out[i][field - 1] = has_counts and tonumber(job[field] or 0) or 0 end
+  for field = 3, 5 do out[i][field - 1] = tonumber(job[field] or 0) end
 end
 return out

@@ -23,7 +23,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0,
     local expiry = redis.call('PTTL', key)
     redis.call('DEL', key)
     if not job[7] then
-      redis.call('HSET', key, 'ended', 1, 'completion', job[8] or 0, 'prompt', job[9] or 0, 'cached', job[10] or 0)
+      redis.call('HSET', key, 'ended', 1, 'completion', job[8] or 0, 'prompt', job[9] or 0, 'cached', job[10] or 0,
+        'gateway', job[2], 'attempt', job[4])
       redis.call('PEXPIRE', key, expiry)
     end
   elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then

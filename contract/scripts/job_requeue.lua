@@ -4,6 +4,7 @@
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost  ARGV[4] 1 if its worker gave it back, else 0
 -- ARGV[5] KV-cache tokens needed  ARGV[6] payload
+-- ARGV[7] completion tokens that were received of it  ARGV[8] prompt tokens  ARGV[9] cached tokens, for its receipt
 -- Output 1 requeued, 2 requeued by an earlier call, 0 held (its worker came back), -1 ended or cancelled,
 -- -2 unknown, or known as an earlier attempt only: Redis has lost what it knew
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -20,7 +21,9 @@ local expiry = redis.call('ZSCORE', leases, ARGV[1])
 local is_held = expiry and tonumber(expiry) > time[1] * 1000 + math.floor(time[2] / 1000)
 if is_held and ARGV[4] ~= '1' then return 0 end
 redis.call('ZREM', leases, ARGV[1])
-redis.call('HSET', key, 'worker', '', 'need_tokens', ARGV[5], 'payload', ARGV[6])
+-- The next attempt goes on behind what was received; what the lost one has counted beyond that is void.
+redis.call('HSET', key, 'worker', '', 'need_tokens', ARGV[5], 'payload', ARGV[6],
+  'completion', ARGV[7], 'prompt', ARGV[8], 'cached', ARGV[9])
 redis.call('ZADD', queue, job[3], ARGV[1])
 if redis.call('ZCARD', queue) == 1 then
   -- The tenant waits again: it is lifted as on arrival (see job_enqueue).

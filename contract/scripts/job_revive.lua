@@ -6,10 +6,13 @@
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed  ARGV[5] payload
 -- ARGV[6] weight  ARGV[7] rank of the job's tier  ARGV[8] prompt tokens  ARGV[9] sequences
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
+-- ARGV[13] completion tokens that were received of it  ARGV[14] prompt tokens  ARGV[15] cached tokens, for its receipt
 -- Output the last attempt that is over: the next claim is the one after it
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local job = redis.call('HMGET', key, 'attempt', 'place', 'charged')
+local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion')
+-- All that an ended job came to has been charged; of one that is not known, what was received must have been.
+local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(ARGV[13]))
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
 local place = job[2] or string.format('%.0f', ARGV[7] * 2 ^ 40 + redis.call('INCR', KEYS[9]))
 redis.call('ZREM', leases, ARGV[1])
@@ -17,7 +20,8 @@ if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
 redis.call('DEL', key)
 redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', ARGV[8], 'sequences', ARGV[9],
   'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11], 'payload', ARGV[5],
-  'place', place, 'attempt', over, 'charged', job[3] or 0, 'worker', '')
+  'place', place, 'attempt', over, 'charged', charged, 'worker', '',
+  'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 redis.call('PEXPIRE', key, ARGV[12])
 redis.call('ZADD', queue, place, ARGV[1])
 if not redis.call('ZSCORE', active, ARGV[2]) then

@@ -10,12 +10,29 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.queue import COMPLETION_COST, PROMPT_COST, JobQueue, LeaseReport, Room
+from contract.messages import GenerationJob
+from contract.queue import (
+    COMPLETION_COST,
+    PROMPT_COST,
+    JobQueue,
+    LeaseReport,
+    RequeueResult,
+    Room,
+)
 from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job, text
 
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
-ACTIONS = {"enqueue": 5, "claim": 4, "charge": 3, "finish": 2, "cancel": 1, "requeue": 1}
+ACTIONS = {
+    "enqueue": 5,
+    "claim": 4,
+    "charge": 3,
+    "finish": 2,
+    "cancel": 1,
+    "requeue": 1,
+    "return_": 1,
+    "revive": 1,
+}
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
 
 
@@ -29,6 +46,7 @@ class Entry(NamedTuple):
     weight: float
     prompt: int
     need: int
+    tier: ServiceTier
 
 
 @dataclass
@@ -50,6 +68,7 @@ class Model:
     running: dict[str, Running] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     charged: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, Running] = field(default_factory=dict)
     last: str | None = None
     numbers: "count[int]" = field(default_factory=lambda: count(1))
 
@@ -58,7 +77,8 @@ class Model:
 
     def enqueue(self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int) -> None:
         weight = TENANTS[tenant] * TIER_BOOSTS[tier]
-        self.put(Entry(TIER_RANKS[tier], next(self.numbers), job_id, tenant, weight, prompt, need))
+        number = next(self.numbers)
+        self.put(Entry(TIER_RANKS[tier], number, job_id, tenant, weight, prompt, need, tier))
 
     def put(self, entry: Entry) -> None:
         tenant = entry.tenant
@@ -112,6 +132,14 @@ class Model:
         self.put(self.running.pop(job_id).entry)
         return True
 
+    def revive(self, entry: Entry) -> None:
+        if entry.job_id in self.running:
+            self.put(self.running.pop(entry.job_id).entry)
+        elif entry.job_id in self.ended:
+            # Its receipt tells no place, so it is the last one of its tier, and its counts as charged.
+            self.charged[entry.job_id] = self.ended.pop(entry.job_id).completion
+            self.put(entry._replace(number=next(self.numbers)))
+
 
 @dataclass
 class History:
@@ -147,7 +175,7 @@ class History:
         if report := self._report():
             self.model.charge(report.job_id, report.completion_tokens)
             assert await self.queue.finish("w1", report)
-            del self.model.running[report.job_id]
+            self.model.ended[report.job_id] = self.model.running.pop(report.job_id)
 
     async def cancel(self) -> None:
         waiting = [entry for queue in self.model.queues.values() for entry in queue]
@@ -162,17 +190,47 @@ class History:
             entry = self.model.running[report.job_id].entry
             self.model.charge(report.job_id, report.completion_tokens)
             await self.queue.extend("w1", [report], lease_ms=0)
-            requeued = await self.queue.requeue(report.job_id, entry.tenant, report.attempt)
-            assert requeued is self.model.requeue(report.job_id)
-            if not requeued:
+            result = await self.queue.requeue(_job(entry), report.attempt)
+            if self.model.requeue(report.job_id):
+                assert result is RequeueResult.REQUEUED
+            else:
+                assert result is RequeueResult.ENDED
                 # It was cancelled; its worker comes back to end it.
                 await self.queue.extend("w1", [report], lease_ms=LEASE_MS)
+
+    async def return_(self) -> None:
+        if report := self._report():
+            entry, attempt = self.model.running[report.job_id].entry, report.attempt
+            result = await self.queue.requeue(_job(entry), attempt, is_returned=True)
+            may = self.model.requeue(report.job_id)
+            assert result is (RequeueResult.REQUEUED if may else RequeueResult.ENDED)
+
+    async def revive(self) -> None:
+        known = [entry for queue in self.model.queues.values() for entry in queue]
+        known += [running.entry for running in self.model.running.values()]
+        known += [ended.entry for ended in self.model.ended.values()]
+        if known:
+            entry = self.rng.choice(known)
+            weight = TENANTS[entry.tenant]
+            over = await self.queue.revive(_job(entry), weight=weight, attempt=0)
+            assert over == self.model.attempts.get(entry.job_id, 0)
+            self.model.revive(entry)
 
     def _report(self) -> LeaseReport | None:
         if not self.model.running:
             return None
         job_id, running = self.rng.choice(list(self.model.running.items()))
         return LeaseReport(job_id, running.attempt, running.completion + self.rng.randint(0, 30))
+
+
+def _job(entry: Entry) -> GenerationJob:
+    return job(
+        entry.job_id,
+        entry.tenant,
+        prompt_tokens=entry.prompt,
+        max_tokens=entry.need - entry.prompt,
+        service_tier=entry.tier,
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))

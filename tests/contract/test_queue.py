@@ -8,8 +8,22 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import clock, keys
-from contract.messages import GenerationJob, WorkerCard, WorkerState
-from contract.queue import EnqueueResult, JobQueue, LeaseReport, Room
+from contract.messages import (
+    GenerationJob,
+    Resumption,
+    SequenceProgress,
+    WorkerCard,
+    WorkerState,
+)
+from contract.outcomes import FinishReason
+from contract.queue import (
+    EnqueueResult,
+    JobQueue,
+    LeaseReport,
+    RequeueResult,
+    Room,
+    needed_tokens,
+)
 from contract.sampling import SamplingSpec
 
 MODEL = "m/with:odd {chars}"
@@ -277,8 +291,8 @@ async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(
     await enqueue(queue, job("j1"), job("j2"))
     await claim_ids(queue, "w1", most_jobs=1)
     await lose(queue)
-    assert await queue.requeue("j1", "a", 1)
-    assert not await queue.requeue("j1", "a", 1)
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.REQUEUED
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.REQUEUED_BEFORE
     assert await queue.extend("w1", [LeaseReport("j1", 1, 50)], lease_ms=LEASE_MS) == ["j1"]
 
     result = await queue.claim("w2", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
@@ -288,13 +302,153 @@ async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(
     assert await queue.finish("w2", LeaseReport("j1", 2, 1))
 
 
+async def test_a_requeued_job_runs_as_it_is_given(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    await lose(queue)
+    rest = job("j1", is_suspect=True, resumption=Resumption([SequenceProgress([1, 2, 3])], 10, 4))
+    assert await queue.requeue(rest, 1) is RequeueResult.REQUEUED
+    need = await any_redis.hget(keys.job(MODEL, "j1"), "need_tokens")
+    assert need == str(needed_tokens(rest)).encode()
+    result = await queue.claim("w2", PLENTY, most_jobs=1, lease_ms=LEASE_MS)
+    assert result.claims == [(rest, 2)]
+
+
+def test_room_is_needed_for_what_is_unfinished_only() -> None:
+    fields: dict[str, Any] = {"prompt_tokens": 10, "max_tokens": 100, "n": 2, "best_of": 3}
+    assert needed_tokens(job("j1", **fields)) == 10 + 3 * 100
+    ended = SequenceProgress([1] * 50, FinishReason.STOP)
+    sequences = [ended, SequenceProgress([2] * 7), SequenceProgress([])]
+    rest = job("j1", resumption=Resumption(sequences), **fields)
+    assert needed_tokens(rest) == 10 + 7 + 2 * 100
+
+
+async def test_a_job_that_is_given_back_is_requeued_though_its_lease_holds(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.HELD
+    assert await queue.requeue(job("j1"), 1, is_returned=True) is RequeueResult.REQUEUED
+    assert await queue.requeue(job("j1"), 1, is_returned=True) is RequeueResult.REQUEUED_BEFORE
+    assert await queue.status() == (0, 1, 0)
+    assert await claim_ids(queue, "w2") == ["j1"]
+    assert await queue.requeue(job("j1"), 1, is_returned=True) is RequeueResult.REQUEUED_BEFORE
+    assert await queue.status() == (0, 0, 1)
+
+
+async def test_requeue_of_what_redis_does_not_know_changes_nothing(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.UNKNOWN
+    assert await any_redis.dbsize() == 0
+    # A fail-over may have lost the claim, or an earlier requeueing.
+    await enqueue(queue, job("j1"))
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.UNKNOWN
+    await claim_ids(queue, "w1")
+    assert await queue.requeue(job("j1"), 2) is RequeueResult.UNKNOWN
+    assert await queue.finish("w1", LeaseReport("j1", 1, 1))
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.ENDED
+
+
+async def revive(queue: JobQueue, attempt: int, **fields: Any) -> int:
+    """Revive j1."""
+    return await queue.revive(job("j1", **fields), weight=1.0, attempt=attempt)
+
+
+async def test_a_job_that_redis_has_lost_is_revived_as_a_later_attempt(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    await any_redis.flushall()
+    assert await revive(queue, 1, gateway="gw-2", handle=9) == 1
+    assert await queue.status() == (0, 1, 0)
+    assert await any_redis.pttl(keys.job(MODEL, "j1")) > 0
+    assert await any_redis.llen(keys.doorbell(MODEL)) == 1
+
+    result = await queue.claim("w2", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
+
+    assert [(c.job.gateway, c.job.handle, c.attempt) for c in result.claims] == [("gw-2", 9, 2)]
+    assert await queue.extend("w1", [LeaseReport("j1", 1, 5)], lease_ms=LEASE_MS) == ["j1"]
+    assert not await queue.finish("w1", LeaseReport("j1", 1, 5))
+    assert await queue.finish("w2", LeaseReport("j1", 2, 5))
+
+
+@pytest.mark.parametrize("state", ["waiting", "leased", "lost", "cancelled", "ended"])
+async def test_a_job_is_revived_whatever_has_become_of_it(queue: JobQueue, state: str) -> None:
+    await enqueue(queue, job("j1"))
+    if state != "waiting":
+        await claim_ids(queue, "w1")
+    if state == "lost":
+        await lose(queue)
+    elif state == "cancelled":
+        await queue.cancel("j1", "a")
+    elif state == "ended":
+        await queue.finish("w1", LeaseReport("j1", 1, 5))
+    over = await revive(queue, 0)
+    assert over == (0 if state == "waiting" else 1)
+    assert await queue.status() == (0, 1, 0)
+    assert await queue.reclaim() == []
+
+    result = await queue.claim("w1", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
+
+    assert [claim.attempt for claim in result.claims] == [over + 1]
+    lost = await queue.extend("w1", [LeaseReport("j1", 1, 6)], lease_ms=LEASE_MS)
+    assert lost == ([] if state == "waiting" else ["j1"])
+    assert await queue.status() == (0, 0, 1)
+
+
+async def test_revival_fences_off_an_attempt_that_only_its_gateway_knows(queue: JobQueue) -> None:
+    await enqueue(queue, job("j1"))
+    await claim_ids(queue, "w1")
+    assert await revive(queue, 4) == 4
+    assert await revive(queue, 4) == 4, "its answer may get lost"
+    result = await queue.claim("w2", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
+    assert [claim.attempt for claim in result.claims] == [5]
+
+
+async def test_a_revived_job_keeps_its_place(queue: JobQueue, any_redis: "Redis") -> None:
+    await enqueue(queue, job("j1"), job("j2"))
+    await claim_ids(queue, "w1", most_jobs=1)
+    await revive(queue, 1)
+    assert await claim_ids(queue) == ["j1", "j2"]
+    await enqueue(queue, job("j3"), job("j4"))
+    await any_redis.delete(keys.job(MODEL, "j3"))
+    await queue.revive(job("j3"), weight=1.0, attempt=0)
+    # Its place was in the hash that is gone: it is the last one now, once.
+    assert await claim_ids(queue) == ["j4", "j3"]
+    assert (await queue.status()).waiting_jobs == 0
+
+
+async def test_what_a_revived_job_was_charged_is_not_charged_again(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    counters = keys.service_counters(MODEL)
+    await enqueue(queue, job("j1", prompt_tokens=10))
+    await claim_ids(queue, "w1")
+    await queue.extend("w1", [LeaseReport("j1", 1, 8)], lease_ms=LEASE_MS)
+    assert await any_redis.hget(counters, "a") == b"26"
+    await revive(queue, 1)
+    await claim_ids(queue, "w1")
+    await queue.finish("w1", LeaseReport("j1", 2, 8, 10))
+    assert await any_redis.hget(counters, "a") == b"26"
+    await revive(queue, 2)
+    await claim_ids(queue, "w1")
+    await queue.extend("w1", [LeaseReport("j1", 3, 9)], lease_ms=LEASE_MS)
+    assert await any_redis.hget(counters, "a") == b"28"
+    await any_redis.flushall()
+    await revive(queue, 3, resumption=Resumption([SequenceProgress([5] * 9)]))
+    await claim_ids(queue, "w1")
+    await queue.finish("w1", LeaseReport("j1", 4, 10, 10))
+    assert await any_redis.hget(counters, "a") == b"2"
+
+
 async def test_the_prompt_of_a_second_attempt_is_not_charged(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await enqueue(queue, job("j1", prompt_tokens=10))
     await claim_ids(queue, "w1")
     await lose(queue)
-    await queue.requeue("j1", "a", 1)
+    await queue.requeue(job("j1"), 1)
     await claim_ids(queue, "w2")
     assert await any_redis.hget(keys.service_counters(MODEL), "a") == b"10"
 
@@ -305,7 +459,7 @@ async def test_a_worker_that_comes_back_in_time_keeps_its_job(queue: JobQueue) -
     await lose(queue)
     assert len(await queue.reclaim()) == 1
     assert await queue.extend("w1", [LeaseReport("j1", 1, 5)], lease_ms=LEASE_MS) == []
-    assert not await queue.requeue("j1", "a", 1)
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.HELD
     assert await queue.finish("w1", LeaseReport("j1", 1, 6))
 
 

@@ -7,7 +7,8 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.queue import EnqueueResult, JobQueue, LeaseReport
+from contract.messages import GenerationJob, Resumption, SequenceProgress
+from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job, text
 
@@ -19,6 +20,8 @@ ACTIONS = {
     "cancel": 3,
     "reclaim": 2,
     "requeue": 2,
+    "return_": 2,
+    "revive": 2,
     "forget": 2,
 }
 TENANTS = ("a", "b")
@@ -38,8 +41,8 @@ class Life:
     @property
     def receipt(self) -> JobReceipt:
         """What Redis should tell."""
-        has_counts = self.state in (JobState.RUNNING, JobState.ENDED)
-        return JobReceipt(self.state, *(self.counts if has_counts else (0, 0, 0)))
+        counts = (0, 0, 0) if self.state is JobState.ABSENT else self.counts
+        return JobReceipt(self.state, *counts)
 
     def is_held(self, attempt: int) -> bool:
         """Whether an attempt is the one that may report."""
@@ -48,6 +51,13 @@ class Life:
     def end(self) -> None:
         """Leave a receipt, unless nobody wants it."""
         self.state = JobState.ABSENT if self.is_settled else JobState.ENDED
+
+    def wait_again(self, resumption: Resumption | None) -> None:
+        """Wait for another worker, behind what was received."""
+        self.state, self.counts = JobState.WAITING, (0, 0, 0)
+        if resumption is not None:
+            tokens = len(resumption.sequences[0].token_ids)
+            self.counts = (tokens, resumption.prompt_tokens, resumption.cached_tokens)
 
 
 @dataclass
@@ -69,6 +79,14 @@ class History:
         attempt = max(life.attempt - self.rng.choice([0, 0, 0, 1]), 1)
         return LeaseReport(job_id, attempt, life.counts[0] + self.rng.randint(0, 9), 10, 4)
 
+    def some_rest(self) -> GenerationJob:
+        """Return some job as it is to go on, also from its beginning."""
+        job_id, tokens = self.some_job(), self.rng.randint(0, 3)
+        if not tokens:
+            return job(job_id, job_id[0])
+        resumption = Resumption([SequenceProgress([5] * tokens)], 10, 4)
+        return job(job_id, job_id[0], resumption=resumption)
+
     async def enqueue(self) -> None:
         job_id = f"{self.rng.choice(TENANTS)}{self.rng.randint(0, 30)}"
         result = await enqueue(self.queue, job(job_id, job_id[0]))
@@ -86,7 +104,7 @@ class History:
         for claimed, attempt in result.claims:
             life = self.lives[claimed.id]
             assert (life.state, life.attempt + 1) == (JobState.WAITING, attempt)
-            life.state, life.attempt, life.counts = JobState.RUNNING, attempt, (0, 0, 0)
+            life.state, life.attempt = JobState.RUNNING, attempt
             life.is_lost = False
 
     async def report(self) -> None:
@@ -112,8 +130,10 @@ class History:
         life = self.lives[job_id]
         is_known = life.state in (JobState.WAITING, JobState.RUNNING)
         assert await self.queue.cancel(job_id, job_id[0]) is is_known
-        if life.state is JobState.WAITING:
+        if life.state is JobState.WAITING and life.counts == (0, 0, 0):
             life.state = JobState.ABSENT
+        elif life.state is JobState.WAITING:
+            life.end()
         elif life.state is JobState.RUNNING:
             life.is_cancelled = True
             if life.is_lost:
@@ -132,13 +152,30 @@ class History:
                 life.end()
 
     async def requeue(self) -> None:
-        job_id = self.some_job()
-        life = self.lives[job_id]
-        attempt = max(life.attempt - self.rng.choice([0, 0, 1]), 1)
-        may = life.is_held(attempt) and life.is_lost and not life.is_cancelled
-        assert await self.queue.requeue(job_id, job_id[0], attempt) is may
-        if may:
-            life.state = JobState.WAITING
+        await self._requeue(is_returned=False)
+
+    async def return_(self) -> None:
+        await self._requeue(is_returned=True)
+
+    async def _requeue(self, *, is_returned: bool) -> None:
+        rest = self.some_rest()
+        life = self.lives[rest.id]
+        attempt = max(life.attempt + self.rng.choice([-1, 0, 0, 0, 1]), 1)
+        result = await self.queue.requeue(rest, attempt, is_returned=is_returned)
+        assert result is _expected(life, attempt, is_returned=is_returned)
+        if result is RequeueResult.REQUEUED:
+            life.wait_again(rest.resumption)
+
+    async def revive(self) -> None:
+        rest = self.some_rest()
+        life = self.lives[rest.id]
+        attempt = max(life.attempt + self.rng.choice([-1, 0, 0, 2]), 0)
+        over = await self.queue.revive(rest, weight=1.0, attempt=attempt)
+        known = 0 if life.state is JobState.ABSENT else life.attempt
+        assert over == max(known, attempt)
+        life.attempt = over
+        life.is_cancelled = life.is_settled = life.is_lost = False
+        life.wait_again(rest.resumption)
 
     async def forget(self) -> None:
         job_id = self.some_job()
@@ -150,7 +187,19 @@ class History:
             life.is_settled = True
 
 
-@pytest.mark.parametrize("seed", range(4))
+def _expected(life: Life, attempt: int, *, is_returned: bool) -> RequeueResult:
+    if life.state is JobState.ABSENT:
+        return RequeueResult.UNKNOWN
+    if life.state is JobState.ENDED or life.is_cancelled:
+        return RequeueResult.ENDED
+    if life.attempt < attempt:
+        return RequeueResult.UNKNOWN
+    if life.state is JobState.WAITING or life.attempt > attempt:
+        return RequeueResult.REQUEUED_BEFORE
+    return RequeueResult.REQUEUED if is_returned or life.is_lost else RequeueResult.HELD
+
+
+@pytest.mark.parametrize("seed", range(6))
 async def test_receipts_equal_the_model_on_a_random_history(any_redis: "Redis", seed: int) -> None:
     rng = random.Random(seed)
     history = History(JobQueue(any_redis, MODEL), rng)

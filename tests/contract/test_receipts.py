@@ -1,11 +1,15 @@
 """What a job leaves behind, whichever way it ends, and who may drop it."""
 
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.queue import EnqueueResult, JobQueue, LeaseReport
+from contract.messages import GenerationJob, Resumption, SequenceProgress
+from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
+from contract.sampling import SamplingSpec
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
 
 ABSENT, WAITING = JobReceipt(JobState.ABSENT), JobReceipt(JobState.WAITING)
@@ -121,7 +125,7 @@ async def test_cancelled_job_that_is_lost_ends_with_the_last_report(queue: JobQu
     await queue.cancel("j1", "a")
     await report(queue, 3, 10, 8, lease_ms=0)
     assert await receipt(queue) == running(3, 10, 8)
-    assert not await queue.requeue("j1", "a", 1)
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.ENDED
     assert await queue.reclaim() == [], "its gateway has nothing to decide"
     assert await receipt(queue) == ended(3, 10, 8)
     assert (await queue.status()).leased_jobs == 0
@@ -147,7 +151,7 @@ async def test_worker_that_comes_back_too_late_changes_no_receipt(queue: JobQueu
 async def test_another_attempt_counts_from_nothing(queue: JobQueue) -> None:
     await start(queue)
     await report(queue, 3, 10, 8, lease_ms=0)
-    assert await queue.requeue("j1", "a", 1)
+    assert await queue.requeue(job("j1"), 1) is RequeueResult.REQUEUED
     assert await receipt(queue) == WAITING
     await claim_ids(queue, "w2")
     assert await receipt(queue) == running()
@@ -156,6 +160,82 @@ async def test_another_attempt_counts_from_nothing(queue: JobQueue) -> None:
     assert await receipt(queue) == running()
     assert await queue.finish("w2", LeaseReport("j1", 2, 2, 10))
     assert await receipt(queue) == ended(2, 10, 0)
+
+
+def resumed(*tokens: int, prompt: int = 10, cached: int = 8, **fields: Any) -> GenerationJob:
+    """Return j1 as it goes on behind so many tokens of each sequence."""
+    sequences = [SequenceProgress([5] * number) for number in tokens]
+    return job("j1", resumption=Resumption(sequences, prompt, cached), **fields)
+
+
+@pytest.mark.parametrize("how", ["requeue", "revive"])
+async def test_another_attempt_counts_from_what_was_received(queue: JobQueue, how: str) -> None:
+    await start(queue)
+    await report(queue, 5, 10, 8, lease_ms=0)
+    rest = resumed(3, 1, n=2, best_of=2)
+    if how == "requeue":
+        assert await queue.requeue(rest, 1) is RequeueResult.REQUEUED
+    else:
+        await queue.revive(rest, weight=1.0, attempt=1)
+    assert await receipt(queue) == JobReceipt(JobState.WAITING, 4, 10, 8)
+    await claim_ids(queue, "w2")
+    assert await receipt(queue) == running(4, 10, 8)
+    await report(queue, 6, 10, 8, worker="w2", attempt=2)
+    assert await receipt(queue) == running(6, 10, 8)
+
+
+async def test_one_sequence_that_answers_all_choices_counts_for_each(queue: JobQueue) -> None:
+    await start(queue)
+    await report(queue, 9, 10, lease_ms=0)
+    rest = resumed(3, n=3, best_of=3, sampling=SamplingSpec(seed=1, temperature=0.0))
+    assert rest.is_replicated
+    await queue.requeue(rest, 1)
+    assert await receipt(queue) == JobReceipt(JobState.WAITING, 9, 10, 8)
+
+
+async def test_begun_job_that_is_cancelled_while_it_waits_leaves_what_was_received(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await start(queue)
+    await report(queue, 5, 10, 8, lease_ms=0)
+    await queue.requeue(resumed(4), 1)
+    assert await queue.cancel("j1", "a")
+    assert await receipt(queue) == ended(4, 10, 8)
+    assert await any_redis.pttl(keys.job(MODEL, "j1")) > 0
+    assert await queue.status() == (0, 0, 0)
+    assert not await queue.cancel("j1", "a")
+
+
+async def test_settled_job_that_is_cancelled_while_it_waits_again_leaves_nothing(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    await start(queue)
+    await report(queue, 5, 10, 8, lease_ms=0)
+    await queue.requeue(resumed(4), 1)
+    await queue.forget(["j1"])
+    await queue.cancel("j1", "a")
+    assert not await any_redis.exists(keys.job(MODEL, "j1"))
+
+
+async def test_receipt_tells_whose_end_it_is(queue: JobQueue, any_redis: "Redis") -> None:
+    for how in ("finish", "cancel", "reclaim", "cancel waiting"):
+        await any_redis.flushall()
+        await start(queue)
+        if how == "finish":
+            await queue.finish("w1", LeaseReport("j1", 1, 5, 10))
+        elif how == "cancel":
+            await report(queue, 5, 10, lease_ms=0)
+            await queue.cancel("j1", "a")
+        elif how == "reclaim":
+            await queue.cancel("j1", "a")
+            await report(queue, 5, 10, lease_ms=0)
+            await queue.reclaim()
+        else:
+            await report(queue, 5, 10, lease_ms=0)
+            await queue.requeue(resumed(4), 1)
+            await queue.cancel("j1", "a")
+        left = await any_redis.hmget(keys.job(MODEL, "j1"), ["ended", "gateway", "attempt"])
+        assert left == [b"1", b"gw-1", b"1"], how
 
 
 async def test_receipt_that_is_forgotten_is_gone(queue: JobQueue, any_redis: "Redis") -> None:

@@ -4,7 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys, messages
-from contract.queue import JobQueue, LeaseReport
+from contract.queue import JobQueue, LeaseReport, RequeueResult
 from contract.tier import TIER_BOOSTS, TIER_RANKS, ServiceTier
 from tests.contract.test_queue import MODEL, claim_ids, enqueue, job
 
@@ -58,7 +58,7 @@ async def test_a_lost_job_goes_back_to_the_head_of_its_tier_only(queue: JobQueue
     await enqueue(queue, job("urgent", service_tier=PRIORITY))
     await enqueue(queue, job("patient", service_tier=FLEX))
     await queue.extend("w1", [LeaseReport("first", 1, 0)], lease_ms=0)
-    assert await queue.requeue("first", "a", 1)
+    assert await queue.requeue(job("first"), 1) is RequeueResult.REQUEUED
     assert await claim_ids(queue) == ["urgent", "first", "second", "third", "patient"]
 
 
