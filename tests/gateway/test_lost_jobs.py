@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from contract import keys
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode
-from contract.queue import JobQueue
+from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
@@ -79,7 +79,7 @@ async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
 ) -> None:
     requeue, answers_lost = JobQueue.requeue, 0
 
-    async def requeue_unheard(queue: JobQueue, *arguments: Any) -> bool:
+    async def requeue_unheard(queue: JobQueue, *arguments: Any) -> RequeueResult:
         nonlocal answers_lost
         result = await requeue(queue, *arguments)
         if answers_lost == 0:
