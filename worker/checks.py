@@ -25,6 +25,7 @@ def check_job(job: GenerationJob, info: EngineInfo) -> None:
     """Raise InvalidRequestError, with words fit for a client, if no engine could take the job."""
     _check_length(job, info)
     _check_choices(job)
+    _check_resumption(job, info)
     _check_stop(job)
     _check_features(job, info)
     _check_sampling(job.sampling, info)
@@ -51,6 +52,19 @@ def _check_choices(job: GenerationJob) -> None:
     _check_range("best_of", job.best_of, ranges.N)
     if job.logprobs is not None:
         _check_range("logprobs", job.logprobs, ranges.LOGPROBS)
+
+
+def _check_resumption(job: GenerationJob, info: EngineInfo) -> None:
+    if job.resumption is None:
+        return
+    given = len(job.resumption.sequences)
+    if given != job.sequences:
+        raise InvalidRequestError(
+            f"resumption must have {job.sequences} sequences, as many as are sampled. Given: {given}"
+        )
+    for progress in job.resumption.sequences:
+        _check_number("resumption", progress.token_ids, job.max_tokens)
+        _check_token_ids("resumption", progress.token_ids, info)
 
 
 def _check_stop(job: GenerationJob) -> None:

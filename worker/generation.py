@@ -1,8 +1,11 @@
 """One claimed job: its sequences, which choices they answer, and what is told to the gateway when.
 
-A sequence answers one choice, with three exceptions: greedy sequences would all be the same, so one of
-them answers every choice; a job without completion tokens needs one sequence to read the prompt; and
-where sequences are ranked, nothing is told before all of them have ended.
+A sequence answers one choice, with two exceptions: where one sequence is as good as many
+(`GenerationJob.is_replicated`) it answers every choice; and where sequences are ranked, each is told under
+its own index, and at the end which of them are chosen.
+
+A job that an earlier attempt has begun goes on behind the tokens in its resumption. Counts are totals of
+all attempts.
 """
 
 import time
@@ -11,7 +14,17 @@ from itertools import count
 import msgspec
 from tokenizers import Tokenizer
 
-from contract.messages import Delta, JobFinished, PromptScored, Ranking
+from contract.messages import (
+    Delta,
+    JobFinished,
+    JobReturned,
+    JobStarted,
+    PromptScored,
+    Ranking,
+    Resumption,
+    ReturnReason,
+    SequenceProgress,
+)
 from contract.outcomes import FinishReason
 from contract.queue import Claim, LeaseReport, needed_tokens
 from worker import telemetry
@@ -29,6 +42,21 @@ _LARGEST_SEED = 2**63 - 1
 _sequence_ids = count(1)
 
 
+def report_before(claim: Claim) -> LeaseReport:
+    """Return what the queue is told of a claimed job that is not begun: the counts of earlier attempts."""
+    job, resumption = claim.job, claim.job.resumption
+    if resumption is None:
+        return LeaseReport(job.id, claim.attempt, 0)
+    tokens = sum(len(each.token_ids) for each in resumption.sequences)
+    return LeaseReport(
+        job.id,
+        claim.attempt,
+        tokens * job.n if job.is_replicated else tokens,
+        resumption.prompt_tokens,
+        resumption.cached_tokens,
+    )
+
+
 class Generation:
     """Follows one job until its last sequence has ended."""
 
@@ -39,25 +67,51 @@ class Generation:
         self.attempt = claim.attempt
         self.outbox = outbox
         self.is_prefilled = False
-        self.prompt_tokens = len(job.prompt_token_ids)
-        """Tokens of the prompt as the engine reads it: images take more than stand for them."""
+        """Whether the engine has read the prompt, in this attempt."""
+        resumption = job.resumption or Resumption([])
+        self._is_prompt_counted = resumption.prompt_tokens > 0
+        self.prompt_tokens = resumption.prompt_tokens or len(job.prompt_token_ids)
+        """Tokens of the prompt as an engine read it first: images take more than stand for them."""
+        self._cached_tokens = resumption.cached_tokens
         self._tokenizer = tokenizer
         self._texts = texts
         self._stops = StopStrings(job.stop) if job.stop else None
         self._claimed_at = time.monotonic()
         self._first_token_at = self._claimed_at
-        self._cached_tokens = 0
-        self._is_replicated = job.sampling.is_greedy or job.max_tokens == 0
-        self._is_ranked = not self._is_replicated and (
-            job.best_of > job.n or (job.ranking is Ranking.SUM and job.n > 1)
-        )
-        number = 1 if self._is_replicated else job.best_of
-        self.sequences = [self._make_sequence(index) for index in range(number)]
-        self.open_sequences = {sequence.id: sequence for sequence in self.sequences}
+        self._is_replicated = job.is_replicated
+        self._is_ranked = job.is_ranked
+        progress: list[SequenceProgress | None] = [*resumption.sequences]
+        self.sequences = [
+            self._make_sequence(index, each)
+            for index, each in enumerate(progress or [None] * job.sequences)
+        ]
+        self.open_sequences = {
+            sequence.id: sequence for sequence in self.sequences if sequence.finish_reason is None
+        }
+        self._first_open = next(iter(self.open_sequences), None)
+        self._replayed_tokens = sum(each.tokens for each in self.open_sequences.values())
+
+    def begin(self) -> None:
+        """Tell the end of what has ended with the tokens of earlier attempts, or of the whole job."""
+        job, resumption = self.job, self.job.resumption
+        if resumption is None:
+            return
+        if not job.max_tokens and resumption.is_prompt_scored:
+            for sequence in self.open_sequences.values():
+                sequence.finish_reason = FinishReason.LENGTH
+            self.open_sequences.clear()
+        for sequence, known in zip(self.sequences, resumption.sequences, strict=True):
+            if sequence.finish_reason is not known.finish_reason:
+                self._tell(sequence)
+        if self.is_done:
+            self._finish()
 
     def requests(self) -> list[EngineRequest]:
         """Return what the engine is to sample: one prompt, several seeds."""
         job = self.job
+        scores_prompt = job.score_prompt and not (
+            job.resumption is not None and job.resumption.is_prompt_scored
+        )
         logprobs = 0 if self._is_ranked and job.logprobs is None else job.logprobs
         return [
             EngineRequest(
@@ -70,14 +124,15 @@ class Generation:
                 cache_salt=job.cache_salt,
                 logprobs=logprobs if job.max_tokens else None,
                 prompt_logprobs=(job.logprobs or 0)
-                if job.score_prompt and sequence.index == 0
+                if scores_prompt and sequence.id == self._first_open
                 else None,
                 grammar=job.grammar if job.max_tokens else "",
+                output_token_ids=sequence.resumed_token_ids,
                 images=job.images,
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
             )
-            for sequence in self.sequences
+            for sequence in self.open_sequences.values()
         ]
 
     def release_images(self) -> None:
@@ -89,6 +144,11 @@ class Generation:
     def is_done(self) -> bool:
         """Whether every sequence has ended."""
         return not self.open_sequences
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether this attempt has put out a token."""
+        return any(sequence.new_tokens for sequence in self.sequences)
 
     @property
     def takes_time_to_submit(self) -> bool:
@@ -113,8 +173,9 @@ class Generation:
     @property
     def reserved_tokens(self) -> int:
         """KV-cache tokens that the job was admitted for and does not use yet."""
-        seen = self.prompt_tokens if self.is_prefilled else 0
-        seen += sum(sequence.tokens for sequence in self.sequences)
+        seen = sum(sequence.new_tokens for sequence in self.sequences)
+        if self.is_prefilled:
+            seen += self.prompt_tokens + self._replayed_tokens
         return max(needed_tokens(self.job) - seen, 0)
 
     @property
@@ -124,7 +185,7 @@ class Generation:
             self.job.id,
             self.attempt,
             self.completion_tokens,
-            self.prompt_tokens if self.is_prefilled else 0,
+            self.prompt_tokens if self.is_prefilled or self._is_prompt_counted else 0,
             self._cached_tokens,
         )
 
@@ -143,15 +204,25 @@ class Generation:
         has_ended = sequence.finish_reason is not None
         if has_ended:
             del self.open_sequences[sequence.id]
-        if not self._is_ranked and (
-            has_ended or (sequence.piece.text and self._is_to_be_told(sequence, is_due=is_due))
-        ):
-            self._tell(sequence, self._choices(sequence))
+        if has_ended or (sequence.piece.text and self._is_to_be_told(sequence, is_due=is_due)):
+            self._tell(sequence)
         if has_ended and self.is_done:
             self._finish()
         return has_ended
 
-    def _make_sequence(self, index: int) -> Sequence:
+    def tell_everything(self) -> None:
+        """Tell what has gathered, so that another worker can go on behind it."""
+        for sequence in self.open_sequences.values():
+            if sequence.piece.token_ids:
+                self._tell(sequence)
+
+    def give_back(self, reason: ReturnReason) -> None:
+        """Tell everything, and that another worker is to go on; the lease is given back with it."""
+        self.tell_everything()
+        returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
+        self.outbox.give_back(returned, self.report)
+
+    def _make_sequence(self, index: int, progress: SequenceProgress | None) -> Sequence:
         job = self.job
         return Sequence(
             str(next(_sequence_ids)),
@@ -164,18 +235,24 @@ class Generation:
             job=job,
             stops=self._stops,
             texts=self._texts,
+            progress=progress,
         )
 
     def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:
-        if output.prompt_tokens is not None:
+        is_first = sequence.id == self._first_open
+        if output.prompt_tokens is not None and not self._is_prompt_counted:
             self.prompt_tokens = output.prompt_tokens
         if not self.is_prefilled:
             self.is_prefilled = True
             self._first_token_at = time.monotonic()
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
         # Sequences after the first find the prompt in the cache because the first one put it there.
-        if sequence.index == 0 and output.cached_tokens is not None:
-            self._cached_tokens = output.cached_tokens
+        if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
+            self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)
+            self._is_prompt_counted = True
+            self.outbox.start(
+                JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens)
+            )
         if output.prompt_logprobs is not None:
             entries = prompt_logprobs(
                 self._tokenizer,
@@ -187,7 +264,7 @@ class Generation:
             self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, entries))
 
     def _is_to_be_told(self, sequence: Sequence, *, is_due: bool) -> bool:
-        if not self.job.stream:
+        if self._is_ranked or not self.job.stream:
             return len(sequence.piece.token_ids) >= GATHERED_TOKENS
         return is_due or not sequence.has_been_told
 
@@ -196,9 +273,9 @@ class Generation:
             return range(self.job.n)
         return range(sequence.index, sequence.index + 1)
 
-    def _tell(self, sequence: Sequence, choices: range) -> None:
+    def _tell(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
-        for choice in choices:
+        for choice in self._choices(sequence):
             self.outbox.deltas.append(
                 Delta(
                     self.job.handle,
@@ -210,13 +287,13 @@ class Generation:
                     sequence.finish_reason,
                     sequence.stop_reason,
                     piece.logprobs or None,
+                    sequence.cumulative_logprob if self._is_ranked else 0.0,
                 )
             )
 
     def _finish(self) -> None:
-        if self._is_ranked:
-            for choice, sequence in enumerate(self._ranked()[: self.job.n]):
-                self._tell(sequence, range(choice, choice + 1))
+        resumption = self.job.resumption
+        earlier_ms = 0.0 if resumption is None else resumption.generation_ms
         finished = JobFinished(
             self.job.handle,
             self.attempt,
@@ -224,12 +301,15 @@ class Generation:
             self.completion_tokens,
             self._cached_tokens,
             prefill_ms=(self._first_token_at - self._claimed_at) * 1000,
-            generation_ms=(time.monotonic() - self._first_token_at) * 1000,
+            generation_ms=earlier_ms + (time.monotonic() - self._first_token_at) * 1000,
+            chosen=self._chosen() if self._is_ranked else [],
         )
         self.outbox.finish(finished, self.report)
 
-    def _ranked(self) -> list[Sequence]:
-        """Return all sequences, the best first; of equal ones the one with the lower index."""
+    def _chosen(self) -> list[int]:
+        """Return the best sequences, the best first; of equal ones the one with the lower index."""
         if self.job.ranking is Ranking.SUM:
-            return sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)
-        return sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)
+            ranked = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)
+        else:
+            ranked = sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)
+        return [sequence.index for sequence in ranked[: self.job.n]]

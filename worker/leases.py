@@ -9,8 +9,8 @@ from contract.queue import JobQueue, LeaseReport
 class Leases:
     """The leases of one worker.
 
-    A job that has ended stays leased until its last frame is written and the queue has been told, so
-    that nobody runs it again in between.
+    A job that has ended, or is to go on elsewhere, stays leased until its last frame is written and the
+    queue has been told, so that nobody runs it again in between.
     """
 
     def __init__(self, queue: JobQueue, worker: str, *, lease_ms: int) -> None:
@@ -19,14 +19,14 @@ class Leases:
         self._lease_ms = lease_ms
         self._ending: dict[str, LeaseReport] = {}
         self._to_end: dict[str, LeaseReport] = {}
-        self._to_hand_back: list[LeaseReport] = []
+        self._to_hand_back: dict[str, LeaseReport] = {}
         self._work = asyncio.Event()
         self.settled = asyncio.Event()
         """Set while no lease waits to be ended or handed back."""
         self.settled.set()
 
     def hold_until_written(self, report: LeaseReport) -> None:
-        """Keep the lease of a job that has ended until `end` is called for it."""
+        """Keep the lease of a job that runs no more until `end` or `hand_back` is called for it."""
         self._ending[report.job_id] = report
         self.settled.clear()
 
@@ -39,20 +39,29 @@ class Leases:
 
     def hand_back(self, reports: Iterable[LeaseReport]) -> None:
         """Let leases run out now, so that other workers can have the jobs."""
-        self._to_hand_back += reports
+        for report in reports:
+            self._ending[report.job_id] = report
+            self._to_hand_back[report.job_id] = report
         self._ring()
+
+    def written(self, ended: list[LeaseReport], handed_back: list[LeaseReport]) -> None:
+        """Note that the last frames of these jobs are written."""
+        if ended:
+            self.end(ended)
+        if handed_back:
+            self.hand_back(handed_back)
 
     async def settle(self) -> None:
         """Wait for leases to end or to hand back, and tell the queue."""
         await self._work.wait()
-        while self._to_hand_back:
-            reports = list(self._to_hand_back)
-            await self._queue.extend(self._worker, reports, lease_ms=0)
-            del self._to_hand_back[: len(reports)]
-        while self._to_end:
-            report = next(iter(self._to_end.values()))
-            await self._queue.finish(self._worker, report)
-            self._forget(report)
+        while self._to_hand_back or self._to_end:
+            if self._to_hand_back:
+                reports = list(self._to_hand_back.values())
+                await self._queue.extend(self._worker, reports, lease_ms=0)
+            else:
+                reports = [next(iter(self._to_end.values()))]
+                await self._queue.finish(self._worker, reports[0])
+            self._forget(reports)
         self._work.clear()
         if not self._ending:
             self.settled.set()
@@ -67,10 +76,11 @@ class Leases:
         lost = await self._queue.extend(self._worker, everything.values(), lease_ms=self._lease_ms)
         return [reports[job_id] for job_id in lost if job_id in reports]
 
-    def _forget(self, report: LeaseReport) -> None:
-        for reports in (self._to_end, self._ending):
-            if reports.get(report.job_id) == report:
-                del reports[report.job_id]
+    def _forget(self, settled: Iterable[LeaseReport]) -> None:
+        for report in settled:
+            for reports in (self._to_hand_back, self._to_end, self._ending):
+                if reports.get(report.job_id) == report:
+                    del reports[report.job_id]
 
     def _ring(self) -> None:
         self._work.set()

@@ -8,13 +8,21 @@ taken it; gateways drop the number they have seen.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import keys, messages
-from contract.messages import Delta, Frame, JobFailed, JobFinished, PromptScored
+from contract.messages import (
+    Delta,
+    Frame,
+    JobFailed,
+    JobFinished,
+    JobReturned,
+    JobStarted,
+    PromptScored,
+)
 from contract.queue import LeaseReport
 from worker import telemetry
 from worker.backoff import Backoff
@@ -31,10 +39,30 @@ Entry = tuple[str, bytes]
 """A stream's key and an encoded frame."""
 
 
+class Taken(NamedTuple):
+    """One frame, and the leases that can go once it is written."""
+
+    gateway: str
+    frame: Frame
+    to_end: list[LeaseReport]
+    to_hand_back: list[LeaseReport]
+
+
 class Outbox:
     """What waits to be sent to one gateway."""
 
-    __slots__ = ("deltas", "failed", "finished", "gateway", "number", "prompts", "reports")
+    __slots__ = (
+        "_started",
+        "deltas",
+        "failed",
+        "finished",
+        "gateway",
+        "number",
+        "prompts",
+        "returned",
+        "to_end",
+        "to_hand_back",
+    )
 
     def __init__(self, gateway: str) -> None:
         self.gateway = gateway
@@ -43,38 +71,95 @@ class Outbox:
         self.deltas: list[Delta] = []
         self.finished: list[JobFinished] = []
         self.failed: list[JobFailed] = []
-        self.reports: list[LeaseReport] = []
-        """Jobs whose end is told above; their leases end once it is written."""
+        self.returned: list[JobReturned] = []
+        self._started: dict[int, JobStarted] = {}
+        self.to_end: list[LeaseReport] = []
+        """Leases of jobs whose end is told above; they end once that is written."""
+        self.to_hand_back: list[LeaseReport] = []
+        """Leases of jobs that others are to go on with, handed back once all that is told is written."""
+
+    @property
+    def started(self) -> list[JobStarted]:
+        """Jobs whose prompts were read; those that have ended already are not told as well."""
+        return list(self._started.values())
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to send."""
-        return not (self.deltas or self.prompts or self.finished or self.failed)
+        return not (
+            self.deltas
+            or self.prompts
+            or self.finished
+            or self.failed
+            or self._started
+            or self.to_hand_back
+        )
+
+    def start(self, started: JobStarted) -> None:
+        """Tell that the prompt of a job was read."""
+        self._started[started.handle] = started
 
     def finish(self, finished: JobFinished, report: LeaseReport) -> None:
-        """Tell that a job came to its end."""
+        """Tell that a job came to its end; its lease ends once that is written."""
+        self._started.pop(finished.handle, None)
         self.finished.append(finished)
-        self.reports.append(report)
+        self.to_end.append(report)
 
     def fail(self, failed: JobFailed, report: LeaseReport) -> None:
-        """Tell that a job will have no result."""
+        """Tell that a job will have no result; its lease ends once that is written."""
+        self._started.pop(failed.handle, None)
         self.failed.append(failed)
-        self.reports.append(report)
+        self.to_end.append(report)
 
-    def take(self, worker: str) -> tuple[str, Frame, list[LeaseReport]]:
-        """Remove the next frame and the leases that end with it."""
+    def give_back(self, returned: JobReturned, report: LeaseReport) -> None:
+        """Tell that another worker is to go on with a job; its lease is given back once that is written."""
+        self.returned.append(returned)
+        self.to_hand_back.append(report)
+
+    def hand_back(self, report: LeaseReport) -> None:
+        """Give a lease back once all that stands here is written."""
+        self.to_hand_back.append(report)
+
+    def drop(self, handles: set[int]) -> None:
+        """Take back what was to be told of jobs that are given up, and have not ended."""
+        self.prompts = [each for each in self.prompts if each.handle not in handles]
+        self.deltas = [each for each in self.deltas if each.handle not in handles]
+        for handle in handles:
+            self._started.pop(handle, None)
+
+    def take(self, worker: str) -> Taken:
+        """Remove the next frame and the leases that go with it."""
         self.number += 1
+        started, self._started = self.started, {}
         prompts, self.prompts = self.prompts, []
-        deltas, self.deltas = (
-            self.deltas[:MOST_DELTAS_IN_FRAME],
-            self.deltas[MOST_DELTAS_IN_FRAME:],
-        )
+        cut = self._cut()
+        deltas, self.deltas = self.deltas[:cut], self.deltas[cut:]
         if self.deltas:
-            return self.gateway, Frame(worker, self.number, prompts, deltas), []
-        frame = Frame(worker, self.number, prompts, deltas, self.finished, self.failed)
-        reports = self.reports
-        self.finished, self.failed, self.reports = [], [], []
-        return self.gateway, frame, reports
+            return Taken(self.gateway, Frame(worker, self.number, started, prompts, deltas), [], [])
+        frame = Frame(
+            worker,
+            self.number,
+            started,
+            prompts,
+            deltas,
+            self.finished,
+            self.failed,
+            self.returned,
+        )
+        taken = Taken(self.gateway, frame, self.to_end, self.to_hand_back)
+        self.finished, self.failed, self.returned = [], [], []
+        self.to_end, self.to_hand_back = [], []
+        return taken
+
+    def _cut(self) -> int:
+        """Return where the next frame's deltas end: not between the choices that one token is told for."""
+        deltas, cut = self.deltas, MOST_DELTAS_IN_FRAME
+        while cut < len(deltas) and (
+            deltas[cut].handle == deltas[cut - 1].handle
+            and deltas[cut].choice > deltas[cut - 1].choice
+        ):
+            cut += 1
+        return cut
 
 
 class ReplyWriter:
@@ -86,7 +171,7 @@ class ReplyWriter:
         worker: str,
         *,
         most_pending_deltas: int,
-        on_written: Callable[[list[LeaseReport]], None],
+        on_written: Callable[[list[LeaseReport], list[LeaseReport]], None],
         on_overflow: Callable[[], None],
     ) -> None:
         self._redis = redis
@@ -135,9 +220,12 @@ class ReplyWriter:
             taken = [box.take(self._worker) for box in self._outboxes.values() if not box.is_empty]
             if taken:
                 await self._write(
-                    [(keys.replies(gateway), messages.encode(frame)) for gateway, frame, _ in taken]
+                    [(keys.replies(each.gateway), messages.encode(each.frame)) for each in taken]
                 )
-                self._on_written([report for _, _, reports in taken for report in reports])
+                self._on_written(
+                    [report for each in taken for report in each.to_end],
+                    [report for each in taken for report in each.to_hand_back],
+                )
             if all(box.is_empty for box in self._outboxes.values()):
                 self._nothing.set()
             else:

@@ -15,9 +15,9 @@ from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
 from contract import clock, keys
-from contract.messages import GenerationJob, JobFailed
+from contract.messages import GenerationJob, JobFailed, ReturnReason
 from contract.outcomes import FailureCode
-from contract.queue import Claim, JobQueue, LeaseReport, Room
+from contract.queue import Claim, JobQueue, Room
 from worker import telemetry
 from worker.backoff import keep_doing
 from worker.checks import check_job
@@ -31,7 +31,7 @@ from worker.engine.base import (
     SequenceOutput,
 )
 from worker.gateways import FORGOTTEN_SECONDS, GRACE_SECONDS, GatewayWatch
-from worker.generation import Generation
+from worker.generation import Generation, report_before
 from worker.leases import Leases
 from worker.logprobs import TokenTexts
 from worker.pace import Pace
@@ -76,7 +76,7 @@ class Runner:
             redis,
             worker,
             most_pending_deltas=most_pending_deltas,
-            on_written=self._leases.end,
+            on_written=self._leases.written,
             on_overflow=self._give_everything_up,
         )
         self._generations: dict[str, Generation] = {}
@@ -116,7 +116,10 @@ class Runner:
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            await self._hand_everything_back()
+            has_failed = any(task is not stopped for task in done)
+            await self._hand_everything_back(
+                ReturnReason.ENGINE_DIED if has_failed else ReturnReason.DRAINING
+            )
             for task in done:
                 task.result()
         finally:
@@ -217,7 +220,10 @@ class Runner:
 
     def _turn_away(self, claim: Claim) -> None:
         telemetry.JOBS_ENDED.labels("abandoned").inc()
-        self._leases.end([LeaseReport(claim.job.id, claim.attempt, 0)])
+        if claim.job.is_background:
+            self._leases.hand_back([report_before(claim)])
+        else:
+            self._leases.end([report_before(claim)])
 
     def _take_in(self, claim: Claim) -> Generation | None:
         job = claim.job
@@ -235,10 +241,15 @@ class Runner:
             except InvalidRequestError as error:
                 code, message = FailureCode.INVALID_REQUEST, str(error)
         if generation is None:
-            report = LeaseReport(job.id, claim.attempt, 0)
+            report = report_before(claim)
             outbox.fail(JobFailed(job.handle, claim.attempt, code, message), report)
             self._leases.hold_until_written(report)
             telemetry.JOBS_ENDED.labels(code.value).inc()
+            return None
+        generation.begin()
+        if generation.is_done:
+            self._leases.hold_until_written(generation.report)
+            telemetry.JOBS_ENDED.labels("finished").inc()
             return None
         self._generations[job.id] = generation
         self._idle.clear()
@@ -303,8 +314,7 @@ class Runner:
 
     def _hand_over(self, output: SequenceOutput, generation: Generation, *, is_due: bool) -> None:
         if output.end is SequenceEnd.ABORTED:
-            self._remove(generation, "handed_back")
-            self._leases.hand_back([generation.report])
+            self._give_back(generation, ReturnReason.DRAINING)
             return
         if output.end is SequenceEnd.ERROR:
             self._fail(generation, *_why_engine_gave_up(generation.job))
@@ -339,6 +349,11 @@ class Runner:
         self._leases.hold_until_written(report)
         self._remove(generation, code.value)
 
+    def _give_back(self, generation: Generation, reason: ReturnReason) -> None:
+        generation.give_back(reason)
+        self._leases.hold_until_written(generation.report)
+        self._remove(generation, "handed_back")
+
     def _drop(self, generation: Generation, outcome: str) -> None:
         """End a job of which nobody is told; what was generated is on its receipt if the lease is ours."""
         self._remove(generation, outcome)
@@ -362,21 +377,24 @@ class Runner:
 
     def _give_everything_up(self) -> None:
         _log.error("Redis has been away for too long: giving up %d jobs", len(self._generations))
-        for generation in list(self._generations.values()):
+        generations = list(self._generations.values())
+        for gateway in {generation.job.gateway for generation in generations}:
+            outbox = self._writer.outbox(gateway)
+            outbox.drop({each.job.handle for each in generations if each.outbox is outbox})
+        for generation in generations:
             self._remove(generation, "replies_lost")
             self._leases.hand_back([generation.report])
 
-    async def _hand_everything_back(self) -> None:
+    async def _hand_everything_back(self, reason: ReturnReason) -> None:
         self.stop()
         async with self._claiming:
             generations = list(self._generations.values())
         for generation in generations:
-            self._remove(generation, "handed_back")
+            self._give_back(generation, reason)
         with contextlib.suppress(EngineDeadError):
             await self._abort_unwanted()
         self._writer.flush()
         await self._writer.drain(_HAND_BACK_SECONDS)
-        self._leases.hand_back(generation.report for generation in generations)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._leases.settled.wait(), _HAND_BACK_SECONDS)
 

