@@ -21,7 +21,7 @@ from typing_extensions import override
 from bench.processes import Consumption, Meter
 
 _EVENT = b"data: {"
-_DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n"
 _TAIL_BYTES = 2048
 """Enough for the last two chunks of a stream, where usage is."""
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
@@ -279,7 +279,7 @@ class _Connection(asyncio.Protocol):
             return f"status {status}: {shown}"
         if not self._is_kept_alive:
             return "the server does not keep the connection alive"
-        if answer.request.streamed and not self._body.endswith(_DONE):
+        if answer.request.streamed and _DONE not in self._body:
             return f"no [DONE] at the end: {shown}"
         counts = _USAGE.findall(self._body)
         answer.completion_tokens = int(counts[-1]) if counts else 0

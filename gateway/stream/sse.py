@@ -2,6 +2,11 @@
 
 Everything that does not change is encoded once for each request; a plain delta costs one escape and one
 join. Usage rides in the final chunk, or in OpenAI's extra chunk where that was asked for.
+
+Each event is two lines, `data` and `id`. An id is that of the request and the event's number from 1. Numbers
+depend on nothing but the replies and their order, not on how many came at a time, so that any gateway that
+has the replies can go on behind an event. `data` comes first: llama.cpp's own client loses the line behind
+one that it has no use for.
 """
 
 from collections.abc import Sequence
@@ -10,6 +15,7 @@ from typing import Any
 import msgspec
 
 from contract.messages import Delta, JobFailed, JobFinished, PromptScored
+from contract.outcomes import FailureCode
 from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle
@@ -20,32 +26,38 @@ from gateway.stream.obfuscation import padding
 from gateway.stream.prompt_logprobs import PromptLogprobs
 from gateway.stream.timings import RunningTimings, Stopwatch, timing_members, usage_body
 
-DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
 
-_END = b"}\n\n"
+_END = b"}"
 
 _json = msgspec.json.Encoder().encode
 
 
-def error_event(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI, **members: Any) -> bytes:
-    """Return the event that tells a client of a failure after its 200, and the end of the stream.
-
-    `members` stand beside `error`.
-    """
-    return b"data: " + _json({**error.body(style), **members}) + b"\n\n" + DONE
+def error_data(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI, **members: Any) -> bytes:
+    """Return the line that tells a client of a failure after its 200. `members` stand beside `error`."""
+    return b"data: " + _json({**error.body(style), **members})
 
 
 class ChunkRenderer:
-    """Turns the replies of one request into bytes to be sent."""
+    """Turns the replies of one request into bytes to be sent.
 
-    def __init__(self, completion: Completion) -> None:
+    `skip` events, which the client has got already, are counted and left out.
+    """
+
+    def __init__(self, completion: Completion, *, skip: int = 0) -> None:
         request = completion.request
         self._completion = completion
         self._n = request.n
+        self._skip = skip
+        self._number = 0
+        """Of the last event."""
+        self._id = b"\nid: %s:" % completion.id.encode()
         self.usage = Usage()
         self.failure: ApiError | None = None
         """Why the stream cannot go on."""
+        self._is_failed = False
+        """Whether the answer itself has failed, and not only this way of getting it."""
         self._stopwatch = Stopwatch(completion.started_at)
         self._running = RunningTimings(completion) if request.timings_per_token else None
         self._prompt_logprobs = PromptLogprobs(completion)
@@ -67,7 +79,7 @@ class ChunkRenderer:
             for index in range(completion.choices)
         ]
         usage = b',"usage":null' if request.include_usage else b""
-        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + usage + _END
+        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + usage + _END + self._id
 
     @property
     def finished(self) -> bool:
@@ -85,7 +97,14 @@ class ChunkRenderer:
                     if message.finish_reason is not None or not self._is_plain[index]:
                         self._add_delta(index, message, parts)
                     elif message.text:
-                        parts += (self._plain_heads[index], _json(message.text), self._plain_end)
+                        self._number += 1
+                        if self._number > self._skip:
+                            parts += (
+                                self._plain_heads[index],
+                                _json(message.text),
+                                self._plain_end,
+                                b"%d\n\n" % self._number,
+                            )
                 else:
                     self._add_message(prompt_index, message, parts)
         except ApiError as error:
@@ -97,13 +116,16 @@ class ChunkRenderer:
 
         The tokens that came before are told in `usage`: in OpenAI's extra chunk where that was asked
         for, else beside the error. Fireworks' clients get a finish reason for every open choice as well.
+
+        Where the answer itself has not failed, these events bear the id of the last one before them, so
+        that a client that comes back goes on behind that one.
         """
         request = self._completion.request
-        extra_chunk = b""
+        events: list[bytes] = []
         members: dict[str, Any] = {}
         so_far = self.usage_so_far()
         if so_far.completion_tokens and request.include_usage:
-            extra_chunk = self._chunk([], {"usage": so_far.body()})
+            events.append(self._chunk([], {"usage": so_far.body()}))
         elif so_far.completion_tokens:
             members["usage"] = so_far.body()
         if request.profile.ends_choices_with_error:
@@ -112,7 +134,16 @@ class ChunkRenderer:
                 for index in range(self._completion.choices)
                 if index not in self._finished_choices
             ]
-        return extra_chunk + error_event(error, request.profile.error_style, **members)
+        events += (error_data(error, request.profile.error_style, **members), DONE)
+        parts: list[bytes] = []
+        if self._is_failed:
+            for event in events:
+                self._add_event(event, parts)
+        else:
+            told = max(self._number, self._skip)
+            for event in events:
+                parts += (event, self._id, b"%d\n\n" % told)
+        return b"".join(parts)
 
     def usage_so_far(self) -> Usage:
         """Return what is known of the usage before the end.
@@ -141,6 +172,7 @@ class ChunkRenderer:
             for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
                 self._choice(index).take_prompt_logprobs(encoded)
         else:
+            self._is_failed = message.code is not FailureCode.TAKEN_OVER
             raise to_api_error(message)
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
@@ -155,7 +187,7 @@ class ChunkRenderer:
         piece = self._choice(index).piece(delta)
         self._is_plain[index] = self._may_be_plain
         if not piece.is_empty:
-            parts.append(self._chunk([piece.body(index)], members))
+            self._add_event(self._chunk([piece.body(index)], members), parts)
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
         self._received[prompt_index] = 0
@@ -176,10 +208,15 @@ class ChunkRenderer:
             piece = self._choice(index).piece(delta)
             has_usage = not request.include_usage or request.profile.keeps_usage_in_final_chunk
             own = usage if has_usage else self._common
-            parts.append(self._chunk([piece.body(index)], own | members))
+            self._add_event(self._chunk([piece.body(index)], own | members), parts)
         if request.include_usage:
-            parts.append(self._chunk([], usage | members))
-        parts.append(DONE)
+            self._add_event(self._chunk([], usage | members), parts)
+        self._add_event(DONE, parts)
+
+    def _add_event(self, data: bytes, parts: list[bytes]) -> None:
+        self._number += 1
+        if self._number > self._skip:
+            parts += (data, self._id, b"%d\n\n" % self._number)
 
     def _choice(self, index: int) -> Choice:
         choice = self._choices.get(index)
@@ -190,7 +227,7 @@ class ChunkRenderer:
     def _chunk(self, choices: list[dict[str, Any]], members: dict[str, Any]) -> bytes:
         chunk = self._head + _json({"choices": choices, **members})[1:-1]
         if self._completion.request.include_obfuscation:
-            chunk += padding(len(chunk) + len(_END))
+            chunk += padding(len(chunk) + len(_END) + len("\n\n"))
         return chunk + _END
 
 

@@ -43,7 +43,8 @@ def _of_success(response: httpx.Response) -> str:
 
 
 def _of_stream(text: str) -> str:
-    events = [event for event in text.split("\n\n") if event and not event.startswith(":")]
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    events = [block.partition("\nid: cmpl-")[0] for block in blocks]
     if events[-1] != DONE or not all(event.startswith("data: ") for event in events):
         return f"no sound stream: {text[-500:]}"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]

@@ -14,7 +14,7 @@ from gateway.dispatch.generation import Reply
 from gateway.errors import GenerationFailedError, OverloadedError
 from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
-from gateway.stream.sse import DONE, KEEP_ALIVE, ChunkRenderer, error_event
+from gateway.stream.sse import DONE, KEEP_ALIVE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
 from tests.support.events import parse_chunks, split_events, texts_by_choice
 
@@ -34,16 +34,23 @@ def stream(answer: Completion, *replies: Reply) -> bytes:
     return b"".join(renderer.render([reply]) for reply in replies)
 
 
+def only_chunk(body: bytes) -> Any:
+    """Return the only chunk of a piece of a stream."""
+    (event,) = split_events(body)
+    return json.loads(event.removeprefix(b"data: "))
+
+
 def test_stream_is_byte_for_byte_as_promised() -> None:
     body = stream(completion(), said("Hel"), said("lo", finish=STOP), ended())
     assert body == (
-        b"data: " + HEAD + b'[{"index":0,"text":"Hel","logprobs":null,"finish_reason":null}]}\n\n'
+        b"data: " + HEAD + b'[{"index":0,"text":"Hel","logprobs":null,"finish_reason":null}]}\n'
+        b"id: cmpl-1:1\n\n"
         b"data: "
         + HEAD
         + b'[{"index":0,"text":"lo","logprobs":null,"finish_reason":"stop"}],'
         + USAGE
-        + b"}\n\n"
-        b"data: [DONE]\n\n"
+        + b"}\nid: cmpl-1:2\n\n"
+        b"data: [DONE]\nid: cmpl-1:3\n\n"
     )
 
 
@@ -66,7 +73,7 @@ def test_plain_chunks_carry_usage_null_only_when_it_was_asked_for() -> None:
     plain = stream(completion(), said("a"))
     asked = stream(completion(include_usage=True), said("a"))
     assert b"usage" not in plain
-    assert json.loads(asked.removeprefix(b"data: "))["usage"] is None
+    assert only_chunk(asked)["usage"] is None
 
 
 def test_final_chunk_waits_for_the_counts() -> None:
@@ -210,7 +217,7 @@ def test_echo_with_logprobs_puts_the_prompt_first_and_shifts_the_offsets() -> No
 def test_alternatives_with_the_same_text_keep_the_likeliest() -> None:
     top = [("\ufffd", -0.5), ("a", -1.0), ("\ufffd", -2.0), ("b", float("-inf"))]
     body = stream(completion(logprobs=4), said("x", logprobs=[TokenLogprob("x", -0.5, 0, top)]))
-    logprobs = json.loads(body.removeprefix(b"data: "))["choices"][0]["logprobs"]
+    logprobs = only_chunk(body)["choices"][0]["logprobs"]
     assert logprobs["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0, "b": -9999.0}]
 
 
@@ -219,13 +226,13 @@ def test_impossible_token_has_a_number_for_its_logprob() -> None:
         completion(logprobs=0),
         said("x", logprobs=[TokenLogprob("x", float("-inf"), 0, [("x", float("-inf"))])]),
     )
-    logprobs = json.loads(body.removeprefix(b"data: "))["choices"][0]["logprobs"]
+    logprobs = only_chunk(body)["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999.0]
 
 
 def test_delta_without_logprobs_says_null() -> None:
     body = stream(completion(logprobs=1), said("held"))
-    assert json.loads(body.removeprefix(b"data: "))["choices"][0]["logprobs"] is None
+    assert only_chunk(body)["choices"][0]["logprobs"] is None
 
 
 def test_failure_stops_the_stream_after_what_came_before_it() -> None:
@@ -237,9 +244,10 @@ def test_failure_stops_the_stream_after_what_came_before_it() -> None:
 
 
 def test_error_event_ends_the_stream() -> None:
-    body = error_event(OverloadedError('say "no"\n', param="p"))
+    renderer = ChunkRenderer(completion())
+    body = renderer.render_failure(OverloadedError('say "no"\n', param="p"))
     event, done = split_events(body)
-    assert done == DONE.rstrip()
+    assert done == DONE
     assert json.loads(event.removeprefix(b"data: ")) == {
         "error": {
             "message": 'say "no"\n',

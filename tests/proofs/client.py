@@ -63,7 +63,7 @@ class Answer:
     @property
     def events(self) -> list[dict[str, Any]]:
         """The complete events of a stream, without `[DONE]`."""
-        lines = self.body.split(b"\n\n")[:-1]
+        lines = [event.split(b"\n")[0] for event in self.body.split(b"\n\n")[:-1]]
         return [
             json.loads(line.removeprefix(PREFIX))
             for line in lines

@@ -1,25 +1,46 @@
 """Reading server-sent events strictly: whatever is not exactly in the form we promise is an error."""
 
 import json
+import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 PREFIX = b"data: "
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive"
 
+_EVENT = re.compile(rb"(data: [^\r\n]*)\nid: (cmpl-[0-9a-z]+):([0-9]+)")
+
+
+def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:
+    """Return the data line, the request id and the number of each event of a whole stream.
+
+    Each event is two lines followed by an empty one; comments are left out.
+    """
+    assert body.endswith(b"\n\n") or not body, f"unfinished event: {body[-80:]!r}"
+    events: list[tuple[bytes, str, int]] = []
+    for event in body[:-2].split(b"\n\n"):
+        if event not in (b"", KEEP_ALIVE):
+            match = _EVENT.fullmatch(event)
+            assert match, f"neither an event nor a comment: {event!r}"
+            events.append((match[1], match[2].decode(), int(match[3])))
+    return events
+
 
 def split_events(body: bytes) -> list[bytes]:
-    """Return the events of a whole stream, each of which is one line followed by an empty one."""
-    assert body.endswith(b"\n\n"), f"unfinished event: {body[-80:]!r}"
-    events = body[:-2].split(b"\n\n")
-    for event in events:
-        assert b"\n" not in event, f"more than one line: {event!r}"
-        assert b"\r" not in event, f"carriage return: {event!r}"
-        assert event.startswith(PREFIX) or event == KEEP_ALIVE, (
-            f"neither data nor comment: {event!r}"
-        )
-    return events
+    """Return the data lines of the events, and the comments, of a whole stream or of a piece of one.
+
+    Events must bear the ids of one request, numbered without a gap. What tells only that the connection
+    ends bears the last one again.
+    """
+    numbered = numbered_events(body)
+    assert len({request_id for _, request_id, _ in numbered}) <= 1
+    numbers = [number for _, _, number in numbered]
+    steps = [after - before for before, after in pairwise(numbers)]
+    assert set(steps) <= {0, 1}, f"numbers {numbers}"
+    assert steps == sorted(steps, reverse=True), f"numbers {numbers}"
+    return [event.split(b"\n")[0] for event in body[:-2].split(b"\n\n")]
 
 
 def parse_chunks(body: bytes) -> list[dict[str, Any]]:

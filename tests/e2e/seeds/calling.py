@@ -90,10 +90,14 @@ class Caller:
 
 
 def chunks_of(text: str) -> list[Body]:
-    """Return the JSON of each event; the last event must be `[DONE]`, and no other line be there."""
+    """Return the JSON of each event; the last event must be `[DONE]`, and no line but its id beside it."""
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
-    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
-    events = [block.removeprefix("data: ") for block in blocks]
+    lines = [block.split("\n") for block in blocks]
+    assert all(
+        data.startswith("data: ") and id_.startswith("id: cmpl-") and not others
+        for data, id_, *others in lines
+    ), text
+    events = [data.removeprefix("data: ") for data, _ in lines]
     assert events[-1] == DONE, events[-1]
     chunks: list[Body] = [json.loads(event) for event in events[:-1]]
     assert all("error" not in chunk for chunk in chunks), text

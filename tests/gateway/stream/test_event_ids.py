@@ -1,0 +1,131 @@
+"""Numbers of events: the same whoever renders a stream, so that another gateway can go on behind any of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.dialect import Dialect
+from contract.messages import TokenLogprob
+from contract.outcomes import FailureCode
+from gateway.dispatch.generation import Reply
+from gateway.errors import ServiceUnavailableError, SlowReaderError
+from gateway.stream.completion import Completion
+from gateway.stream.sse import DONE, ChunkRenderer
+from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said, scored
+from tests.support.events import numbered_events
+
+LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)])
+REPLIES = [
+    scored([TokenLogprob("p", None, 0)]),
+    said("a", logprobs=[LOGPROB]),
+    said(""),  # Held back: nothing to tell, and so no event.
+    said("b", choice=1, logprobs=[LOGPROB]),
+    said("", finish=LENGTH),
+    said("c", choice=1, finish=STOP, stop_reason="\n"),
+    ended(),
+]
+FAILING = [*REPLIES[:4], failed()]
+
+
+def rendered(
+    answer: Completion, replies: Sequence[Reply], *, skip: int = 0, batch: int = 1
+) -> bytes:
+    """Render replies that come some at a time, and the failure if there is one."""
+    renderer = ChunkRenderer(answer, skip=skip)
+    body = b"".join(
+        renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
+    )
+    return body if renderer.failure is None else body + renderer.render_failure(renderer.failure)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "dialect": st.sampled_from(Dialect),
+        "logprobs": st.sampled_from([None, 0]),
+        "suffix": st.sampled_from(["", "}\n"]),
+        "prompt_texts": st.sampled_from([None, ["A prompt"]]),
+        "return_token_ids": st.booleans(),
+        "include_usage": st.booleans(),
+    }
+)
+
+
+@given(OPTIONS, st.sampled_from([REPLIES, FAILING]), st.integers(1, 7), st.integers(0, 12))
+def test_what_follows_an_event_is_the_same_for_whoever_comes_back(
+    options: dict[str, Any], replies: list[Reply], batch: int, skip: int
+) -> None:
+    answer = completion(n=2, **options)
+    first = numbered_events(rendered(answer, replies))
+    assert [number for _, _, number in first] == list(range(1, len(first) + 1))
+    assert {request_id for _, request_id, _ in first} == {answer.id}
+    assert first[-1][0] == DONE
+
+    again = numbered_events(rendered(answer, replies, skip=skip, batch=batch))
+    assert [(id_, number) for _, id_, number in again] == [
+        (id_, number) for _, id_, number in first[skip:]
+    ]
+    if answer.request.profile.name in (Dialect.OPENAI, Dialect.FIREWORKS, Dialect.VLLM):
+        assert again == first[skip:]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timings_per_token": True}, {"include_obfuscation": True}, {"include_usage": True}],
+    ids=["timings", "obfuscation", "usage"],
+)
+@pytest.mark.parametrize("skip", range(7))
+def test_numbers_do_not_depend_on_what_changes_from_one_time_to_the_next(
+    options: dict[str, Any], skip: int
+) -> None:
+    answer = completion(n=2, **options)
+    first = [number for _, _, number in numbered_events(rendered(answer, REPLIES))]
+    body = rendered(answer, REPLIES, skip=skip)
+    assert [number for _, _, number in numbered_events(body)] == first[skip:]
+
+
+def test_client_that_has_everything_gets_nothing() -> None:
+    answer = completion(n=2)
+    total = len(numbered_events(rendered(answer, REPLIES)))
+    assert rendered(answer, REPLIES, skip=total) == b""
+    assert rendered(answer, REPLIES, skip=total + 5) == b""
+
+
+def test_failure_of_the_answer_is_part_of_it() -> None:
+    answer = completion(n=2)
+    events = numbered_events(rendered(answer, FAILING))
+    assert [number for _, _, number in events] == [1, 2, 3, 4]
+    assert b"engine_dead" in events[2][0]
+    assert events[3][0] == DONE
+    assert numbered_events(rendered(answer, FAILING, skip=3)) == events[3:]
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("told", [0, 2])
+def test_failure_of_the_connection_leaves_the_client_where_it_was(
+    *, include_usage: bool, told: int
+) -> None:
+    renderer = ChunkRenderer(completion(n=2, include_usage=include_usage))
+    renderer.render(REPLIES[: 2 * told])
+    error = SlowReaderError("The client reads too slowly; the request was cancelled.")
+    events = numbered_events(renderer.render_failure(error))
+    assert {number for _, _, number in events} == {told}
+    assert b"slow_reader" in events[-2][0]
+    assert events[-1][0] == DONE
+
+
+def test_answer_that_another_gateway_took_over_goes_on_there() -> None:
+    answer = completion(n=2)
+    replies = [*REPLIES[:4], failed(FailureCode.TAKEN_OVER)]
+    events = numbered_events(rendered(answer, replies))
+    assert [number for _, _, number in events] == [1, 2, 2, 2]
+    assert events[-1][0] == DONE
+
+
+def test_client_that_came_back_too_early_for_anything_new_stays_where_it_was() -> None:
+    renderer = ChunkRenderer(completion(), skip=5)
+    assert renderer.render([said("a")]) == b""
+    events = numbered_events(renderer.render_failure(ServiceUnavailableError("It drains.")))
+    assert {number for _, _, number in events} == {5}
