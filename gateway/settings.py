@@ -6,10 +6,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, IPvAnyNetwork, RedisDsn, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
+from contract.redis_url import check_redis_url
 
 KIBIBYTE = 1024
 MIN_JWT_SECRET_BYTES = 32
@@ -26,6 +34,9 @@ def _plain_seconds(value: object) -> object:
 
 Duration = Annotated[timedelta, BeforeValidator(_plain_seconds)]
 """Seconds, or ISO 8601 such as PT30S."""
+
+RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
+"""A server, or a master that sentinels know; it may carry passwords."""
 
 
 class JwtAlgorithm(StrEnum):
@@ -44,7 +55,7 @@ class Settings(BaseSettings):
         env_prefix="SLUICE_", env_ignore_empty=True, frozen=True, hide_input_in_errors=True
     )
 
-    redis_url: RedisDsn = RedisDsn("redis://127.0.0.1:6379/0")
+    redis_url: Annotated[RedisUrl, Field(repr=False)] = "redis://127.0.0.1:6379/0"
     database_url: SecretStr = SecretStr("sqlite+aiosqlite:///.sluice/sluice.db")
     """SQLAlchemy URL: `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`."""
 
@@ -99,7 +110,7 @@ class Settings(BaseSettings):
     cache_salt_secret: SecretStr = SecretStr("sluice")
     """Mixed into the prefix-cache salt of each tenant, so that it cannot be guessed."""
 
-    celery_broker_url: RedisDsn | None = None
+    celery_broker_url: Annotated[RedisUrl | None, Field(repr=False)] = None
     """Redis server through which background jobs are told to run; `redis_url` if not given."""
     jobs_concurrency: Annotated[int, Field(gt=0)] = 4
     """Background jobs that one `sluice jobs` runs at the same time."""
@@ -107,8 +118,10 @@ class Settings(BaseSettings):
     webhook_allow_private: bool = False
     """Whether webhooks may be plain http and lie in private networks."""
 
+    drain_delay: Duration = timedelta(0)
+    """How long new requests are still served after SIGTERM, while /readyz fails already."""
     drain_timeout: Duration = timedelta(seconds=30)
-    """How long open streams may go on after SIGTERM."""
+    """How long running requests may go on after that."""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from contract.queue import JobQueue
+from contract.redis_url import redis_client
 from worker import telemetry
 from worker.backoff import keep_doing
 from worker.catalogue import ANNOUNCE_SECONDS, Catalogue
@@ -67,7 +68,7 @@ def make_engine(settings: Settings) -> Engine:
 
 async def serve(settings: Settings, engine: Engine) -> int:
     """Run one worker with this engine, which is started and closed here."""
-    redis: Redis = Redis.from_url(
+    redis = redis_client(
         settings.redis_url.get_secret_value(),
         socket_timeout=_REDIS_TIMEOUT_SECONDS,
         socket_connect_timeout=_REDIS_TIMEOUT_SECONDS,

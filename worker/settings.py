@@ -7,10 +7,11 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
+from contract.redis_url import check_redis_url
 
 _PREFIX = "SLUICE_"
 
@@ -39,6 +40,11 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",")] if value.strip() else []
 
 
+def _check_redis_url(url: SecretStr) -> SecretStr:
+    check_redis_url(url.get_secret_value())
+    return url
+
+
 class Settings(BaseSettings):
     """Everything that can be set about a worker."""
 
@@ -56,7 +62,7 @@ class Settings(BaseSettings):
         default=(),
         description="Other names under which clients may ask for the model, comma-separated.",
     )
-    redis_url: SecretStr = Field(
+    redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="Redis server of the queue."
     )
     worker_id: str = Field(

@@ -73,7 +73,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         stack.push_async_callback(database.aclose)
         await require_current_schema(database)
         authenticator = Authenticator.from_settings(settings, database)
-        redis = connect(str(settings.redis_url), max_connections=MAX_REDIS_CONNECTIONS)
+        redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
         stack.push_async_callback(redis.aclose)
         prices = PriceBook(database)
         await prices.refresh()

@@ -108,8 +108,9 @@ class BringUp:
         finally:
             await redis.aclose()
         kind = "server that was given" if self._plan.redis is None else "server of our own"
-        port = redis.connection_pool.connection_kwargs.get("port", "")
-        self._say(f"Redis is up on port {port} (a {kind}).")
+        port = redis.connection_pool.connection_kwargs.get("port")
+        where = "behind sentinels" if port is None else f"on port {port}"
+        self._say(f"Redis is up {where} (a {kind}).")
 
     async def _wait_for_model(self, key: str) -> None:
         reminding = asyncio.create_task(self._remind())

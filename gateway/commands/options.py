@@ -83,7 +83,7 @@ async def open_accounts(database_url: str | None, redis_url: str | None) -> Asyn
     """Open the database and Redis that the options or the environment name."""
     settings = load_settings(database_url=database_url, redis_url=redis_url)
     database = Database(settings.database_url.get_secret_value())
-    redis = connect(str(settings.redis_url), max_connections=1)
+    redis = connect(settings.redis_url, max_connections=1)
     announcer = ChangeAnnouncer(redis)
     try:
         await require_current_schema(database)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import quote
 
 import redis
 from celery import Celery
@@ -10,6 +11,7 @@ from celery.beat import Scheduler
 from celery.signals import worker_shutting_down
 from typing_extensions import override
 
+from contract.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
 from gateway.jobs.runner import Runner
 from gateway.jobs.schedule import JOBS, Job
 from gateway.settings import Settings
@@ -19,6 +21,8 @@ VISIBILITY_SECONDS: Final = 3600
 """After so long a run whose worker died may be handed to another one; longer than any job may take."""
 MOST_WAITING: Final = 200
 """Runs that may wait: while no worker takes any, no more of them pile up."""
+SENTINEL_SECONDS: Final = 1.0
+"""How long a sentinel may take to answer before the next one is asked."""
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger(__name__)
@@ -26,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 def create_app(settings: Settings) -> Celery:
     """Return the application, knowing its broker and when to run what."""
-    app = Celery("sluice", broker=str(settings.celery_broker_url or settings.redis_url))
+    url = settings.celery_broker_url or settings.redis_url
+    sentinels = sentinel_address(url)
+    app = Celery("sluice", broker=url if sentinels is None else _sentinel_urls(sentinels))
     app.conf.update(
         task_default_queue=QUEUE,
         task_ignore_result=True,
@@ -45,10 +51,12 @@ def create_app(settings: Settings) -> Celery:
         broker_transport_options={
             "visibility_timeout": VISIBILITY_SECONDS,
             "socket_keepalive": True,
+            **({} if sentinels is None else _sentinel_options(sentinels)),
         },
         beat_scheduler=BoundedScheduler,
         beat_max_loop_interval=1,
         beat_schedule={job.name: _entry(job) for job in JOBS},
+        sluice_broker=url,
     )
     return app
 
@@ -90,7 +98,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
     """Keeps its schedule in memory, and leaves runs out while too many are waiting."""
 
     def __init__(self, app: Celery, **options: Any) -> None:
-        self._broker = redis.Redis.from_url(app.conf.broker_url, socket_timeout=5.0)
+        self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=5.0)
         self._is_away = False
         super().__init__(app, **options)
 
@@ -108,6 +116,26 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
             return False
         self._is_away = False
         return bool(waiting < MOST_WAITING)
+
+
+def _sentinel_urls(address: SentinelAddress) -> str:
+    """Return a URL for each sentinel; Celery goes on to the next one when one does not answer."""
+    credentials = ""
+    if address.password is not None:
+        credentials = (
+            f"{quote(address.username or '', safe='')}:{quote(address.password, safe='')}@"
+        )
+    return ";".join(
+        f"sentinel://{credentials}{f'[{host}]' if ':' in host else host}:{port}/{address.database}"
+        for host, port in address.hosts
+    )
+
+
+def _sentinel_options(address: SentinelAddress) -> dict[str, Any]:
+    return {
+        "master_name": address.service,
+        "sentinel_kwargs": {**address.sentinel_options, "socket_timeout": SENTINEL_SECONDS},
+    }
 
 
 def _task(runner: Runner, job: Job) -> Callable[[], None]:

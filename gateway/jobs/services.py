@@ -42,7 +42,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     database = Database(
         settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
     )
-    redis = connect(str(settings.redis_url), max_connections=MAX_CONNECTIONS)
+    redis = connect(settings.redis_url, max_connections=MAX_CONNECTIONS)
     outbound = Outbound(allows_private=settings.webhook_allow_private)
     try:
         yield Services(

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from pydantic import RedisDsn, SecretStr
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from gateway.accounts.audit import AuditLog
@@ -31,7 +31,7 @@ RPM = LimitName.REQUESTS_PER_MINUTE
 async def management(
     database: Database, database_url: str, redis: Redis, redis_server: RedisServer
 ) -> AsyncIterator[Management]:
-    settings = Settings(database_url=SecretStr(database_url), redis_url=RedisDsn(redis_server.url))
+    settings = Settings(database_url=SecretStr(database_url), redis_url=redis_server.url)
     async with running_management(settings) as management:
         for tenant_id in ("ops", "acme", "other"):
             await _tenants(management).create(tenant_id, tenant_id=tenant_id)

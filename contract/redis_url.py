@@ -1,0 +1,163 @@
+"""Where Redis is: one server, or whichever Sentinel says is the master at the moment.
+
+    redis://[USER:PASSWORD@]HOST[:6379][/DATABASE]      rediss:// with TLS
+    redis+sentinel://[USER:PASSWORD@]HOST[:26379][,HOST[:26379]...]/SERVICE[/DATABASE][?OPTIONS]
+
+USER and PASSWORD are those of the servers; the sentinels' own are the OPTIONS `sentinel_username` and
+`sentinel_password`. Both may be percent-encoded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import redis
+from redis.asyncio import Redis
+from redis.asyncio.sentinel import Sentinel
+from typing_extensions import override
+
+SENTINEL_SCHEME: Final = "redis+sentinel"
+SCHEMES: Final = ("redis", "rediss", SENTINEL_SCHEME)
+SENTINEL_PORT: Final = 26379
+SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
+LARGEST_PORT: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelAddress:
+    """What a URL says of a master that sentinels know."""
+
+    hosts: tuple[tuple[str, int], ...]
+    """Host and port of each sentinel."""
+    service: str
+    """The sentinels' name for the master."""
+    database: int
+    username: str | None
+    password: str | None = field(repr=False)
+    sentinel_username: str | None
+    sentinel_password: str | None = field(repr=False)
+
+    @property
+    def server_options(self) -> dict[str, Any]:
+        """Arguments of a client of the servers."""
+        return {"db": self.database, "username": self.username, "password": self.password}
+
+    @property
+    def sentinel_options(self) -> dict[str, Any]:
+        """Arguments of a client of the sentinels."""
+        return {"username": self.sentinel_username, "password": self.sentinel_password}
+
+
+def check_redis_url(url: str) -> str:
+    """Return the URL, or raise ValueError, saying what is wrong with it without showing a password."""
+    parts = _split(url)
+    if parts.scheme == SENTINEL_SCHEME:
+        _read_sentinels(parts)
+        return url
+    if not parts.hostname:
+        raise ValueError(f"a host must follow {parts.scheme}://")
+    _require_port(parts)
+    _database(parts.path.removeprefix("/"))
+    return url
+
+
+def sentinel_address(url: str) -> SentinelAddress | None:
+    """Return what a URL of sentinels says; None if it names a server itself. Raises ValueError."""
+    parts = _split(url)
+    return _read_sentinels(parts) if parts.scheme == SENTINEL_SCHEME else None
+
+
+def redis_client(url: str, **options: Any) -> "Redis":
+    """Return a client of the server, or of whichever is the master whenever a connection is made.
+
+    Nothing is connected yet. `options` are those of a connection (time-outs, retries). Raises ValueError.
+    """
+    address = sentinel_address(check_redis_url(url))
+    if address is None:
+        return Redis.from_url(url, **options)
+    sentinels = Sentinel(address.hosts, sentinel_kwargs=_sentinel_options(address, options))
+    master: Redis = sentinels.master_for(
+        address.service, redis_class=_Master, **options | address.server_options
+    )
+    return master
+
+
+def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
+    """Return a client like `redis_client`'s that is not for asyncio."""
+    address = sentinel_address(check_redis_url(url))
+    if address is None:
+        return redis.Redis.from_url(url, **options)
+    sentinels = redis.Sentinel(address.hosts, sentinel_kwargs=_sentinel_options(address, options))
+    master: redis.Redis = sentinels.master_for(address.service, **options | address.server_options)
+    return master
+
+
+def _sentinel_options(address: SentinelAddress, options: Mapping[str, Any]) -> dict[str, Any]:
+    timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
+    return timeouts | address.sentinel_options
+
+
+class _Master(Redis):
+    """A client of the master that takes its connections to the sentinels along when it is closed."""
+
+    @override
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        pool: Any = self.connection_pool
+        await pool.sentinel_manager.aclose()
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"must begin with {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
+    return parts
+
+
+def _require_port(parts: SplitResult) -> None:
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"a port must be a number from 0 to {LARGEST_PORT}") from None
+
+
+def _read_sentinels(parts: SplitResult) -> SentinelAddress:
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    service, _, database = parts.path.removeprefix("/").partition("/")
+    if not service:
+        raise ValueError(
+            f"the name of the master must follow the sentinels: {SENTINEL_SCHEME}://HOST:{SENTINEL_PORT}/NAME"
+        )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(SENTINEL_OPTIONS)):
+        raise ValueError(
+            f"options of {SENTINEL_SCHEME}:// are {' and '.join(SENTINEL_OPTIONS)}. Given: {', '.join(unknown)}"
+        )
+    return SentinelAddress(
+        hosts=tuple(_host(text) for text in hosts.split(",")),
+        service=unquote(service),
+        database=_database(database),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        sentinel_username=options.get("sentinel_username") or None,
+        sentinel_password=options.get("sentinel_password") or None,
+    )
+
+
+def _host(text: str) -> tuple[str, int]:
+    """Read `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`."""
+    found = urlsplit(f"//{text}")
+    _require_port(found)
+    if not found.hostname:
+        raise ValueError("each sentinel must be HOST or HOST:PORT, separated by commas")
+    return found.hostname, SENTINEL_PORT if found.port is None else found.port
+
+
+def _database(text: str) -> int:
+    if not text:
+        return 0
+    if not text.isdecimal():
+        raise ValueError(f"the database must be a number of at least 0. Given: {text}")
+    return int(text)

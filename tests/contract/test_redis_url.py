@@ -1,0 +1,54 @@
+"""URLs of Redis: what they say, and what is wrong with them."""
+
+import pytest
+
+from contract.redis_url import check_redis_url, sentinel_address
+
+
+def test_url_of_sentinels_says_where_they_are_and_what_to_ask_them() -> None:
+    address = sentinel_address(
+        "redis+sentinel://u%40x:p%2Fw@one:26380,[::1]:26381,three/my-master/3"
+        "?sentinel_username=su&sentinel_password=s%26p"
+    )
+    assert address is not None
+    assert address.hosts == (("one", 26380), ("::1", 26381), ("three", 26379))
+    assert (address.service, address.database) == ("my-master", 3)
+    assert address.server_options == {"db": 3, "username": "u@x", "password": "p/w"}
+    assert address.sentinel_options == {"username": "su", "password": "s&p"}
+    assert "p/w" not in repr(address)
+    assert "s&p" not in repr(address)
+
+
+def test_database_and_credentials_of_sentinels_may_be_left_out() -> None:
+    address = sentinel_address("redis+sentinel://one,two/main")
+    assert address is not None
+    assert address.server_options == {"db": 0, "username": None, "password": None}
+    assert address.sentinel_options == {"username": None, "password": None}
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "redis://[::1]:6379/0"])
+def test_url_of_a_server_has_no_sentinels(url: str) -> None:
+    assert check_redis_url(url) == url
+    assert sentinel_address(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("http://h:hidden@h", "must begin with redis://, rediss://, redis+sentinel://"),
+        ("127.0.0.1:6379", "must begin with"),
+        ("redis://:hidden@", "a host must follow redis://"),
+        ("redis://h:port", "a port must be a number from 0 to 65535"),
+        ("redis://h:70000", "a port must be a number"),
+        ("redis://h/zero", "the database must be a number of at least 0. Given: zero"),
+        ("redis+sentinel://h:26379", "the name of the master must follow the sentinels"),
+        ("redis+sentinel://:hidden@h:x/main", "a port must be a number"),
+        ("redis+sentinel://h,/main", "each sentinel must be HOST or HOST:PORT"),
+        ("redis+sentinel://h/main/-1", "the database must be a number"),
+        ("redis+sentinel://h/main?sentinel_pass=hidden", "Given: sentinel_pass"),
+    ],
+)
+def test_what_is_wrong_is_said_without_passwords(url: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint.replace("+", r"\+")) as caught:
+        check_redis_url(url)
+    assert "hidden" not in str(caught.value)

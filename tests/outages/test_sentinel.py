@@ -1,0 +1,82 @@
+"""Clients of a master that sentinels watch: where it goes, they go."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract.redis_url import redis_client
+from gateway.redis_client import PipeliningExecutor, connect
+from tests.support.redis_server import BUNDLED, SYSTEM
+from tests.support.sentinels import WatchedRedis, running_watched_redis
+
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(params=["bundled", "system"])
+def watched(request: pytest.FixtureRequest) -> Iterator[WatchedRedis]:
+    """A master and a replica of Redis 6.2 or 7, the latter with passwords."""
+    executable = BUNDLED if request.param == "bundled" else SYSTEM
+    if executable is None:
+        pytest.skip("redis-server is not installed")
+    with running_watched_redis(
+        executable, password="" if request.param == "bundled" else "s:e/c@t"
+    ) as watched:
+        yield watched
+
+
+async def until_written(executor: PipeliningExecutor, key: str) -> None:
+    """Write until it succeeds. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                await executor.execute_command("SET", key, 1)
+            except RedisError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> None:
+    client = connect(watched.url, max_connections=8)
+    executor = PipeliningExecutor(client)
+    await executor.execute_command("SET", "before", 1)
+    old = watched.master
+    await client.wait(1, 5000)
+    await asyncio.to_thread(old.kill)
+    await until_written(executor, "after")
+    assert watched.master is not old
+    assert await executor.execute_command("GET", "before") == b"1"
+    # The dead one comes back as a replica, and nobody takes it for the master.
+    await asyncio.to_thread(old.start)
+    await until_written(executor, "again")
+    assert watched.master is not old
+    await client.aclose()
+
+
+async def test_client_leaves_a_frozen_master(watched: WatchedRedis) -> None:
+    clients = [connect(watched.url, max_connections=8) for _ in range(2)]
+    executors = [PipeliningExecutor(client) for client in clients]
+    for executor in executors:
+        await executor.execute_command("SET", "before", 1)
+    old = watched.master
+    old.freeze()
+    await until_written(executors[0], "after")
+    old.thaw()
+    # This one was idle meanwhile, and its connection to the old master may still be there.
+    await until_written(executors[1], "later")
+    reader: Redis = redis_client(watched.url)
+    async with reader, asyncio.timeout(PATIENCE_SECONDS):
+        while await reader.get("later") is None:
+            await until_written(executors[1], "later")
+            await asyncio.sleep(0.2)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_any_sentinel_may_be_missing(watched: WatchedRedis) -> None:
+    await asyncio.to_thread(watched.stop_sentinel, 0)
+    async with connect(watched.url, max_connections=2) as client:
+        assert await client.ping()
