@@ -76,7 +76,9 @@ def redis_client(url: str, **options: Any) -> "Redis":
     address = sentinel_address(check_redis_url(url))
     if address is None:
         return Redis.from_url(url, **options)
-    sentinels = Sentinel(address.hosts, sentinel_kwargs=_sentinel_options(address, options))
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
+        address.hosts, sentinel_kwargs=_sentinel_options(address, options)
+    )
     master: Redis = sentinels.master_for(
         address.service, redis_class=_Master, **options | address.server_options
     )
@@ -88,7 +90,9 @@ def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
     address = sentinel_address(check_redis_url(url))
     if address is None:
         return redis.Redis.from_url(url, **options)
-    sentinels = redis.Sentinel(address.hosts, sentinel_kwargs=_sentinel_options(address, options))
+    sentinels: Any = redis.Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
+        address.hosts, sentinel_kwargs=_sentinel_options(address, options)
+    )
     master: redis.Redis = sentinels.master_for(address.service, **options | address.server_options)
     return master
 
