@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 from contract.sampling import SamplingSpec
 from worker.engine.arguments import MAX_BAD_WORD_TOKENS
 from worker.engine.base import EngineRequest, InvalidRequestError
-from worker.samplers.arguments import chain_arguments, reseeded
+from worker.engine.resumption import output_arguments, replayed_token_ids
+from worker.samplers.arguments import chain_arguments, varied
 from worker.samplers.breakers import DryBreakers
 
 _SMALLEST_TOP_P = 1e-6
@@ -62,7 +63,7 @@ class SamplingParameters:
             if request.grammar
             else None,
             skip_reading_prefix_cache=_skips_prefix_cache(request),
-            extra_args=self._extra(request, prompt_tokens),
+            extra_args=self._chain(request, prompt_tokens) | output_arguments(request) or None,
             detokenize=False,
         )
 
@@ -72,7 +73,9 @@ class SamplingParameters:
         params.seed = self._seed(request)
         params.prompt_logprobs = request.prompt_logprobs
         params.skip_reading_prefix_cache = _skips_prefix_cache(request)
-        params.extra_args = reseeded(params.extra_args, request.seed)
+        replayed = replayed_token_ids(request)
+        chain = varied(params.extra_args, seed=request.seed, replayed=replayed)
+        params.extra_args = chain | output_arguments(request) or None
         return params
 
     def forbid_words(self, params: Any) -> None:
@@ -108,10 +111,10 @@ class SamplingParameters:
             min_count=detection.min_count,
         )
 
-    def _extra(self, request: EngineRequest, prompt_tokens: int) -> dict[str, Any] | None:
+    def _chain(self, request: EngineRequest, prompt_tokens: int) -> dict[str, Any]:
         spec = request.sampling
         if spec.chain is None:
-            return None
+            return {}
         dry = spec.chain.dry
         return chain_arguments(
             spec,
@@ -119,6 +122,7 @@ class SamplingParameters:
             prompt_tokens=prompt_tokens,
             breakers=[] if dry is None else self._breakers.resolve(dry.breakers),
             spared_token_ids=self._special_token_ids,
+            replayed=replayed_token_ids(request),
         )
 
 

@@ -7,6 +7,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from contract.grammar import PARSER_LIMITS
+from worker.engine.resumption import prepare_resumption
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ def prepare() -> None:
     """Make a process of vLLM safe to run beside us."""
     _allow_matrix_tiles()
     _limit_grammars()
+    prepare_resumption()
     parent = multiprocessing.parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()

@@ -31,6 +31,7 @@ from worker.engine.description import describe
 from worker.engine.outputs import step_of
 from worker.engine.parameters import SamplingParameters
 from worker.engine.prompts import Prompts, fitting_max_tokens
+from worker.engine.resumption import ResumedSequences, replayed_token_ids
 from worker.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class VllmEngine:
         self._llm: Any = None
         self._closing = False
         self._starting: asyncio.Future[None] | None = None
+        self._resumed = ResumedSequences()
         # vLLM's tokenizer is no matter for two threads at once, so one thread does all that needs it;
         # the other one sees to it that grammars do not wait for images.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -93,8 +95,9 @@ class VllmEngine:
             await _end_messaging(llm.engine_core)
 
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Add the sequences of one job, which differ in id, seed and `prompt_logprobs` only.
+        """Add the sequences of one job.
 
+        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only.
         Takes a while where the prompt has images or the job a grammar. Raises EngineDeadError, or
         InvalidRequestError: what has been added by then is to be aborted.
         """
@@ -104,11 +107,18 @@ class VllmEngine:
         else:
             loop = asyncio.get_running_loop()
             core_requests = await loop.run_in_executor(executor, self._check, requests)
-        for core_request in core_requests:
+        for request, core_request in zip(requests, core_requests, strict=True):
+            if request.output_token_ids:
+                self._resumed.add(
+                    request.id,
+                    prompt_tokens=len(core_request.prompt_token_ids),
+                    replayed_tokens=len(replayed_token_ids(request)),
+                )
             await self._add(core_request)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences at once, without a further output. Unknown ids are ignored."""
+        self._resumed.forget(sequence_ids)
         try:
             await self._llm.engine_core.abort_requests_async(list(sequence_ids))
         except self._dead_errors as error:
@@ -126,7 +136,8 @@ class VllmEngine:
                 iteration_stats=None,
                 engine_idx=outputs.engine_index,
             )
-        return step_of(outputs)
+        step = step_of(outputs)
+        return EngineStep(self._resumed.own(step.outputs), step.stats)
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -208,6 +219,8 @@ class VllmEngine:
             prompt = self._prompts.make(first)
             prompt_tokens = len(prompt["prompt_token_ids"])
             max_tokens = fitting_max_tokens(first, prompt_tokens, self._info.context_window)
+            for request in requests:
+                self._check_output(request, prompt_tokens, max_tokens)
             params = self._parameters.make(
                 first, prompt_tokens=prompt_tokens, max_tokens=max_tokens
             )
@@ -219,6 +232,21 @@ class VllmEngine:
             raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
         self._parameters.forbid_words(made.sampling_params)
         return [made, *(self._sibling(made, each) for each in others)]
+
+    def _check_output(self, request: EngineRequest, prompt_tokens: int, max_tokens: int) -> None:
+        """Refuse earlier tokens that vLLM's processes would trip over. Raises InvalidRequestError."""
+        token_ids = request.output_token_ids
+        if not token_ids:
+            return
+        largest, window = self._info.vocabulary_size - 1, self._info.context_window
+        if not (min(token_ids) >= 0 and max(token_ids) <= largest):
+            raise InvalidRequestError(f"Earlier tokens must have ids between 0 and {largest}.")
+        if not (len(token_ids) < max_tokens and prompt_tokens + len(token_ids) < window):
+            raise InvalidRequestError(
+                f"Earlier tokens must leave room for another one: be less than max_tokens "
+                f"({max_tokens}), and less than {window} with the prompt of {prompt_tokens}. "
+                f"Given: {len(token_ids)}"
+            )
 
     def _sibling(self, first: Any, request: EngineRequest) -> Any:
         sibling = copy.copy(first)

@@ -1,6 +1,6 @@
 """How a chain travels to vLLM's processes: as one entry of `SamplingParams.extra_args`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -38,6 +38,7 @@ def chain_arguments(
     prompt_tokens: int,
     breakers: list[tuple[list[int], list[int]]],
     spared_token_ids: list[int],
+    replayed: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the `extra_args` of one sequence whose spec has a chain.
 
@@ -47,6 +48,7 @@ def chain_arguments(
         prompt_tokens: Length of the prompt as the client sent it.
         breakers: DRY's breakers, as head tokens and the tail tokens that follow.
         spared_token_ids: Tokens that XTC never removes, if the spec wants any spared.
+        replayed: The completion's first tokens, which mirostat is to have sampled once more.
     """
     if spec.chain is None:
         raise ValueError("'spec' must have a chain.")
@@ -68,6 +70,7 @@ def chain_arguments(
         dynatemp_exponent=spec.chain.dynatemp_exponent,
         seed=seed,
         prompt_tokens=prompt_tokens,
+        replayed=tuple(replayed),
         **_xtc(spec.chain, spared_token_ids),
         **_dry(spec.chain, breakers),
         **_mirostat(spec.chain),
@@ -75,11 +78,14 @@ def chain_arguments(
     return {_KEY: msgspec.to_builtins(parameters)}
 
 
-def reseeded(extra_args: dict[str, Any] | None, seed: int) -> dict[str, Any] | None:
-    """Return the `extra_args` of another sequence of the same job."""
-    if extra_args is None:
-        return None
-    return {_KEY: extra_args[_KEY] | {"seed": seed}}
+def varied(
+    extra_args: Mapping[str, Any] | None, *, seed: int, replayed: Sequence[int]
+) -> dict[str, Any]:
+    """Return the chain for the `extra_args` of another sequence of the same job; empty without one."""
+    chain = (extra_args or {}).get(_KEY)
+    if chain is None:
+        return {}
+    return {_KEY: chain | {"seed": seed, "replayed": list(replayed)}}
 
 
 def chain_parameters(extra_args: Mapping[str, Any] | None) -> ChainParameters | None:
@@ -146,6 +152,7 @@ def _check(name: str, value: float, bounds: Range) -> None:
 
 def _token_ids(parameters: ChainParameters) -> Iterator[int]:
     yield from parameters.xtc_spared
+    yield from parameters.replayed
     for heads, tail in parameters.dry_breakers:
         yield from heads
         yield from tail

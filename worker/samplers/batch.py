@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from worker.samplers.candidates import Placement
 from worker.samplers.chain import apply_chain
-from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu
+from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu, replay
 from worker.samplers.parameters import ChainParameters
 from worker.samplers.rows import Rows
 
@@ -22,7 +22,8 @@ from worker.samplers.rows import Rows
 class ChainedSequence:
     """A sequence with a chain, from the time it enters a batch until it leaves it.
 
-    One that is preempted enters anew: mirostat then begins again at twice its target.
+    One that is preempted enters anew: mirostat then begins again at twice its target. One that goes on
+    where another worker stopped does not: its first tokens are replayed.
     """
 
     parameters: ChainParameters
@@ -108,7 +109,7 @@ class MirostatGroup(Group):
         )
         result, kept_logprobs = apply_mirostat(logits, self._rows, mu)
         before.mu, before.kept_logprobs, before.total_tokens = mu, kept_logprobs, total_tokens
-        return result
+        return replay(result, self._rows, total_tokens)
 
     @override
     def window(self, longest: int) -> int:

@@ -32,6 +32,9 @@ class MirostatRows:
     eta: Tensor
     is_first_version: Tensor | None
     """None if no row uses version 1, which has to sort."""
+    prompt_tokens: Tensor
+    replayed: Tensor | None
+    """[rows, tokens]: what is sampled once more, filled up with -1; None if no row does that."""
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
@@ -44,6 +47,8 @@ class MirostatRows:
             is_first_version=placement.move(torch.tensor(first).unsqueeze(1))
             if any(first)
             else None,
+            prompt_tokens=placement.integers([row.prompt_tokens for row in parameters]),
+            replayed=_replayed([row.replayed for row in parameters], placement),
         )
 
 
@@ -72,6 +77,24 @@ def apply_mirostat(logits: Tensor, rows: MirostatRows, mu: Tensor) -> tuple[Tens
     return logits, logits.log_softmax(-1)
 
 
+def replay(logits: Tensor, rows: MirostatRows, total_tokens: Tensor) -> Tensor:
+    """Return logits with which the rows that replay sample what they are to; others stay as they are.
+
+    Args:
+        logits: [rows, vocabulary].
+        rows: Parameters of the rows.
+        total_tokens: [rows], int64; tokens of prompt and completion so far.
+    """
+    if rows.replayed is None:
+        return logits
+    position = total_tokens.unsqueeze(1) - rows.prompt_tokens
+    longest = rows.replayed.shape[1]
+    token = rows.replayed.gather(1, position.clamp(0, longest - 1))
+    token = token.where(position < longest, -1)
+    alone = torch.full_like(logits, MASKED).scatter_(1, token.clamp(min=0), 0.0)
+    return torch.where(token >= 0, alone, logits)
+
+
 def next_mu(mu: Tensor, kept_logprobs: Tensor, *, sampled: Tensor, rows: MirostatRows) -> Tensor:
     """Return the state after `sampled` ([rows], int64) came.
 
@@ -88,6 +111,16 @@ def next_mu(mu: Tensor, kept_logprobs: Tensor, *, sampled: Tensor, rows: Mirosta
     largest = 2.0 * tau.clamp(min=math.log2(vocab_size))
     moved = (mu - eta * (surprise - tau)).minimum(largest)
     return moved.where(is_token & surprise.isfinite(), mu)
+
+
+def _replayed(lists: Sequence[Sequence[int]], placement: Placement) -> Tensor | None:
+    longest = max(map(len, lists))
+    if longest == 0:
+        return None
+    table = torch.full((len(lists), longest), -1, dtype=torch.int64)
+    for row, token_ids in zip(table, lists, strict=True):
+        row[: len(token_ids)] = torch.tensor(token_ids)
+    return placement.move(table)
 
 
 def _beyond_top_k(logprobs: Tensor, mu: Tensor) -> Tensor:

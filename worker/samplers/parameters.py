@@ -60,6 +60,8 @@ class ChainParameters:
     """Seed of this sequence (not of its job)."""
     prompt_tokens: int = 0
     """Length of the prompt as the client sent it; later tokens were generated."""
+    replayed: tuple[int, ...] = ()
+    """The completion's first tokens, which are sampled once more, so that mirostat's state follows."""
 
     def __post_init__(self) -> None:
         # Equal breakers become one object: a batch then need not compare thousands of token ids.

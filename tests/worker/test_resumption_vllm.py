@@ -1,0 +1,394 @@
+"""Going on behind earlier tokens on the real engine: what comes is what would have come undisturbed.
+
+The engine computes in float32: with fewer bits a CPU's results depend on what else is in the batch.
+"""
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from contract.sampling import (
+    DEFAULT_SAMPLERS,
+    Dry,
+    Mirostat,
+    RepetitionDetection,
+    SamplerChain,
+    SamplingSpec,
+    Xtc,
+)
+from tests.worker.conftest import MODEL_FOLDER
+from worker.engine.base import (
+    EngineRequest,
+    InvalidRequestError,
+    SequenceEnd,
+    SequenceOutput,
+    TokenScores,
+)
+from worker.engine.vllm import VllmEngine
+from worker.settings import Settings
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+CONTEXT_WINDOW = 1024
+EOS = 1
+PROMPT = TOKENIZER.encode('def read(self, size):\n    """').ids
+FEW = [300, 301, 302, 303, 304, 305]
+"""With no more tokens than these, any model repeats itself."""
+CUTS = (1, 7, 23)
+"""Beside them, each sequence is cut before its last token."""
+
+ALL = list(DEFAULT_SAMPLERS)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 8, "maxLength": 12},
+        "kind": {"enum": ["alphanumerical", "alphabetical"]},
+        "size": {"type": "integer", "minimum": 100, "maximum": 99999},
+    },
+    "required": ["name", "kind", "size"],
+    "additionalProperties": False,
+}
+JSON = f"start: %json {json.dumps(SCHEMA)}"
+
+
+def spec(**changes: Any) -> SamplingSpec:
+    """Sampling hot enough that a small model, which is sure of itself, is truly sampled from."""
+    return SamplingSpec(**{"seed": 1234, "temperature": 1.6, **changes})
+
+
+def greedy(**changes: Any) -> SamplingSpec:
+    return spec(temperature=0.0, **changes)
+
+
+def chained(**changes: Any) -> SamplerChain:
+    return SamplerChain(order=ALL, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a sequence is sampled, and where it is cut besides."""
+
+    sampling: SamplingSpec
+    max_tokens: int = 40
+    grammar: str = ""
+    logprobs: int | None = None
+    more_cuts: Sequence[int] = ()
+    changes_as_prompt: bool = False
+    """Whether it would come out otherwise if earlier tokens were taken for a part of the prompt."""
+
+
+DRY = Dry(multiplier=4.0, base=1.75, allowed_length=1, last_n=-1, breakers=["\n"])
+CASES = {
+    "greedy": Case(sampling=greedy()),
+    "seeded": Case(sampling=spec(), changes_as_prompt=True),
+    "seeded at 1": Case(sampling=spec(temperature=1.0)),
+    "truncated": Case(sampling=spec(top_k=50, top_p=0.9, min_p=0.02), changes_as_prompt=True),
+    "frequency": Case(
+        sampling=greedy(frequency_penalty=0.5, allowed_token_ids=FEW), changes_as_prompt=True
+    ),
+    "presence": Case(sampling=spec(presence_penalty=1.5), changes_as_prompt=True),
+    "repetition": Case(sampling=greedy(repetition_penalty=1.3)),
+    "min_tokens": Case(
+        sampling=greedy(min_tokens=30, logit_bias={EOS: 100.0}), changes_as_prompt=True
+    ),
+    "logit_bias": Case(sampling=spec(logit_bias={500: 4.0, 501: -math.inf})),
+    "stop tokens": Case(
+        sampling=spec(stop_token_ids=list(range(300, 420)), min_tokens=12),
+        changes_as_prompt=True,
+    ),
+    "allowed": Case(sampling=spec(allowed_token_ids=list(range(300, 340)))),
+    "repetition detection": Case(
+        sampling=greedy(logit_bias={500: 100.0}, repetition_detection=RepetitionDetection(4, 1, 9)),
+        more_cuts=(3,),
+        changes_as_prompt=True,
+    ),
+    "json": Case(
+        sampling=spec(), grammar=JSON, max_tokens=90, more_cuts=range(1, 60), changes_as_prompt=True
+    ),
+    "greedy json": Case(sampling=greedy(), grammar=JSON, max_tokens=90, more_cuts=range(1, 60)),
+    "logprobs": Case(sampling=spec(), logprobs=3),
+    "chain": Case(
+        sampling=spec(
+            top_k=40,
+            top_p=0.95,
+            min_p=0.01,
+            repetition_penalty=1.1,
+            chain=chained(penalty_last_n=16),
+        )
+    ),
+    "chain that spares the prompt": Case(
+        sampling=greedy(
+            frequency_penalty=1.0, chain=chained(penalizes_prompt=False, top_n_sigma=1.0)
+        )
+    ),
+    "dry": Case(sampling=spec(presence_penalty=1.0, chain=chained(dry=DRY))),
+    "greedy dry": Case(sampling=greedy(chain=chained(dry=DRY))),
+    "xtc": Case(sampling=spec(chain=chained(xtc=Xtc(0.5, 0.05)))),
+    "mirostat 1": Case(
+        sampling=spec(chain=chained(mirostat=Mirostat(1, 3.0, 0.2))), changes_as_prompt=True
+    ),
+    "mirostat 2": Case(
+        sampling=spec(chain=chained(mirostat=Mirostat(2, 3.0, 0.2))),
+        logprobs=2,
+        changes_as_prompt=True,
+    ),
+    "mirostat and json": Case(
+        sampling=spec(chain=chained(mirostat=Mirostat(2, 3.0, 0.2))), grammar=JSON, max_tokens=90
+    ),
+    "long": Case(sampling=greedy(ignore_eos=True), max_tokens=300, more_cuts=(280,)),
+}
+
+
+@dataclass
+class Told:
+    """What an engine put out of one sequence."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenScores] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    end: SequenceEnd | None = None
+    stop_token_id: int | None = None
+
+    def add(self, output: SequenceOutput) -> None:
+        assert self.end is None
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or []
+        if output.prompt_tokens is not None:
+            self.prompt_tokens.append(output.prompt_tokens)
+        self.end, self.stop_token_id = output.end, output.stop_token_id
+
+
+async def run(engine: VllmEngine, requests: Sequence[EngineRequest]) -> dict[str, Told]:
+    """Run sequences together."""
+    told = {request.id: Told() for request in requests}
+    for request in requests:
+        await engine.submit([request])
+    await follow(engine, told)
+    return told
+
+
+async def follow(engine: VllmEngine, told: dict[str, Told]) -> None:
+    while any(each.end is None for each in told.values()):
+        for output in (await engine.step()).outputs:
+            told[output.sequence_id].add(output)
+
+
+def request_of(case: Case, name: str, output: Sequence[int] = ()) -> EngineRequest:
+    return EngineRequest(
+        id=name,
+        prompt_token_ids=PROMPT,
+        output_token_ids=list(output),
+        max_tokens=case.max_tokens,
+        sampling=case.sampling,
+        seed=case.sampling.seed,
+        cache_salt="salt",
+        logprobs=case.logprobs,
+        grammar=case.grammar,
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(
+        Settings(
+            model_path=str(MODEL_FOLDER),
+            context_window=CONTEXT_WINDOW,
+            max_sequences=96,
+            engine_arguments={"dtype": "float32"},
+        )
+    )
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(engine: VllmEngine) -> dict[str, Told]:
+    """What comes of each case undisturbed."""
+    return await run(engine, [request_of(case, name) for name, case in CASES.items()])
+
+
+def cuts(case: Case, whole: Told) -> list[int]:
+    last = len(whole.token_ids) - 1
+    return sorted({cut for cut in (*CUTS, *case.more_cuts, last) if 0 < cut <= last})
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_what_comes_behind_a_cut_is_what_would_have_come(
+    engine: VllmEngine, whole: dict[str, Told], name: str
+) -> None:
+    case, undisturbed = CASES[name], whole[name]
+    requests = {
+        cut: request_of(case, f"{name} after {cut}", undisturbed.token_ids[:cut])
+        for cut in cuts(case, undisturbed)
+    }
+    assert len(requests) > 2
+
+    told = await run(engine, list(requests.values()))
+
+    for cut, request in requests.items():
+        rest = told[request.id]
+        assert (cut, rest.token_ids) == (cut, undisturbed.token_ids[cut:])
+        assert (rest.end, rest.stop_token_id) == (undisturbed.end, undisturbed.stop_token_id)
+        assert rest.prompt_tokens == [len(PROMPT)]
+        assert len(rest.logprobs) == (0 if case.logprobs is None else len(rest.token_ids))
+        for ours, theirs in zip(rest.logprobs, undisturbed.logprobs[cut:], strict=True):
+            # vLLM scores as many tokens as the most demanding sequence of a batch asks for.
+            pairs = list(zip(ours, theirs, strict=False))
+            assert len(pairs) > (case.logprobs or 0)
+            for (token_id, logprob), (their_id, their_logprob) in pairs:
+                assert token_id == their_id
+                assert logprob == pytest.approx(their_logprob, abs=1e-4)
+
+
+async def test_cases_reach_what_they_are_for(whole: dict[str, Told]) -> None:
+    ends = {name: (told.end, told.stop_token_id is not None) for name, told in whole.items()}
+    assert ends["greedy"] == (SequenceEnd.LENGTH, False)
+    assert ends["stop tokens"] == (SequenceEnd.STOP, True)
+    assert ends["min_tokens"] == (SequenceEnd.STOP, False)
+    assert ends["repetition detection"] == (SequenceEnd.REPETITION, False)
+    assert ends["json"] == ends["mirostat and json"] == (SequenceEnd.STOP, False)
+    assert json.loads(TOKENIZER.decode(whole["json"].token_ids))
+    texts = {tuple(told.token_ids) for told in whole.values()}
+    assert len(texts) > len(whole) - 4
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.changes_as_prompt])
+async def test_earlier_tokens_are_no_part_of_the_prompt(
+    engine: VllmEngine, whole: dict[str, Told], name: str
+) -> None:
+    """It would come out otherwise; else these cases would prove nothing."""
+    case, undisturbed = CASES[name], whole[name]
+    same = []
+    for cut in cuts(case, undisturbed):
+        request = EngineRequest(
+            id=f"{name} with a prompt of {cut} more",
+            prompt_token_ids=PROMPT + undisturbed.token_ids[:cut],
+            max_tokens=case.max_tokens - cut,
+            sampling=case.sampling,
+            seed=case.sampling.seed,
+            cache_salt="salt",
+            grammar=case.grammar,
+        )
+        told = await run(engine, [request])
+        same.append(told[request.id].token_ids == undisturbed.token_ids[cut:])
+    assert not all(same)
+
+
+async def test_a_bad_word_is_known_across_the_cut(engine: VllmEngine) -> None:
+    free = (await run(engine, [request_of(CASES["greedy"], "free")]))["free"].token_ids
+    at, word = next(
+        (at, text)
+        for at in range(2, len(free))
+        if (text := TOKENIZER.decode(free[at : at + 2])).strip()
+        and TOKENIZER.encode(text, add_special_tokens=False).ids == free[at : at + 2]
+    )
+    case = Case(sampling=greedy(bad_words=[word]))
+    undisturbed = (await run(engine, [request_of(case, "bad")]))["bad"].token_ids
+    cut = at + 1
+    assert undisturbed[:cut] == free[:cut]
+    assert undisturbed[cut] != free[cut]
+
+    told = await run(engine, [request_of(case, "bad after", undisturbed[:cut])])
+
+    assert told["bad after"].token_ids == undisturbed[cut:]
+
+
+async def test_sequences_of_a_job_go_on_each_where_it_was(engine: VllmEngine) -> None:
+    for name in ("truncated", "mirostat 2"):
+        firsts = [replace(request_of(CASES[name], f"{name} {i}"), seed=1234 + i) for i in range(4)]
+        undisturbed = await run(engine, firsts)
+        rest = [
+            replace(
+                request_of(
+                    CASES[name],
+                    f"{name} {i} goes on",
+                    undisturbed[f"{name} {i}"].token_ids[: 3 * i],
+                ),
+                seed=1234 + i,
+            )
+            for i in range(4)
+        ]
+        told = {request.id: Told() for request in rest}
+
+        await engine.submit(rest)
+        await follow(engine, told)
+
+        for i in range(4):
+            expected = undisturbed[f"{name} {i}"].token_ids[3 * i :]
+            assert told[f"{name} {i} goes on"].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ([-1], "ids between 0 and 2047"),
+        ([2048], "ids between 0 and 2047"),
+        ([500] * 40, r"less than max_tokens \(40\)"),
+    ],
+    ids=["negative", "outside the vocabulary", "complete"],
+)
+async def test_earlier_tokens_that_cannot_be_are_refused(
+    engine: VllmEngine, output: list[int], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await engine.submit([request_of(CASES["greedy"], f"refused {output[:2]}", output)])
+
+
+async def test_earlier_tokens_must_fit_the_window(engine: VllmEngine) -> None:
+    case = Case(sampling=greedy(), max_tokens=2000)
+    request = request_of(case, "too long", [500] * (CONTEXT_WINDOW - len(PROMPT)))
+    with pytest.raises(InvalidRequestError, match=f"less than {CONTEXT_WINDOW} with the prompt"):
+        await engine.submit([request])
+
+
+async def test_earlier_tokens_that_a_grammar_forbids_end_their_sequence_alone(
+    engine: VllmEngine, whole: dict[str, Told]
+) -> None:
+    wrong = request_of(CASES["json"], "wrong", [500])
+    right = request_of(CASES["json"], "right", whole["json"].token_ids[:5])
+
+    told = await run(engine, [wrong, right])
+
+    assert (told["wrong"].token_ids, told["wrong"].end) == ([], SequenceEnd.ERROR)
+    assert told["right"].token_ids == whole["json"].token_ids[5:]
+
+
+async def test_a_sequence_aborted_while_it_replays_is_forgotten(
+    engine: VllmEngine, whole: dict[str, Told]
+) -> None:
+    tokens = whole["mirostat 2"].token_ids
+    await engine.submit([request_of(CASES["mirostat 2"], "aborted", tokens[:30])])
+    await engine.step()
+    await engine.abort(["aborted"])
+    assert not engine._resumed._begun
+
+    told = await run(engine, [request_of(CASES["mirostat 2"], "another", tokens[:30])])
+    assert told["another"].token_ids == tokens[30:]
+    assert not engine._resumed._begun
+
+
+async def test_a_chain_that_is_greedy_replays_nothing(
+    engine: VllmEngine, whole: dict[str, Told]
+) -> None:
+    sampling = msgspec.structs.replace(CASES["mirostat 2"].sampling, temperature=0.0)
+    tokens = whole["greedy"].token_ids
+    request = request_of(Case(sampling=sampling), "greedy mirostat", tokens[:9])
+    await engine.submit([request])
+    assert engine._resumed._begun["greedy mirostat"].replayed_tokens == 0
+    told = {"greedy mirostat": Told()}
+    await follow(engine, told)
+    assert told["greedy mirostat"].token_ids == tokens[9:]
