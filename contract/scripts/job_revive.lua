@@ -3,6 +3,7 @@
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] sequence
+-- KEYS[10] sheddable
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed  ARGV[5] payload
 -- ARGV[6] weight  ARGV[7] rank of the job's tier  ARGV[8] prompt tokens  ARGV[9] sequences
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
@@ -16,7 +17,19 @@ local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
 local place = job[2] or string.format('%.0f', ARGV[7] * 2 ^ 40 + redis.call('INCR', KEYS[9]))
 redis.call('ZREM', leases, ARGV[1])
-if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
+local waits_at = redis.call('ZSCORE', queue, ARGV[1])
+if waits_at then
+  redis.call('ZREM', queue, ARGV[1])
+  redis.call('DECR', waiting)
+  -- It goes back as one that has begun, which is not shed.
+  local rank = math.floor(waits_at / 2 ^ 40)
+  local fresh = redis.call('ZCOUNT', queue, rank * 2 ^ 40 + 2 ^ 39, (rank + 1) * 2 ^ 40 - 1)
+  if fresh > 0 then
+    redis.call('ZADD', KEYS[10], rank * 2 ^ 40 + fresh, rank .. ' ' .. ARGV[2])
+  else
+    redis.call('ZREM', KEYS[10], rank .. ' ' .. ARGV[2])
+  end
+end
 redis.call('DEL', key)
 redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', ARGV[8], 'sequences', ARGV[9],
   'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11], 'payload', ARGV[5],

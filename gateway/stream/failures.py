@@ -38,7 +38,7 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
         case FailureCode.SHED:
             return OverloadedError(
                 "The queue is full, and a more urgent request took the place of this one.",
-                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+                retry_after_seconds=failed.retry_after_seconds or OVERLOADED_RETRY_AFTER_SECONDS,
             )
         case FailureCode.POISONOUS:
             return PoisonousRequestError(
