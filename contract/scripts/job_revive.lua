@@ -17,26 +17,21 @@ local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
 local place = job[2] or string.format('%.0f', ARGV[7] * 2 ^ 40 + redis.call('INCR', KEYS[9]))
 redis.call('ZREM', leases, ARGV[1])
-local waits_at = redis.call('ZSCORE', queue, ARGV[1])
-if waits_at then
-  redis.call('ZREM', queue, ARGV[1])
-  redis.call('DECR', waiting)
-  -- It goes back as one that has begun, which is not shed.
-  local rank = math.floor(waits_at / 2 ^ 40)
-  local fresh = redis.call('ZCOUNT', queue, rank * 2 ^ 40 + 2 ^ 39, (rank + 1) * 2 ^ 40 - 1)
-  if fresh > 0 then
-    redis.call('ZADD', KEYS[10], rank * 2 ^ 40 + fresh, rank .. ' ' .. ARGV[2])
-  else
-    redis.call('ZREM', KEYS[10], rank .. ' ' .. ARGV[2])
-  end
-end
+if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
 redis.call('DEL', key)
 redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', ARGV[8], 'sequences', ARGV[9],
   'need_tokens', ARGV[4], 'gateway', ARGV[10], 'handle', ARGV[11], 'payload', ARGV[5],
   'place', place, 'attempt', over, 'charged', charged, 'worker', '',
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 redis.call('PEXPIRE', key, ARGV[12])
-redis.call('ZADD', queue, place, ARGV[1])
+-- As on arrival (see job_enqueue), one that never began stands behind all that have, and can be shed.
+redis.call('ZADD', queue, over > 0 and place or place + 2 ^ 39, ARGV[1])
+local fresh = redis.call('ZCOUNT', queue, ARGV[7] * 2 ^ 40 + 2 ^ 39, (ARGV[7] + 1) * 2 ^ 40 - 1)
+if fresh > 0 then
+  redis.call('ZADD', KEYS[10], ARGV[7] * 2 ^ 40 + fresh, ARGV[7] .. ' ' .. ARGV[2])
+else
+  redis.call('ZREM', KEYS[10], ARGV[7] .. ' ' .. ARGV[2])
+end
 if not redis.call('ZSCORE', active, ARGV[2]) then
   -- The tenant waits again: it is lifted as on arrival (see job_enqueue).
   local counter = tonumber(redis.call('HGET', counters, ARGV[2]) or '0')
