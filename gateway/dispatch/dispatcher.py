@@ -110,6 +110,11 @@ class Dispatcher:
         tickets = [t for t in generation.tickets if self._tickets.pop(t.job.handle, None)]
         await asyncio.gather(*(self._drop(ticket) for ticket in tickets))
 
+    def fail_all(self, code: FailureCode) -> None:
+        """End everything that is in flight, and tell whoever waits for it why."""
+        for ticket in list(self._tickets.values()):
+            self._fail(ticket, code)
+
     # -- loops -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
