@@ -93,7 +93,7 @@ def _case(name: str) -> Case:
             watched = WatchedRedis(newest)
             return Case(watched, _failed_over(watched, is_frozen=False))
         case _:
-            watched = WatchedRedis(BUNDLED, password="secret")  # noqa: S106 - a test's
+            watched = WatchedRedis(BUNDLED, password="secret")
             return Case(watched, _failed_over(watched, is_frozen=True))
 
 
