@@ -5,6 +5,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 from contract import clock, keys, messages
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import JobQueue
+from worker import telemetry
 from worker.engine.base import EngineInfo
 from worker.model_files import context_window
 
@@ -19,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 ANNOUNCE_SECONDS = 1.0
 _CARD_TTL_MS = 5_000
+_MOST_FAILURE_CHARACTERS = 500
 _TOKENIZER_TTL_SECONDS = 600
 
 
@@ -59,8 +62,7 @@ class Catalogue:
     def engine_started(self, info: EngineInfo) -> None:
         """Announce a worker that claims jobs from the next `announce` on."""
         self._tokenizer = zlib.compress(info.tokenizer_json)
-        self._card = msgspec.structs.replace(
-            self._card,
+        self._change(
             state=WorkerState.READY,
             engine=info.name,
             context_window=info.context_window,
@@ -75,10 +77,20 @@ class Catalogue:
             max_images=info.max_images,
         )
 
+    def engine_failed(self, failure: str) -> None:
+        """Announce a worker whose engine has died, or could not be started again."""
+        has_died = self._card.state is WorkerState.READY
+        self._announced = None
+        self._change(
+            state=WorkerState.RESTARTING,
+            engine_restarts=self._card.engine_restarts + has_died,
+            last_failure=failure[:_MOST_FAILURE_CHARACTERS],
+        )
+
     def draining(self) -> None:
         """Announce a worker that claims nothing more from the next `announce` on."""
-        self._card = msgspec.structs.replace(self._card, state=WorkerState.DRAINING)
         self._announced = None
+        self._change(state=WorkerState.DRAINING)
 
     async def announce(self) -> None:
         """Say that the worker lives, for the next seconds."""
@@ -91,6 +103,10 @@ class Catalogue:
             await self._redis.hsetnx(keys.MODELS, self._card.model, card)
         await self._queue.announce(self._card, ttl_ms=_CARD_TTL_MS)
         self._announced = state
+
+    def _change(self, **fields: Any) -> None:
+        self._card = msgspec.structs.replace(self._card, **fields)
+        telemetry.STATE.state(self._card.state)
 
     async def _publish_tokenizer(self) -> None:
         key = keys.tokenizer(self._card.tokenizer_digest)

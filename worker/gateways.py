@@ -30,11 +30,15 @@ class GatewayWatch:
             for name in names:
                 _ = pipeline.exists(keys.gateway_alive(name))
             found = await pipeline.execute() if names else []
+            missing = [name for name, exists in zip(names, found, strict=True) if not exists]
+            for name in missing:
+                # A frame that came after it had left has brought its stream back, for nobody.
+                _ = pipeline.expire(keys.replies(name), round(FORGOTTEN_SECONDS))
+            if missing:
+                await pipeline.execute()
         now = asyncio.get_running_loop().time()
-        self._alive = {name for name, exists in zip(names, found, strict=True) if exists}
-        self._missing_since = {
-            name: self._missing_since.get(name, now) for name in names if name not in self._alive
-        }
+        self._alive = set(names).difference(missing)
+        self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
 
     async def is_alive(self, gateway: str) -> bool:
         """Whether a gateway lives, as far as was seen within the last second or so."""

@@ -1,6 +1,7 @@
 """The worker process: start-up, signals, the order of shutting down, exit codes.
 
-Exit codes: 0 after a signal, 1 when the engine could not be started, 70 when the engine died.
+Exit codes: 0 after a signal, 1 when the engine could not be started the first time. An engine that dies is
+started again.
 """
 
 import asyncio
@@ -8,6 +9,8 @@ import contextlib
 import gc
 import logging
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -21,30 +24,31 @@ from contract.redis_url import redis_client
 from worker import telemetry
 from worker.backoff import keep_doing
 from worker.catalogue import ANNOUNCE_SECONDS, Catalogue
-from worker.engine.base import Engine, EngineDeadError
+from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.health import HealthServer
+from worker.link import Link
 from worker.runner import Runner
 from worker.settings import Settings
+from worker.supervisor import Supervisor
 from worker.tasks import cancel
 
 _log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_NOT_STARTED = 1
-EXIT_ENGINE_DEAD = 70
 
 _REDIS_TIMEOUT_SECONDS = 5.0
 
 
 def run(settings: Settings) -> int:
-    """Run a worker until it is stopped by a signal or its engine dies. Return the exit code."""
+    """Run a worker until it is stopped by a signal. Return the exit code."""
     logging.basicConfig(
         level=settings.log_level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
-    return uvloop.run(serve(settings, make_engine(settings)))
+    return uvloop.run(serve(settings, partial(make_engine, settings)))
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -66,8 +70,8 @@ def make_engine(settings: Settings) -> Engine:
     return ScriptedEngine(Path(settings.model_path), script)
 
 
-async def serve(settings: Settings, engine: Engine) -> int:
-    """Run one worker with this engine, which is started and closed here."""
+async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
+    """Run one worker with the engines that are made here, one after the other if they die."""
     redis = redis_client(
         settings.redis_url.get_secret_value(),
         socket_timeout=_REDIS_TIMEOUT_SECONDS,
@@ -75,20 +79,25 @@ async def serve(settings: Settings, engine: Engine) -> int:
         retry=Retry(NoBackoff(), 0),
     )
     async with redis:
-        return await _Process(settings, engine, redis).run()
+        return await _Process(settings, make_engine, redis).run()
 
 
 class _Process:
     """One worker process from start to end."""
 
-    def __init__(self, settings: Settings, engine: Engine, redis: Redis) -> None:
+    def __init__(self, settings: Settings, make_engine: Callable[[], Engine], redis: Redis) -> None:
         self._settings = settings
-        self._engine = engine
-        self._redis = redis
-        self._queue = JobQueue(redis, settings.served_name)
+        queue = JobQueue(redis, settings.served_name)
+        self._link = Link(
+            redis,
+            queue,
+            worker=settings.worker_id,
+            lease_ms=settings.lease_ms,
+            most_pending_deltas=settings.reply_buffer_deltas,
+        )
         self._catalogue = Catalogue(
             redis,
-            self._queue,
+            queue,
             worker=settings.worker_id,
             engine=settings.engine,
             folder=Path(settings.model_path),
@@ -97,7 +106,14 @@ class _Process:
         )
         self._runner: Runner | None = None
         self._stop_asked = asyncio.Event()
+        self._supervisor = Supervisor(
+            make_engine,
+            stopping=self._stop_asked,
+            longest_pause_seconds=settings.restart_pause_seconds,
+            on_failure=self._on_engine_failure,
+        )
         self._draining: asyncio.Task[None] | None = None
+        self._announcing_once: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -105,61 +121,71 @@ class _Process:
             loop.add_signal_handler(number, self._on_signal)
         health = self._open_health()
         announcing = asyncio.create_task(keep_doing("announce this worker", self._announce))
+        linking = asyncio.create_task(self._link.run())
         try:
-            return await self._load_and_serve()
+            serving = asyncio.create_task(self._load_and_serve())
+            await asyncio.wait({serving, linking}, return_when=asyncio.FIRST_COMPLETED)
+            if linking.done():
+                await cancel([serving])
+                await linking
+            return await serving
         finally:
             telemetry.READY.set(0)
-            await cancel([announcing])
+            await cancel([announcing, linking])
             await self._withdraw()
-            await self._engine.aclose()
+            await self._supervisor.aclose()
             if health is not None:
                 health.close()
             _log.info("Stopped")
 
     async def _load_and_serve(self) -> int:
-        if not await self._load():
-            return EXIT_STOPPED if self._stop_asked.is_set() else EXIT_NOT_STARTED
-        self._runner = Runner(
-            self._redis,
-            self._queue,
-            self._engine,
-            worker=self._settings.worker_id,
-            lease_ms=self._settings.lease_ms,
-            most_pending_deltas=self._settings.reply_buffer_deltas,
-            gather_seconds=self._settings.gather_seconds,
-        )
-        _settle_memory()
-        telemetry.READY.set(1)
-        self._catalogue.engine_started(self._engine.info)
-        self._log_ready()
-        try:
-            await asyncio.gather(self._runner.run(), self._announce_once())
-        except EngineDeadError as error:
-            _log.error("The engine died: %s", error)
-            return EXIT_ENGINE_DEAD
-        return EXIT_STOPPED
-
-    async def _load(self) -> bool:
-        """Start the engine, unless a signal comes first."""
         _log.info(
             "Loading model %s from %s (about half a minute on a CPU)",
             self._settings.served_name,
             self._settings.model_path,
         )
-        starting = asyncio.create_task(self._engine.start())
-        stopping = asyncio.create_task(self._stop_asked.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        await cancel([stopping])
-        if self._stop_asked.is_set():
-            await cancel([starting])
-            return False
-        if (error := starting.exception()) is not None:
+        try:
+            engine = await self._supervisor.start()
+        except Exception as error:  # noqa: BLE001  (whatever the engine says of itself)
             _log.error("The engine could not be started: %s", error)
-            return False
-        return True
+            return EXIT_NOT_STARTED
+        while engine is not None:
+            failure = await self._serve(engine)
+            if failure is None:
+                break
+            engine = await self._supervisor.restart(failure)
+        return EXIT_STOPPED
 
-    def _log_ready(self) -> None:
-        info = self._engine.info
+    async def _serve(self, engine: Engine) -> str | None:
+        """Run jobs on an engine until the process is to stop, or the engine dies: then return of what."""
+        runner = self._runner = Runner(
+            self._link,
+            engine,
+            gather_seconds=self._settings.gather_seconds,
+            stall_seconds=self._settings.stall_seconds,
+        )
+        _settle_memory()
+        telemetry.READY.set(1)
+        self._catalogue.engine_started(engine.info)
+        self._log_ready(engine.info)
+        announced = asyncio.create_task(self._announce_once())
+        try:
+            await runner.run()
+        except EngineDeadError as error:
+            return f"The engine died: {error}"
+        finally:
+            self._runner = None
+            telemetry.READY.set(0)
+            await cancel([announced])
+        return None
+
+    def _on_engine_failure(self, failure: str) -> None:
+        _log.error("%s", failure)
+        if not self._stop_asked.is_set():
+            self._catalogue.engine_failed(failure)
+            self._announcing_once = asyncio.create_task(self._announce_once())
+
+    def _log_ready(self, info: EngineInfo) -> None:
         _log.info(
             "Ready: %s with %s, context window %d tokens, %d sequences at once, KV cache %d tokens",
             self._settings.served_name,
@@ -176,9 +202,7 @@ class _Process:
         return HealthServer(
             settings.health_host,
             settings.health_port,
-            is_healthy=lambda: (
-                self._runner is None or self._runner.stalled_seconds < settings.stall_seconds
-            ),
+            is_healthy=lambda: self._supervisor.down_seconds < settings.restart_seconds,
             is_ready=lambda: self._catalogue.is_announced_ready,
         )
 
@@ -215,7 +239,8 @@ class _Process:
 
 
 def _settle_memory() -> None:
-    """Spare the garbage collector what lives as long as the process, and make it look less often."""
+    """Spare the garbage collector what lives as long as the engine, and make it look less often."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

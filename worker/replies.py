@@ -172,13 +172,13 @@ class ReplyWriter:
         *,
         most_pending_deltas: int,
         on_written: Callable[[list[LeaseReport], list[LeaseReport]], None],
-        on_overflow: Callable[[], None],
     ) -> None:
         self._redis = redis
         self._worker = worker
         self._most_pending_deltas = most_pending_deltas
         self._on_written = on_written
-        self._on_overflow = on_overflow
+        self.on_overflow: Callable[[], None] | None = None
+        """Called while too much is unwritten; set by whoever runs jobs."""
         self._outboxes: dict[str, Outbox] = {}
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
@@ -258,5 +258,6 @@ class ReplyWriter:
             return [error] * len(entries)
 
     def _check_overflow(self) -> None:
-        if sum(len(box.deltas) for box in self._outboxes.values()) > self._most_pending_deltas:
-            self._on_overflow()
+        pending = sum(len(box.deltas) for box in self._outboxes.values())
+        if pending > self._most_pending_deltas and self.on_overflow is not None:
+            self.on_overflow()

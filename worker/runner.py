@@ -1,4 +1,4 @@
-"""The worker's loops: claim jobs, step the engine, and give up what nobody waits for.
+"""The loops around one engine: claim jobs, step the engine, and give up what nobody waits for.
 
 Every loop awaits something that rings (a doorbell list, a control list, the engine's next step), so an
 idle worker costs nothing. Timeouts are a safety net for rings that got lost.
@@ -11,13 +11,12 @@ import time
 from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
 from contract import clock, keys
 from contract.messages import GenerationJob, JobFailed, ReturnReason
 from contract.outcomes import FailureCode
-from contract.queue import Claim, JobQueue, Room
+from contract.queue import Claim, Room
 from worker import telemetry
 from worker.backoff import keep_doing
 from worker.checks import check_job
@@ -30,12 +29,12 @@ from worker.engine.base import (
     SequenceEnd,
     SequenceOutput,
 )
-from worker.gateways import FORGOTTEN_SECONDS, GRACE_SECONDS, GatewayWatch
+from worker.gateways import FORGOTTEN_SECONDS, GRACE_SECONDS
 from worker.generation import Generation, report_before
-from worker.leases import Leases
+from worker.link import Link
 from worker.logprobs import TokenTexts
 from worker.pace import Pace
-from worker.replies import ReplyWriter
+from worker.suspects import Suspects
 from worker.tasks import cancel
 
 _log = logging.getLogger(__name__)
@@ -44,6 +43,8 @@ MOST_JOBS_PER_CLAIM = 16
 _RING_TIMEOUT_SECONDS = 3
 _WATCH_SECONDS = 1.0
 _HAND_BACK_SECONDS = 5.0
+_ABORT_SECONDS = 1.0
+_STALL_LOOK_SECONDS = 1.0
 
 DEADLINE_MESSAGE = "The request was not finished before its deadline."
 
@@ -52,61 +53,45 @@ class Runner:
     """Runs jobs of one model on one engine."""
 
     def __init__(
-        self,
-        redis: Redis,
-        queue: JobQueue,
-        engine: Engine,
-        *,
-        worker: str,
-        lease_ms: int,
-        most_pending_deltas: int,
-        gather_seconds: float,
+        self, link: Link, engine: Engine, *, gather_seconds: float, stall_seconds: float
     ) -> None:
-        self._redis = redis
-        self._queue = queue
+        self._redis = link.redis
+        self._queue = link.queue
+        self._worker = link.worker
+        self._lease_ms = link.lease_ms
+        self._leases = link.leases
+        self._gateways = link.gateways
+        self._writer = link.writer
+        self._writer.on_overflow = self._give_everything_up
         self._engine = engine
-        self._worker = worker
-        self._lease_ms = lease_ms
+        self._stall_seconds = stall_seconds
         self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
         self._pace = Pace(gather_seconds)
-        self._leases = Leases(queue, worker, lease_ms=lease_ms)
-        self._gateways = GatewayWatch(redis)
-        self._writer = ReplyWriter(
-            redis,
-            worker,
-            most_pending_deltas=most_pending_deltas,
-            on_written=self._leases.written,
-            on_overflow=self._give_everything_up,
-        )
+        self._suspects = Suspects()
         self._generations: dict[str, Generation] = {}
         self._by_sequence: dict[str, Generation] = {}
         self._unwanted: list[str] = []
         self._submitting: set[asyncio.Task[None]] = set()
         self._stats = EngineStats(0, 0, 0.0)
+        self._steps = 0
         self._claiming = asyncio.Lock()
         self._room_changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._progressed_at = 0.0
-
-    @property
-    def stalled_seconds(self) -> float:
-        """Time for which the engine has had work but made no step. May be read from any thread."""
-        if not self._by_sequence:
-            return 0.0
-        return time.monotonic() - self._progressed_at
 
     async def run(self) -> None:
-        """Run jobs until stopped, then hand back what is left. Raises EngineDeadError."""
+        """Run jobs until stopped, or until the engine dies; then give back what is left.
+
+        Raises EngineDeadError, also if the engine hangs.
+        """
         tasks = [
             asyncio.create_task(loop)
             for loop in (
                 self._step(),
-                self._writer.run(),
-                keep_doing("end leases", self._leases.settle),
+                self._watch_for_stalls(),
                 keep_doing("extend leases", self._extend_leases),
                 keep_doing("look after gateways and deadlines", self._watch),
                 keep_doing("hear of cancelled jobs", self._obey),
@@ -116,10 +101,7 @@ class Runner:
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            has_failed = any(task is not stopped for task in done)
-            await self._hand_everything_back(
-                ReturnReason.ENGINE_DIED if has_failed else ReturnReason.DRAINING
-            )
+            await self._give_everything_back(is_engine_dead=done != {stopped})
             for task in done:
                 task.result()
         finally:
@@ -129,10 +111,11 @@ class Runner:
         """Claim nothing more, let running jobs finish, then stop."""
         self._stopping.set()
         self._room_changed.set()
-        async with self._claiming:
-            _log.info("Draining: %d jobs to finish", len(self._generations))
         try:
-            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                async with self._claiming:
+                    _log.info("Draining: %d jobs to finish", len(self._generations))
+                await self._idle.wait()
         except TimeoutError:
             _log.info("Handing back %d jobs", len(self._generations))
         self.stop()
@@ -210,13 +193,21 @@ class Runner:
             elif (generation := self._take_in(claim)) is not None:
                 taken.append(generation)
         for generation in taken:
-            if generation.takes_time_to_submit:
+            if generation.job.is_suspect:
+                self._suspects.add(generation)
+            elif generation.takes_time_to_submit:
                 # Everybody else's jobs do not wait for its images or grammar.
                 self._keep(asyncio.create_task(self._submit_apart(generation)))
             else:
                 await self._submit(generation)
+        self._admit_suspect()
         await self._abort_unwanted()
         self._writer.flush()
+
+    def _admit_suspect(self) -> None:
+        generation = self._suspects.next()
+        if generation is not None:
+            self._keep(asyncio.create_task(self._submit_apart(generation)))
 
     def _turn_away(self, claim: Claim) -> None:
         telemetry.JOBS_ENDED.labels("abandoned").inc()
@@ -259,8 +250,6 @@ class Runner:
     async def _submit(self, generation: Generation) -> None:
         if self._generations.get(generation.job.id) is not generation:
             return
-        if not self._by_sequence:
-            self._progressed_at = time.monotonic()
         requests = generation.requests()
         self._by_sequence.update((request.id, generation) for request in requests)
         try:
@@ -296,14 +285,16 @@ class Runner:
     async def _step(self) -> None:
         while True:
             step = await self._engine.step()
-            self._progressed_at = time.monotonic()
+            self._steps += 1
             self._apply(step)
             self._writer.flush()
+            if self._suspects.are_waiting:
+                self._admit_suspect()
             if self._unwanted:
                 await self._abort_unwanted()
 
     def _apply(self, step: EngineStep) -> None:
-        is_due = self._pace.is_due(self._progressed_at, len(self._by_sequence))
+        is_due = self._pace.is_due(time.monotonic(), len(self._by_sequence))
         for output in step.outputs:
             generation = self._by_sequence.get(output.sequence_id)
             if generation is not None:
@@ -337,7 +328,9 @@ class Runner:
     async def _abort_unwanted(self) -> None:
         unwanted, self._unwanted = self._unwanted, []
         if unwanted:
-            await self._engine.abort(unwanted)
+            # Of an engine's death the loop that steps it hears, too.
+            with contextlib.suppress(EngineDeadError):
+                await self._engine.abort(unwanted)
 
     # --- ending --------------------------------------------------------------------------------
 
@@ -359,6 +352,17 @@ class Runner:
         self._remove(generation, outcome)
         self._leases.end([generation.report])
 
+    def _leave(self, generation: Generation) -> None:
+        """Stop a job whose gateway is gone; another gateway takes over what is wanted all the same."""
+        if not generation.job.is_background:
+            self._drop(generation, "abandoned")
+            return
+        generation.tell_everything()
+        report = generation.report
+        generation.outbox.hand_back(report)
+        self._leases.hold_until_written(report)
+        self._remove(generation, "handed_back")
+
     def _remove(self, generation: Generation, outcome: str) -> None:
         if self._generations.get(generation.job.id) is generation:
             del self._generations[generation.job.id]
@@ -374,8 +378,12 @@ class Runner:
             telemetry.SEQUENCES_RUNNING.set(0)
         if not self._generations:
             self._idle.set()
+        self._suspects.discard(generation)
+        self._admit_suspect()
 
     def _give_everything_up(self) -> None:
+        if not self._generations:
+            return
         _log.error("Redis has been away for too long: giving up %d jobs", len(self._generations))
         generations = list(self._generations.values())
         for gateway in {generation.job.gateway for generation in generations}:
@@ -385,15 +393,19 @@ class Runner:
             self._remove(generation, "replies_lost")
             self._leases.hand_back([generation.report])
 
-    async def _hand_everything_back(self, reason: ReturnReason) -> None:
+    async def _give_everything_back(self, *, is_engine_dead: bool) -> None:
         self.stop()
-        async with self._claiming:
-            generations = list(self._generations.values())
-        for generation in generations:
+        # A claim that is on its way is to be taken in first, unless the engine holds it up for good.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._claiming.acquire(), _HAND_BACK_SECONDS)
+        self._suspects.clear()
+        reason = ReturnReason.ENGINE_DIED if is_engine_dead else ReturnReason.DRAINING
+        for generation in list(self._generations.values()):
             self._give_back(generation, reason)
-        with contextlib.suppress(EngineDeadError):
-            await self._abort_unwanted()
         self._writer.flush()
+        if not is_engine_dead:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._abort_unwanted(), _ABORT_SECONDS)
         await self._writer.drain(_HAND_BACK_SECONDS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._leases.settled.wait(), _HAND_BACK_SECONDS)
@@ -416,6 +428,17 @@ class Runner:
                 self._drop(generation, "lost")
         await self._abort_unwanted()
 
+    async def _watch_for_stalls(self) -> None:
+        # Looks are counted, not time: a process that was stopped, too, has heard nothing meanwhile.
+        pause = min(_STALL_LOOK_SECONDS, self._stall_seconds / 2)
+        looks, silent_looks = self._stall_seconds / pause, 0
+        while silent_looks < looks:
+            steps = self._steps
+            await asyncio.sleep(pause)
+            is_silent = self._steps == steps and bool(self._by_sequence)
+            silent_looks = silent_looks + 1 if is_silent else 0
+        raise EngineDeadError(f"no step for {self._stall_seconds:g} s")
+
     async def _watch(self) -> None:
         await asyncio.sleep(_WATCH_SECONDS)
         now = clock.now_ms()
@@ -432,7 +455,8 @@ class Runner:
         dead = self._gateways.missing_for(GRACE_SECONDS)
         for generation in list(self._generations.values()):
             if generation.job.gateway in dead:
-                self._drop(generation, "abandoned")
+                self._leave(generation)
+        self._writer.flush()
         for gateway in self._gateways.missing_for(FORGOTTEN_SECONDS) - in_use:
             self._writer.forget(gateway)
         await self._abort_unwanted()

@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     )
 
     lease_seconds: float = Field(
-        default=6.0, ge=0.3, le=600, description="Time after which a silent worker loses its jobs."
+        default=4.0, ge=0.3, le=600, description="Time after which a silent worker loses its jobs."
     )
     drain_seconds: float = Field(
         default=30.0,
@@ -132,7 +132,18 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(
         default=120.0,
         gt=0,
-        description="Time without an engine step, while jobs run, after which /healthz fails.",
+        description="Time without an engine step, while jobs run, after which the engine is started again.",
+    )
+    restart_pause_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="Longest pause before a try to start a dead engine again; the first one is 1 s, each "
+        "further one twice as long, until an engine has worked for a minute.",
+    )
+    restart_seconds: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Time in which a dead engine must have been started again, or /healthz fails.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="What is logged."

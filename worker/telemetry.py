@@ -1,7 +1,10 @@
 """Every metric of the worker process."""
 
-from prometheus_client import Counter, Gauge, Histogram
+import time
 
+from prometheus_client import Counter, Enum, Gauge, Histogram
+
+from contract.messages import WorkerState
 from worker.engine.base import EngineStep
 
 JOBS_CLAIMED = Counter("sluice_worker_jobs_claimed", "Jobs leased from the queue.")
@@ -29,6 +32,19 @@ REPLY_WRITE_FAILURES = Counter(
     "sluice_worker_reply_write_failures", "Tries to write reply frames that Redis did not take."
 )
 READY = Gauge("sluice_worker_ready", "1 while the worker claims jobs.")
+STATE = Enum("sluice_worker_state", "Where the worker is in its life.", states=[*WorkerState])
+ENGINE_RESTARTS = Counter(
+    "sluice_worker_engine_restarts", "Engines that were started in place of one that died or hung."
+)
+_NEXT_START = Gauge(
+    "sluice_worker_engine_start_pause_seconds",
+    "Time until the next try to start a dead engine again; 0 if none is waited for.",
+)
+
+
+def next_start_at(at: float) -> None:
+    """Note when an engine will be started, in seconds of `time.monotonic`."""
+    _NEXT_START.set_function(lambda: max(at - time.monotonic(), 0.0))
 
 
 def note_step(step: EngineStep) -> None:

@@ -34,6 +34,7 @@ from contract.messages import (
 from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.link import Link
 from worker.runner import Runner
 
 MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
@@ -134,11 +135,7 @@ class Gateway:
     async def enqueue(self, *jobs: GenerationJob) -> None:
         await self.live()
         await self.queue.enqueue(
-            jobs,
-            weight=1.0,
-            most_waiting=10_000,
-            most_waiting_of_tenant=10_000,
-            longest_wait_seconds=3600,
+            jobs, weight=1.0, most_waiting=10_000, most_waiting_of_tenant=10_000
         )
 
     async def read(self) -> None:
@@ -233,24 +230,27 @@ async def running_worker(
     lease_ms: int = 6_000,
     most_pending_deltas: int = 100_000,
     gather_seconds: float = 0.0,
+    stall_seconds: float = 60.0,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
     """Run a worker with the scripted engine on its own connection."""
     engine = engine_type(MODEL_FOLDER, script)
     await engine.start()
     async with redis_server.client(retries=0) as client:
-        runner = Runner(
+        link = Link(
             client,
             JobQueue(client, MODEL),
-            engine,
             worker=worker,
             lease_ms=lease_ms,
             most_pending_deltas=most_pending_deltas,
-            gather_seconds=gather_seconds,
         )
+        linked = asyncio.create_task(link.run())
+        runner = Runner(link, engine, gather_seconds=gather_seconds, stall_seconds=stall_seconds)
         task = asyncio.create_task(runner.run())
         try:
             yield runner, engine, task
         finally:
             runner.stop()
             await asyncio.gather(task, return_exceptions=True)
+            linked.cancel()
+            await asyncio.gather(linked, return_exceptions=True)

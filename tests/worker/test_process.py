@@ -26,7 +26,7 @@ from contract.messages import JobFinished, WorkerCard, WorkerState
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, RedisServer, make_job
 from worker.__main__ import command
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.main import EXIT_ENGINE_DEAD, EXIT_NOT_STARTED, serve
+from worker.main import EXIT_NOT_STARTED, serve
 from worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -174,26 +174,6 @@ async def test_no_prompt_text_in_the_log(redis_server: RedisServer, gateway: Gat
     assert "987654321" not in text
 
 
-async def test_dead_engine_ends_the_process_with_70(
-    redis: Redis, redis_server: RedisServer, gateway: Gateway
-) -> None:
-    settings = Settings(
-        model_path=str(MODEL_FOLDER),
-        model_name=MODEL,
-        redis_url=SecretStr(redis_server.url),
-        worker_id="w1",
-    )
-    engine = ScriptedEngine(MODEL_FOLDER, Script(step_seconds=0.01))
-    serving = asyncio.create_task(serve(settings, engine))
-    job = make_job(max_tokens=1000)
-    await ready(gateway)
-    await gateway.enqueue(job)
-    await gateway.read_until(lambda: bool(gateway.deltas(job)))
-    engine.die()
-    assert await asyncio.wait_for(serving, 5) == EXIT_ENGINE_DEAD
-    assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
-
-
 async def test_engine_that_does_not_start_ends_the_process_with_1(
     redis_server: RedisServer, redis: Redis
 ) -> None:
@@ -203,7 +183,7 @@ async def test_engine_that_does_not_start_ends_the_process_with_1(
             raise RuntimeError("no memory")
 
     settings = Settings(model_path=str(MODEL_FOLDER), redis_url=SecretStr(redis_server.url))
-    assert await serve(settings, Broken(MODEL_FOLDER, Script())) == EXIT_NOT_STARTED
+    assert await serve(settings, lambda: Broken(MODEL_FOLDER, Script())) == EXIT_NOT_STARTED
 
 
 async def test_signal_while_loading_stops_the_process(
@@ -221,7 +201,7 @@ async def test_signal_while_loading_stops_the_process(
         worker_id="w1",
         redis_url=SecretStr(redis_server.url),
     )
-    serving = asyncio.create_task(serve(settings, Slow(MODEL_FOLDER, Script())))
+    serving = asyncio.create_task(serve(settings, lambda: Slow(MODEL_FOLDER, Script())))
     async with asyncio.timeout(5):
         while (card := await card_of(redis)) is None:
             await asyncio.sleep(0.01)

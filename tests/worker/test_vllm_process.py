@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from contract.messages import JobFinished
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import Gateway, RedisServer, make_job
 from tests.worker.test_process import ready, worker_process
-from worker.main import EXIT_ENGINE_DEAD
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -64,18 +62,13 @@ async def ready_slowly(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "number", "code"),
-    [
-        (lambda pid: pid, signal.SIGTERM, 0),
-        (engine_core, signal.SIGKILL, EXIT_ENGINE_DEAD),
-        (lambda pid: pid, signal.SIGKILL, -signal.SIGKILL),
-    ],
-    ids=["terminated", "engine-killed", "killed"],
+    ("number", "code"),
+    [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["terminated", "killed"],
 )
 async def test_end_of_a_worker(
     redis_server: RedisServer,
     gateway: Gateway,
-    victim: Callable[[int], int],
     number: signal.Signals,
     code: int,
 ) -> None:
@@ -87,12 +80,10 @@ async def test_end_of_a_worker(
         await gateway.enqueue(job)
         # Like the start, the first step takes its time on a busy machine.
         await gateway.read_until(lambda: bool(gateway.deltas(job)), seconds=60)
-        os.kill(victim(process.pid), number)
+        os.kill(process.pid, number)
         if code == 0:
             await gateway.finished(job, seconds=30)
             assert isinstance(gateway.end(job), JobFinished)
         # The engine's processes share the pipe that `wait` waits for: look at them first.
         assert await gone({process.pid, *processes}, 15)
         assert await asyncio.wait_for(process.wait(), 5) == code
-    if code == EXIT_ENGINE_DEAD:
-        assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]

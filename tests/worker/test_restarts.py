@@ -1,0 +1,345 @@
+"""An engine that dies or hangs is followed by another one in the same process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from pydantic import SecretStr
+from redis.asyncio import Redis
+from typing_extensions import override
+
+from contract import keys, messages
+from contract.messages import JobFinished, JobReturned, ReturnReason, WorkerCard, WorkerState
+from contract.queue import RequeueResult
+from tests.worker.conftest import (
+    MODEL,
+    MODEL_FOLDER,
+    Gateway,
+    RedisServer,
+    make_job,
+    resumed,
+    running_worker,
+)
+from tests.worker.test_process import free_port, ready
+from worker.engine.base import Engine, EngineDeadError, EngineRequest, EngineStep
+from worker.engine.scripted import Script, ScriptedEngine
+from worker.main import EXIT_STOPPED, serve
+from worker.settings import Settings
+from worker.supervisor import Supervisor
+
+STEADY = Script(step_seconds=0.01)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.supervisor.FIRST_PAUSE_SECONDS", 0.1)
+
+
+class Hanging(ScriptedEngine):
+    """Makes no step any more once it is told to hang."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self.hangs = False
+        self.is_closed = False
+
+    @override
+    async def step(self) -> EngineStep:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return await super().step()
+
+    @override
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        await super().submit(requests)
+
+    @override
+    async def abort(self, sequence_ids: Sequence[str]) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        await super().abort(sequence_ids)
+
+    @override
+    async def aclose(self) -> None:
+        self.is_closed = True
+        await super().aclose()
+
+
+class Factory:
+    """Makes engines, the first ones of which may not start."""
+
+    def __init__(self, script: Script = STEADY) -> None:
+        self.script = script
+        self.made: list[Hanging] = []
+        self.broken: set[int] = set()
+
+    def __call__(self) -> Engine:
+        engine = Hanging(MODEL_FOLDER, self.script)
+        if len(self.made) in self.broken:
+
+            async def start() -> None:
+                raise RuntimeError("no memory")
+
+            engine.start = start  # type: ignore[method-assign]
+        self.made.append(engine)
+        return engine
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    redis_server: RedisServer, factory: Factory, **settings: Any
+) -> AsyncIterator["asyncio.Task[int]"]:
+    fields = {
+        "model_path": str(MODEL_FOLDER),
+        "model_name": MODEL,
+        "redis_url": SecretStr(redis_server.url),
+        "worker_id": "w1",
+        "gather_seconds": 0.0,
+        **settings,
+    }
+    task = asyncio.create_task(serve(Settings(**fields), factory))
+    try:
+        yield task
+        if not task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await asyncio.wait_for(task, 20) == EXIT_STOPPED
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def card_of(redis: Redis) -> WorkerCard | None:
+    card: Any = await redis.get(keys.worker_card(MODEL, "w1"))
+    return None if card is None else messages.decode_card(card)
+
+
+async def announced(redis: Redis, state: WorkerState) -> WorkerCard:
+    async with asyncio.timeout(20):
+        while (card := await card_of(redis)) is None or card.state is not state:
+            await asyncio.sleep(0.01)
+    return card
+
+
+async def returned(gateway: Gateway, job: Any) -> JobReturned:
+    await gateway.read_until(lambda: bool(gateway.returned(job)))
+    return gateway.returned(job)[-1]
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+async def test_job_goes_on_after_its_engine(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, how: str
+) -> None:
+    factory = Factory()
+    job = make_job(max_tokens=400, seed=9)
+    whole = make_job(max_tokens=400, seed=9)
+    async with serving(redis_server, factory, stall_seconds=0.5):
+        await ready(gateway)
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        if how == "dies":
+            factory.made[0].die()
+        else:
+            factory.made[0].hangs = True
+        back = await returned(gateway, job)
+        assert (back.reason, back.has_progressed) == (ReturnReason.ENGINE_DIED, True)
+        card = await announced(redis, WorkerState.RESTARTING)
+        assert card.engine_restarts == 1
+        assert card.last_failure.startswith("The engine died: ")
+        assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
+        again = resumed(gateway, job)
+        requeued = await gateway.queue.requeue(again, 1, is_returned=True)
+        assert requeued is RequeueResult.REQUEUED
+        factory.script = Script()
+        card = await announced(redis, WorkerState.READY)
+        assert card.engine_restarts == 1
+        await gateway.enqueue(whole)
+        await gateway.finished(job, whole)
+    assert factory.made[0].is_closed
+    assert gateway.token_ids(job) == gateway.token_ids(whole)
+    end = gateway.end(job)
+    assert isinstance(end, JobFinished)
+    assert end.completion_tokens == 400
+    numbers = [frame.number for frame in gateway.frames]
+    assert numbers == list(range(1, len(numbers) + 1)), "frames are numbered on"
+
+
+async def test_engine_is_tried_until_it_starts(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    factory = Factory()
+    factory.broken = {1, 2}
+    restarts = REGISTRY.get_sample_value("sluice_worker_engine_restarts_total") or 0
+    async with serving(redis_server, factory):
+        await ready(gateway)
+        factory.made[0].die()
+        await announced(redis, WorkerState.RESTARTING)
+        async with asyncio.timeout(10):
+            while (card := await announced(redis, WorkerState.RESTARTING)).last_failure != (
+                "The engine could not be started: no memory"
+            ):
+                await asyncio.sleep(0.01)
+        assert (await gateway.queue.status()).ready_workers == 0
+        assert REGISTRY.get_sample_value(
+            "sluice_worker_state", {"sluice_worker_state": "restarting"}
+        )
+        card = await announced(redis, WorkerState.READY)
+        assert card.engine_restarts == 1
+        job = make_job()
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+    assert len(factory.made) == 4
+    assert REGISTRY.get_sample_value("sluice_worker_engine_restarts_total") == restarts + 1
+
+
+async def test_pauses_double_until_an_engine_works_steadily(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    now = 1000.0
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("worker.supervisor.asyncio.sleep", sleep)
+    monkeypatch.setattr("worker.supervisor.FIRST_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr("worker.supervisor.time.monotonic", lambda: now)
+    factory = Factory()
+    failures: list[str] = []
+    supervisor = Supervisor(
+        factory,
+        stopping=asyncio.Event(),
+        longest_pause_seconds=60.0,
+        on_failure=failures.append,
+    )
+    assert await supervisor.start() is factory.made[0]
+    factory.broken = set(range(1, 8))
+    await supervisor.restart("gone")
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert failures == ["gone"] + ["The engine could not be started: no memory"] * 7
+    assert all(engine.is_closed for engine in factory.made[:-1])
+    now += 59
+    await supervisor.restart("gone")
+    assert pauses[-1] == 60.0
+    now += 60
+    await supervisor.restart("gone")
+    assert pauses[-1] == 1.0
+    assert supervisor.down_seconds == 0.0
+
+
+@pytest.mark.parametrize("when", ["pause", "start"])
+async def test_signal_while_restarting_ends_at_once(
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    if when == "pause":
+        monkeypatch.setattr("worker.supervisor.FIRST_PAUSE_SECONDS", 60.0)
+    factory = Factory()
+    async with serving(redis_server, factory) as task:
+        await ready(gateway)
+        if when == "start":
+
+            async def start(_: Any) -> None:
+                await asyncio.sleep(60)
+
+            monkeypatch.setattr(Hanging, "start", start)
+        factory.made[0].die()
+        await announced(redis, WorkerState.RESTARTING)
+        if when == "start":
+            async with asyncio.timeout(10):
+                while len(factory.made) < 2:
+                    await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, 5) == EXIT_STOPPED
+    async with asyncio.timeout(5):
+        while await card_of(redis) is not None:
+            await asyncio.sleep(0.01)
+
+
+async def test_probes_while_restarting(
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.supervisor.FIRST_PAUSE_SECONDS", 60.0)
+    port = free_port()
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    factory = Factory()
+    async with serving(redis_server, factory, health_port=port, restart_seconds=2.0):
+        await ready(gateway)
+        assert (await asyncio.to_thread(get, "/readyz"))[0] == 200
+        factory.made[0].die()
+        await announced(redis, WorkerState.RESTARTING)
+        assert (await asyncio.to_thread(get, "/readyz"))[0] == 503
+        metrics = (await asyncio.to_thread(get, "/metrics"))[1]
+        (line,) = [
+            each
+            for each in metrics.splitlines()
+            if each.startswith("sluice_worker_engine_start_pause_seconds ")
+        ]
+        assert 30 < float(line.split()[1]) <= 60
+        async with asyncio.timeout(10):
+            while (await asyncio.to_thread(get, "/healthz"))[0] != 503:
+                await asyncio.sleep(0.1)
+
+
+async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=150)
+    worker = running_worker(redis_server, STEADY, stall_seconds=0.4, engine_type=Hanging)
+    async with worker as (_, engine, task):
+        assert isinstance(engine, Hanging)
+        await asyncio.sleep(0.6)
+        await gateway.enqueue(job)
+        await gateway.finished(job)
+        assert not task.done()
+        engine.hangs = True
+        stuck = make_job()
+        await gateway.enqueue(stuck)
+        with pytest.raises(EngineDeadError, match=r"no step for 0\.4 s"):
+            await asyncio.wait_for(task, 20)
+    back = await returned(gateway, stuck)
+    assert (back.reason, back.has_progressed) == (ReturnReason.ENGINE_DIED, False)
+
+
+async def test_drain_of_a_hanging_engine_gives_back_in_time(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.runner._HAND_BACK_SECONDS", 0.5)
+    worker = running_worker(redis_server, STEADY, engine_type=Hanging)
+    async with worker as (runner, engine, task):
+        assert isinstance(engine, Hanging)
+        job, late = make_job(max_tokens=1000), make_job()
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        engine.hangs = True
+        await gateway.enqueue(late)
+        async with asyncio.timeout(5):
+            while (await gateway.queue.status()).leased_jobs < 2:
+                await asyncio.sleep(0.01)
+        await runner.drain(0.2)
+        await asyncio.wait_for(task, 10)
+    assert (await returned(gateway, job)).reason is ReturnReason.DRAINING
+    assert (await returned(gateway, late)).reason is ReturnReason.DRAINING

@@ -1,0 +1,108 @@
+"""Keeps an engine running: when one has died, what is left of it is closed and another one is started.
+
+Tries to start one go on for as long as it takes, with pauses that double up to a bound. An engine that has
+worked for a while makes them short again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from worker import telemetry
+from worker.engine.base import Engine
+from worker.tasks import cancel
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 1.0
+STEADY_SECONDS = 60.0
+"""Time for which an engine must have worked for its death to count as the first one."""
+
+_CLOSE_SECONDS = 30.0
+
+
+class Supervisor:
+    """Starts engines, one after the other."""
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        *,
+        stopping: asyncio.Event,
+        longest_pause_seconds: float,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._make_engine = make_engine
+        self._stopping = stopping
+        self._longest_pause_seconds = longest_pause_seconds
+        self._on_failure = on_failure
+        self._engine: Engine | None = None
+        self._pause_seconds = 0.0
+        self._started_at = 0.0
+        self._died_at: float | None = None
+
+    @property
+    def down_seconds(self) -> float:
+        """Time since an engine died that was not followed by another one yet. May be read from any thread."""
+        died_at = self._died_at
+        return 0.0 if died_at is None else time.monotonic() - died_at
+
+    async def start(self) -> Engine | None:
+        """Start the first engine; None if the process is to stop meanwhile. Raises what the engine raises."""
+        engine = self._engine = self._make_engine()
+        starting = asyncio.create_task(engine.start())
+        if await self._is_stopped_before(starting):
+            return None
+        starting.result()
+        self._started_at = time.monotonic()
+        self._died_at = None
+        return engine
+
+    async def restart(self, failure: str) -> Engine | None:
+        """Start another engine in place of one that died; None if the process is to stop meanwhile."""
+        self._died_at = now = time.monotonic()
+        if now - self._started_at >= STEADY_SECONDS:
+            self._pause_seconds = 0.0
+        while True:
+            self._on_failure(failure)
+            await self.aclose()
+            if await self._is_stopped_before(asyncio.create_task(self._pause())):
+                return None
+            try:
+                engine = await self.start()
+            except Exception as error:  # noqa: BLE001  (whatever kept it from starting may pass)
+                failure = f"The engine could not be started: {error}"
+                _log.error("%s", failure)
+                continue
+            if engine is not None:
+                telemetry.ENGINE_RESTARTS.inc()
+            return engine
+
+    async def aclose(self) -> None:
+        """Close the engine, whatever state it is in."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        try:
+            await asyncio.wait_for(engine.aclose(), _CLOSE_SECONDS)
+        except Exception:  # noqa: BLE001  (it is broken: what can be closed is)
+            _log.exception("The engine could not be closed")
+
+    async def _pause(self) -> None:
+        doubled = max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS)
+        self._pause_seconds = min(doubled, self._longest_pause_seconds)
+        _log.info("Starting the engine again in %.0f s", self._pause_seconds)
+        telemetry.next_start_at(time.monotonic() + self._pause_seconds)
+        await asyncio.sleep(self._pause_seconds)
+
+    async def _is_stopped_before(self, task: "asyncio.Task[None]") -> bool:
+        """Wait for a task, which is cancelled if the process is to stop. Return whether it is."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel([stopping])
+            if self._stopping.is_set():
+                await cancel([task])
+        return self._stopping.is_set()
