@@ -63,6 +63,21 @@ def waiting(model: str) -> str:
     return f"{{m:{model}}}:waiting"
 
 
+def sheddable(model: str) -> str:
+    """Sorted set: `RANK TENANT` -> rank of a tier * 2^40 + the tenant's waiting jobs of it that never began."""
+    return f"{{m:{model}}}:sheddable"
+
+
+def pace(model: str) -> str:
+    """Hash: how fast waiting jobs are claimed, and the times that refused requests were promised."""
+    return f"{{m:{model}}}:pace"
+
+
+def pace_prefix(model: str) -> str:
+    """Prefix of the same of each tenant, to which the tenant is appended."""
+    return f"{pace(model)}:"
+
+
 def doorbell(model: str) -> str:
     """List: one token for each enqueued job, on which idle workers block."""
     return f"{{m:{model}}}:doorbell"

@@ -186,6 +186,8 @@ class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     code: FailureCode
     message: str
+    retry_after_seconds: float | None = None
+    """When another try may find room, of a job that was shed; None if that is not known."""
 
 
 class ReturnReason(StrEnum):

@@ -25,5 +25,6 @@ class FailureCode(StrEnum):
     REPLIES_LOST = "replies_lost"  # A reply frame of its worker never arrived.
     ENGINE_ERROR = "engine_error"  # The engine gave up on this one job.
     POISONOUS = "poisonous"  # Engines died with it aboard: it is not given to another one.
+    GATEWAY_STOPPING = "gateway_stopping"  # Its gateway stops, and its time to finish is over.
     TAKEN_OVER = "taken_over"  # Another gateway goes on with it.
     SHED = "shed"  # It waited in a full queue, and a more urgent job took its place.

@@ -4,6 +4,9 @@ Fair between tenants by Virtual Token Counter (Sheng et al., OSDI'24): a tenant'
 `(PROMPT_COST * prompt + COMPLETION_COST * completion) / weight`, and whoever has the lowest counter goes
 first. A claimed job is a lease; the pair (worker, attempt) is its fencing number. Tiers order the jobs of
 one tenant, and change its weight within bounds. An ended job leaves a receipt until it is forgotten.
+
+The queue is bounded, for the model and for each tenant. When it is full, a job of a higher tier sheds jobs of
+lower ones that never began; whoever is refused is told when to come back, by the pace at which jobs are claimed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,6 +56,25 @@ class EnqueueResult(Enum):
     DUPLICATE = 0  # The first job's id is on the queue or leased already, or has a receipt.
     MODEL_FULL = -1
     TENANT_FULL = -2
+    TOO_LATE = -3  # It would wait longer than it may.
+
+
+class ShedJob(NamedTuple):
+    """A waiting job that was taken off the queue to make room; its gateway does not know yet."""
+
+    gateway: str
+    handle: int
+
+
+class EnqueueReport(NamedTuple):
+    """What became of jobs that were to be enqueued, and of others because of them."""
+
+    result: EnqueueResult
+    waiting_jobs: int
+    """Of the model."""
+    retry_after_seconds: float | None
+    """When the request that was refused, or those that were shed, would find room; None if that is not known."""
+    shed: list[ShedJob]
 
 
 class RequeueResult(Enum):
@@ -131,6 +153,9 @@ class JobQueue:
         self._leases = keys.leases(model)
         self._waiting = keys.waiting(model)
         self._doorbell = keys.doorbell(model)
+        self._sheddable = keys.sheddable(model)
+        self._pace = keys.pace(model)
+        self._pace_prefix = keys.pace_prefix(model)
 
     async def enqueue(
         self,
@@ -139,10 +164,12 @@ class JobQueue:
         weight: float,
         most_waiting: int,
         most_waiting_of_tenant: int,
-    ) -> EnqueueResult:
+        longest_wait_seconds: float,
+    ) -> EnqueueReport:
         """Put the jobs of one request, all of one tenant and tier, on the queue: all or none.
 
-        `weight` is the tenant's; the tier's boost is applied here.
+        `weight` is the tenant's; the tier's boost is applied here. The gateways of jobs that were shed must be
+        told.
         """
         tenant, tier = jobs[0].tenant, jobs[0].service_tier
         deadline_ms = max(job.deadline_ms for job in jobs)
@@ -154,6 +181,9 @@ class JobQueue:
             self._waiting,
             self._doorbell,
             keys.sequence(self.model),
+            self._sheddable,
+            self._pace,
+            self._pace_prefix + tenant,
             *(keys.job(self.model, job.id) for job in jobs),
         ]
         arguments: list[str | bytes | int | float] = [
@@ -163,6 +193,10 @@ class JobQueue:
             most_waiting_of_tenant,
             max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
             TIER_RANKS[tier],
+            int(longest_wait_seconds * 1000),
+            keys.job_prefix(self.model),
+            keys.queue_prefix(self.model),
+            self._pace_prefix,
         ]
         for job in jobs:
             arguments += [
@@ -174,8 +208,13 @@ class JobQueue:
                 job.handle,
                 messages.encode(job),
             ]
-        code, _ = await _ENQUEUE.run(self._executor, script_keys, arguments)
-        return EnqueueResult(code)
+        code, waiting_jobs, retry_ms, *rows = await _ENQUEUE.run(
+            self._executor, script_keys, arguments
+        )
+        shed = [ShedJob(gateway.decode(), int(handle)) for gateway, handle in _grouped(rows, 2)]
+        return EnqueueReport(
+            EnqueueResult(code), waiting_jobs, retry_ms / 1000 if retry_ms else None, shed
+        )
 
     async def claim(self, worker: str, room: Room, *, most_jobs: int, lease_ms: int) -> ClaimResult:
         """Lease waiting jobs, in fair order, as far as they fit into `room`."""
@@ -188,6 +227,8 @@ class JobQueue:
                 self._leases,
                 self._waiting,
                 self._doorbell,
+                self._sheddable,
+                self._pace,
             ],
             [
                 keys.queue_prefix(self.model),
@@ -200,6 +241,7 @@ class JobQueue:
                 int(room.empty),
                 lease_ms,
                 PROMPT_COST,
+                self._pace_prefix,
             ],
         )
         claims = [
@@ -268,6 +310,9 @@ class JobQueue:
                 self._leases,
                 self._waiting,
                 keys.job(self.model, job_id),
+                self._sheddable,
+                self._pace,
+                self._pace_prefix + tenant,
             ],
             [job_id, tenant, keys.control_prefix(self.model)],
         )
@@ -337,6 +382,7 @@ class JobQueue:
                 self._doorbell,
                 keys.job(self.model, job.id),
                 keys.sequence(self.model),
+                self._sheddable,
             ],
             [
                 job.id,

@@ -23,6 +23,7 @@ from gateway.api import (
 )
 from gateway.api.context import open_context
 from gateway.api.documentation import install_documentation
+from gateway.api.draining import Drain, DrainMiddleware
 from gateway.api.error_handlers import install_error_handlers
 from gateway.api.request_id import RequestIdMiddleware
 from gateway.settings import Settings
@@ -50,6 +51,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     install_error_handlers(app)
     install_documentation(app)
+    app.state.drain = Drain()
+    app.add_middleware(DrainMiddleware, drain=app.state.drain)
     app.add_middleware(RequestIdMiddleware)
     app.include_router(completions.router)
     app.include_router(tokenize.router)

@@ -31,6 +31,7 @@
     │   ├── OverloadedError
     │   ├── StoreUnavailableError
     │   │   └── ChangeNotAnnouncedError
+    │   ├── GatewayStoppingError
     │   ├── GenerationFailedError
     │   └── SlowReaderError
     └── GenerationTimeoutError 504
@@ -463,6 +464,12 @@ class StoreUnavailableError(ServiceUnavailableError):
 
 class ChangeNotAnnouncedError(StoreUnavailableError):
     """The change is in the database, but the gateways could not be told of it."""
+
+
+class GatewayStoppingError(ServiceUnavailableError):
+    """The gateway is being stopped; the same request succeeds on another one."""
+
+    code = "gateway_stopping"
 
 
 class GenerationFailedError(ServiceUnavailableError):

@@ -6,6 +6,7 @@ import logging
 import uvicorn
 
 from gateway.app import create_app
+from gateway.leaving import LeavingServer
 from gateway.settings import Settings
 
 KEEP_ALIVE_SECONDS = 75
@@ -15,7 +16,7 @@ _MAPPED_PREFIX_BITS = 96
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout`."""
+    """Serve until SIGTERM or SIGINT, and leave in order."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -25,7 +26,7 @@ def run(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -38,9 +39,9 @@ def run(settings: Settings) -> None:
         forwarded_allow_ips=proxy_networks(settings),
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(settings.drain_timeout.total_seconds()),
         log_level="warning",
     )
+    LeavingServer(config, app, settings).run()
 
 
 def proxy_networks(settings: Settings) -> list[str]:

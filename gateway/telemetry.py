@@ -75,6 +75,11 @@ REQUEST_DURATION = Histogram(
 DISCONNECTS = Counter(
     "sluice_gateway_disconnects_total", "Requests whose client went away before the end."
 )
+SHED_JOBS = Counter(
+    "sluice_gateway_shed_jobs_total",
+    "Waiting jobs that gave their place in a full queue to a more urgent request of this gateway.",
+    ["model"],
+)
 JOBS_IN_FLIGHT = Gauge(
     "sluice_gateway_jobs_in_flight", "Jobs enqueued by this gateway and not finished."
 )

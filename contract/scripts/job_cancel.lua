@@ -6,6 +6,7 @@
 -- charged; a job that only waited is not charged at all.
 --
 -- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases  KEYS[5] waiting  KEYS[6] job
+-- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] the tenant's pace
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
 -- Output 0 unknown or ended, 1 was waiting and is gone, 2 is leased, 3 was lost and has ended
 local active, last, queue, leases, waiting, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -30,9 +31,23 @@ if worker == '' then
   else
     redis.call('DEL', key)
   end
-  if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
+  local place = redis.call('ZSCORE', queue, ARGV[1])
+  if place then
+    redis.call('ZREM', queue, ARGV[1])
+    redis.call('DECR', waiting)
+    -- As on a claim, one job less can be shed.
+    local rank = math.floor(place / 2 ^ 40)
+    local fresh = redis.call('ZCOUNT', queue, rank * 2 ^ 40 + 2 ^ 39, (rank + 1) * 2 ^ 40 - 1)
+    if fresh > 0 then
+      redis.call('ZADD', KEYS[7], rank * 2 ^ 40 + fresh, rank .. ' ' .. ARGV[2])
+    else
+      redis.call('ZREM', KEYS[7], rank .. ' ' .. ARGV[2])
+    end
+  end
   if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then
     redis.call('SET', last, ARGV[2])
+    redis.call('HDEL', KEYS[9], 'at', 'given', 'kept')
+    if redis.call('ZCARD', active) == 0 then redis.call('HDEL', KEYS[8], 'at', 'given', 'kept') end
   end
   return 1
 end

@@ -3,26 +3,62 @@
 -- The tenant with the lowest counter goes first; the first job of its queue is charged for the prompt. If that
 -- job does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
 --
+-- The pace of claims is measured while jobs wait: claims, calls and seconds, of which older ones count less and
+-- less, and which are remembered as one second's worth from one backlog to the next (see job_enqueue).
+--
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
+-- KEYS[7] sheddable  KEYS[8] the model's pace
 -- ARGV[1] queue prefix  ARGV[2] job prefix  ARGV[3] worker  ARGV[4] most jobs  ARGV[5] free KV-cache tokens
 -- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for  ARGV[8] 1 if the engine is empty
--- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token
+-- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token  ARGV[11] pace prefix
 -- Output {blocked, id, attempt, payload, ...}: blocked is 1 if the next job does not fit, else 0
 local active, counters, last, leases, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local queue_prefix, job_prefix, worker = ARGV[1], ARGV[2], ARGV[3]
 local room_tokens, room_sequences, most_sequences = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local empty, prompt_cost = ARGV[8] == '1', tonumber(ARGV[10])
 local time = redis.call('TIME')
-local expiry = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[9]
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local expiry = now + ARGV[9]
 local out, taken, blocked = {0}, 0, 0
+local claims = {}
 local most_jobs, visits = tonumber(ARGV[4]), 0
+local memory_seconds, pace_expiry_ms = 30, 600000
+
+local function recount(queue, tenant, rank)
+  local fresh = redis.call('ZCOUNT', queue, rank * 2 ^ 40 + 2 ^ 39, (rank + 1) * 2 ^ 40 - 1)
+  if fresh > 0 then
+    redis.call('ZADD', KEYS[7], rank * 2 ^ 40 + fresh, rank .. ' ' .. tenant)
+  else
+    redis.call('ZREM', KEYS[7], rank .. ' ' .. tenant)
+  end
+end
+
+local function note_pace(key, number, has_more)
+  local pace = redis.call('HMGET', key, 'claims', 'calls', 'seconds', 'at')
+  local claimed, calls, seconds = tonumber(pace[1] or '0'), tonumber(pace[2] or '0'), tonumber(pace[3] or '0')
+  if pace[4] then
+    local passed = math.max(now - pace[4], 0) / 1000
+    local kept = math.exp(-passed / memory_seconds)
+    claimed, calls, seconds = claimed * kept + number, calls * kept + 1, seconds * kept + passed
+  elseif not has_more then
+    return
+  else
+    local kept = 1 / math.max(seconds, 1)
+    claimed, calls, seconds = claimed * kept, calls * kept, seconds * kept
+  end
+  redis.call('HSET', key, 'claims', string.format('%.6f', claimed), 'calls', string.format('%.6f', calls),
+    'seconds', string.format('%.6f', seconds), 'at', string.format('%.0f', now))
+  redis.call('PEXPIRE', key, pace_expiry_ms)
+  if not has_more then redis.call('HDEL', key, 'at', 'given', 'kept') end
+end
 
 while taken < most_jobs and visits < 1000 do
   visits = visits + 1
   local tenant = redis.call('ZRANGE', active, 0, 0)[1]
   if not tenant then break end
   local queue = queue_prefix .. tenant
-  local id = redis.call('ZRANGE', queue, 0, 0)[1]
+  local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  local id, place = first[1], tonumber(first[2])
   local key = job_prefix .. (id or '')
   -- A job without a hash has expired: its id is dropped and nothing is charged.
   local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload', 'attempt')
@@ -44,6 +80,7 @@ while taken < most_jobs and visits < 1000 do
       redis.call('ZADD', active, 'XX', redis.call('HINCRBYFLOAT', counters, tenant, cost), tenant)
     end
     taken = taken + 1
+    claims[tenant] = (claims[tenant] or 0) + 1
     out[#out + 1] = id
     out[#out + 1] = attempt
     out[#out + 1] = job[5]
@@ -51,15 +88,22 @@ while taken < most_jobs and visits < 1000 do
   if id then
     redis.call('ZREM', queue, id)
     redis.call('DECR', waiting)
+    recount(queue, tenant, math.floor(place / 2 ^ 40))
   end
   if redis.call('ZCARD', queue) == 0 then
     redis.call('ZREM', active, tenant)
     redis.call('SET', last, tenant)
+    note_pace(ARGV[11] .. tenant, claims[tenant] or 0, false)
+    claims[tenant] = nil
   end
 end
 
+for tenant, number in pairs(claims) do note_pace(ARGV[11] .. tenant, number, true) end
+local has_more = redis.call('ZCARD', active) > 0
+if taken > 0 or not has_more then note_pace(KEYS[8], taken, has_more) end
+
 -- Whoever leaves jobs behind rings for the next worker; whoever takes the last one silences the bell.
-if redis.call('ZCARD', active) == 0 then
+if not has_more then
   redis.call('DEL', doorbell)
 elseif redis.call('LLEN', doorbell) == 0 then
   redis.call('RPUSH', doorbell, 1)

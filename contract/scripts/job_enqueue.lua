@@ -1,27 +1,160 @@
 -- Put the jobs of one request on the queue, all or none.
 --
--- Within its tenant a job's place is its tier's rank, then the order of arrival. A tenant that had nothing
--- waiting is lifted to the lowest counter among the waiting tenants (or to the last leaver's counter when
--- nobody waits), so that idle time earns no credit (VTC, OSDI'24).
+-- Within its tenant a job's place is its tier's rank, then whether it has begun before, then the order of arrival.
+-- A tenant that had nothing waiting is lifted to the lowest counter among the waiting tenants (or to the last
+-- leaver's counter when nobody waits), so that idle time earns no credit (VTC, OSDI'24).
+--
+-- A full queue makes room by shedding jobs of lower tiers that never began: the lowest tier first, of the tenant
+-- that has most of it, its newest first. Nothing is shed unless the request then has room. A request that would
+-- wait longer than it may, at the pace of the last claims (see job_claim), is refused as well.
+--
+-- A refused request is told when there will be room if all come back that were refused before it and were told
+-- the same: each is promised its time, one after the other at that pace. Whoever is admitted keeps a promise that
+-- is due, or, if none is, has taken a place that is due later.
 --
 -- KEYS[1] active tenants   KEYS[2] service counters   KEYS[3] last active   KEYS[4] the tenant's queue
--- KEYS[5] waiting          KEYS[6] doorbell           KEYS[7] sequence      KEYS[8..] one job hash for each job
+-- KEYS[5] waiting          KEYS[6] doorbell           KEYS[7] sequence      KEYS[8] sheddable
+-- KEYS[9] the model's pace KEYS[10] the tenant's pace KEYS[11..] one job hash for each job
 -- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model  ARGV[4] most waiting jobs of the tenant
 -- ARGV[5] milliseconds after which an abandoned job disappears  ARGV[6] rank of the jobs' tier, 0 goes first
--- ARGV[7..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle, payload
--- Output {code, waiting jobs of the model}: 1 enqueued, 0 known already, -1 model full, -2 tenant full
+-- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix  ARGV[10] pace prefix
+-- ARGV[11..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle, payload
+-- Output {code, waiting jobs of the model, milliseconds after which to come back, gateway, handle, ...}: code 1
+-- enqueued, 0 known already, -1 model full, -2 tenant full, -3 would wait too long; 0 milliseconds if no pace is
+-- known; gateway and handle of each job that was shed, for which the milliseconds are then meant
 local active, counters, last, queue, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local tenant, weight = ARGV[1], ARGV[2]
-local first_job, fields = 7, 7
+local sheddable, model_pace, tenant_pace = KEYS[8], KEYS[9], KEYS[10]
+local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
+local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
+local first_job, first_argument, fields = 10, 11, 7
 local jobs = #KEYS - first_job
+-- Ranks lie so far apart that no sequence number reaches the next one; a double counts both exactly.
+local tier_span, begun_span = 2 ^ 40, 2 ^ 39
+local most_promised_ms, promise_grace_ms, enough_seconds = 60000, 5000, 5
 local depth = tonumber(redis.call('GET', waiting) or '0')
 local tenant_depth = redis.call('ZCARD', queue)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-if redis.call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth} end
-if depth + jobs > tonumber(ARGV[3]) then return {-1, depth} end
-if tenant_depth + jobs > tonumber(ARGV[4]) then return {-2, depth} end
+if redis.call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
 
-if tenant_depth == 0 then
+-- Claims in a millisecond, milliseconds between two calls that claim, and seconds for which they were measured.
+local function pace_of(key)
+  local pace = redis.call('HMGET', key, 'claims', 'calls', 'seconds')
+  local claims, seconds = tonumber(pace[1] or '0'), tonumber(pace[3] or '0')
+  if claims == 0 then return nil, 0, 0 end
+  return claims / math.max(seconds, 1) / 1000, seconds * 1000 / tonumber(pace[2]), seconds
+end
+
+local function pace_of_tenant()
+  local rate, gap, seconds = pace_of(tenant_pace)
+  local model_rate, model_gap, model_seconds = pace_of(model_pace)
+  local share = model_rate and model_rate / math.max(redis.call('ZCARD', active), 1)
+  if not share or (rate and rate > share) then return rate, gap, seconds end
+  return share, model_gap, model_seconds
+end
+
+local function promise(key, number, rate, gap)
+  if not rate then return 0 end
+  local promises = redis.call('HMGET', key, 'given', 'kept')
+  local given = math.max(tonumber(promises[1] or '0'), now) + number / rate
+  given = math.min(given, now + most_promised_ms)
+  redis.call('HSET', key, 'given', string.format('%.3f', given), 'kept', promises[2] or now)
+  return math.ceil(given - now + gap)
+end
+
+local function keep_promise(key)
+  local promises = redis.call('HMGET', key, 'given', 'kept')
+  local rate = promises[1] and pace_of(key)
+  if not rate then return end
+  local given, kept = tonumber(promises[1]), math.max(tonumber(promises[2]), now - promise_grace_ms)
+  if given <= kept then
+    redis.call('HDEL', key, 'given', 'kept')
+  elseif kept + jobs / rate <= now then
+    redis.call('HSET', key, 'kept', string.format('%.3f', kept + jobs / rate))
+  else
+    redis.call('HSET', key, 'given', string.format('%.3f', math.min(given + jobs / rate, now + most_promised_ms)))
+  end
+end
+
+-- What could be shed, as far as it matters: of the tenant itself, and of everybody.
+local excess, tenant_excess = depth + jobs - ARGV[3], tenant_depth + jobs - ARGV[4]
+local function count_own(lowest)
+  local own = 0
+  for tier = lowest, rank + 1, -1 do
+    own = own + redis.call('ZCOUNT', queue, tier * tier_span + begun_span, (tier + 1) * tier_span - 1)
+  end
+  return own
+end
+local lowest = -1
+if excess > 0 or tenant_excess > 0 then
+  local bottom = redis.call('ZREVRANGE', sheddable, 0, 0, 'WITHSCORES')[2]
+  lowest = bottom and math.floor(bottom / tier_span) or -1
+end
+if tenant_excess > 0 and count_own(lowest) < tenant_excess then
+  return {-2, depth, promise(tenant_pace, jobs, pace_of_tenant())}
+end
+if excess > 0 then
+  local found = 0
+  local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span, 'WITHSCORES', 'LIMIT', 0, excess)
+  for i = 2, #entries, 2 do found = found + entries[i] % tier_span end
+  if found < excess then return {-1, depth, promise(model_pace, jobs, pace_of(model_pace))} end
+end
+
+-- Its own jobs of this tier and above go first, at a pace that may be better than what was measured of the tenant.
+local ahead = redis.call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
+if ahead > 0 then
+  local rate, gap, seconds = pace_of_tenant()
+  local wait = seconds >= enough_seconds and (ahead + jobs - 1) / rate or 0
+  if wait > tonumber(ARGV[7]) then return {-3, depth, math.ceil(wait - ARGV[7] + gap)} end
+end
+
+local out = {1, 0, 0}
+local function recount(owner, its_queue, tier)
+  local fresh = redis.call('ZCOUNT', its_queue, tier * tier_span + begun_span, (tier + 1) * tier_span - 1)
+  if fresh > 0 then
+    redis.call('ZADD', sheddable, tier * tier_span + fresh, tier .. ' ' .. owner)
+  else
+    redis.call('ZREM', sheddable, tier .. ' ' .. owner)
+  end
+end
+
+local function shed(owner, tier)
+  local its_queue = queue_prefix .. owner
+  local newest = redis.call('ZREVRANGEBYSCORE', its_queue, (tier + 1) * tier_span - 1, tier * tier_span + begun_span,
+    'LIMIT', 0, 1)[1]
+  if not newest then
+    recount(owner, its_queue, tier)
+    return false
+  end
+  local victim = redis.call('HMGET', job_prefix .. newest, 'gateway', 'handle')
+  redis.call('DEL', job_prefix .. newest)
+  redis.call('ZREM', its_queue, newest)
+  redis.call('DECR', waiting)
+  recount(owner, its_queue, tier)
+  if redis.call('ZCARD', its_queue) == 0 and redis.call('ZREM', active, owner) == 1 then
+    redis.call('SET', last, owner)
+    redis.call('HDEL', pace_prefix .. owner, 'at', 'given', 'kept')
+  end
+  if victim[1] then
+    out[#out + 1] = victim[1]
+    out[#out + 1] = victim[2]
+  end
+  depth, excess = depth - 1, excess - 1
+  return true
+end
+
+while tenant_excess > 0 and lowest > rank do
+  if shed(tenant, lowest) then tenant_excess = tenant_excess - 1 else lowest = lowest - 1 end
+end
+while excess > 0 do
+  local most = redis.call('ZREVRANGE', sheddable, 0, 0)[1]
+  local tier, owner = string.match(most or '0 ', '^(%d+) (.*)$')
+  if tonumber(tier) <= rank then break end
+  shed(owner, tonumber(tier))
+end
+
+if redis.call('ZCARD', queue) == 0 then
   local counter = tonumber(redis.call('HGET', counters, tenant) or '0')
   local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
   if not lift then
@@ -33,18 +166,23 @@ if tenant_depth == 0 then
   redis.call('ZADD', active, score, tenant)
 end
 
--- Ranks lie so far apart that no sequence number reaches the next one; a double counts both exactly.
-local before = ARGV[6] * 2 ^ 40 + redis.call('INCRBY', KEYS[7], jobs) - jobs
+local before = rank * tier_span + redis.call('INCRBY', KEYS[7], jobs) - jobs
 for i = 1, jobs do
-  local a = first_job + (i - 1) * fields
+  local a = first_argument + (i - 1) * fields
+  -- Should it go back to the queue, it goes before all that never began.
   local key, place = KEYS[first_job + i], string.format('%.0f', before + i)
   redis.call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', ARGV[a + 1], 'sequences', ARGV[a + 2],
     'need_tokens', ARGV[a + 3], 'gateway', ARGV[a + 4], 'handle', ARGV[a + 5], 'payload', ARGV[a + 6],
     'place', place, 'attempt', 0, 'charged', 0, 'worker', '')
   redis.call('PEXPIRE', key, ARGV[5])
-  redis.call('ZADD', queue, place, ARGV[a])
+  redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
 end
+recount(tenant, queue, rank)
+if depth > 0 then keep_promise(model_pace) end
+if tenant_depth > 0 then keep_promise(tenant_pace) end
 redis.call('INCRBY', waiting, jobs)
 redis.call('RPUSH', doorbell, 1)
 redis.call('LTRIM', doorbell, 0, 255)
-return {1, depth + jobs}
+out[2] = depth + jobs
+if #out > 3 then out[3] = promise(model_pace, (#out - 3) / 2, pace_of(model_pace)) end
+return out

@@ -3,6 +3,7 @@
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] sequence
+-- KEYS[10] sheddable
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed  ARGV[5] payload
 -- ARGV[6] weight  ARGV[7] rank of the job's tier  ARGV[8] prompt tokens  ARGV[9] sequences
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
@@ -23,7 +24,14 @@ redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', A
   'place', place, 'attempt', over, 'charged', charged, 'worker', '',
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 redis.call('PEXPIRE', key, ARGV[12])
-redis.call('ZADD', queue, place, ARGV[1])
+-- As on arrival (see job_enqueue), one that never began stands behind all that have, and can be shed.
+redis.call('ZADD', queue, over > 0 and place or place + 2 ^ 39, ARGV[1])
+local fresh = redis.call('ZCOUNT', queue, ARGV[7] * 2 ^ 40 + 2 ^ 39, (ARGV[7] + 1) * 2 ^ 40 - 1)
+if fresh > 0 then
+  redis.call('ZADD', KEYS[10], ARGV[7] * 2 ^ 40 + fresh, ARGV[7] .. ' ' .. ARGV[2])
+else
+  redis.call('ZREM', KEYS[10], ARGV[7] .. ' ' .. ARGV[2])
+end
 if not redis.call('ZSCORE', active, ARGV[2]) then
   -- The tenant waits again: it is lifted as on arrival (see job_enqueue).
   local counter = tonumber(redis.call('HGET', counters, ARGV[2]) or '0')

@@ -1,5 +1,8 @@
 """`/healthz`, `/readyz` and `/metrics`, for the machines that look after this process."""
 
+import asyncio
+from typing import Final
+
 import prometheus_client
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -7,6 +10,9 @@ from redis.exceptions import RedisError
 
 from gateway import telemetry
 from gateway.api.context import context_of
+
+PING_SECONDS: Final = 1.5
+"""How long Redis may take to answer."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -19,10 +25,13 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Answer 200 only when Redis answers, so that no request is sent here in vain."""
+    """Answer 200 only when Redis answers and this process stays, so that no request is sent here in vain."""
+    if request.app.state.drain.is_leaving:
+        return JSONResponse({"status": "stopping"}, status_code=503)
     try:
-        await context_of(request).redis.ping()
-    except RedisError:
+        async with asyncio.timeout(PING_SECONDS):
+            await context_of(request).redis.ping()
+    except (RedisError, TimeoutError):
         return JSONResponse({"status": "redis does not answer"}, status_code=503)
     return JSONResponse({"status": "ready"})
 

@@ -22,7 +22,8 @@ DEMO_MODEL_NAME: Final = "sluice-tiny"
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
 """A worker gives its jobs half a minute, and then its engine has to end."""
-DRAIN_MARGIN_SECONDS: Final = 5.0
+DRAIN_MARGIN_SECONDS: Final = 15.0
+"""A gateway has to tell what is left then, settle it, and close."""
 JOBS_STOP_SECONDS: Final = 20.0
 """Background jobs have five seconds, and then what is left of usage goes to the ledger."""
 BEAT_STOP_SECONDS: Final = 5.0
@@ -67,6 +68,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
     environment = {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
     ports = _choose_ports(options)
     model_path, model_name = _choose_model(options.model)
+    drain_seconds = (settings.drain_delay + settings.drain_timeout).total_seconds()
     return Plan(
         folder=folder,
         model_name=model_name,
@@ -93,7 +95,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
                 command=_gateway_command(port),
                 environment=environment,
                 log=folder / "logs" / f"gateway-{number}.log",
-                stop_seconds=settings.drain_timeout.total_seconds() + DRAIN_MARGIN_SECONDS,
+                stop_seconds=drain_seconds + DRAIN_MARGIN_SECONDS,
             )
             for number, port in enumerate(ports, start=1)
         ],

@@ -18,11 +18,13 @@ from redis.exceptions import RedisError
 from contract import keys, messages
 from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobLost
 from contract.outcomes import FailureCode
-from contract.queue import EnqueueResult, LostJob, RequeueResult
+from contract.queue import LostJob, RequeueResult
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, Message, Ticket
-from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
+from gateway.dispatch.overload import require_enqueued, tell_shed
+from gateway.errors import queue_unavailable
 from gateway.tasks import raise_if_cancelled
+from gateway.telemetry import SHED_JOBS
 
 MAX_ATTEMPTS = 3
 """Claims of one job before it is given up: whatever kills three workers is the job's own doing."""
@@ -35,8 +37,6 @@ RECLAIM_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 """How long a job may be silent before Redis is asked about it, and how often it is asked again."""
 CHECK_SECONDS = 1.0
-
-RETRY_AFTER_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +86,17 @@ class Dispatcher:
         # Replies may come before the enqueue's own answer.
         self._tickets.update((ticket.job.handle, ticket) for ticket in tickets)
         try:
-            result = await self._catalogue.queue(model).enqueue(
+            report = await self._catalogue.queue(model).enqueue(
                 jobs,
                 weight=weight,
                 most_waiting=self._max_waiting_jobs,
                 most_waiting_of_tenant=self._max_waiting_jobs_of_tenant,
+                longest_wait_seconds=self._queue_timeout_seconds,
             )
-            _require_enqueued(result, model, self._max_waiting_jobs_of_tenant)
+            if report.shed:
+                SHED_JOBS.labels(model).inc(len(report.shed))
+                _in_background(tell_shed(self._client, self.gateway, report))
+            require_enqueued(report, model, self._max_waiting_jobs_of_tenant)
         except RedisError:
             # It is not known whether Redis took the jobs, so they are taken back as well.
             await self.cancel(generation)
@@ -105,6 +109,11 @@ class Dispatcher:
         """Take back whatever of the request is still in flight."""
         tickets = [t for t in generation.tickets if self._tickets.pop(t.job.handle, None)]
         await asyncio.gather(*(self._drop(ticket) for ticket in tickets))
+
+    def fail_all(self, code: FailureCode) -> None:
+        """End everything that is in flight, and tell whoever waits for it why."""
+        for ticket in list(self._tickets.values()):
+            self._fail(ticket, code)
 
     # -- loops -----------------------------------------------------------------------------------
 
@@ -341,16 +350,3 @@ def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
         return []
     streams = reply.items() if isinstance(reply, dict) else reply
     return [entry for _, entries in streams for entry in entries]
-
-
-def _require_enqueued(result: EnqueueResult, model: str, most_of_tenant: int) -> None:
-    # A duplicate is our own enqueue, repeated because its first answer got lost.
-    if result is EnqueueResult.MODEL_FULL:
-        raise OverloadedError(
-            f"The queue of the model '{model}' is full.", retry_after_seconds=RETRY_AFTER_SECONDS
-        )
-    if result is EnqueueResult.TENANT_FULL:
-        raise TenantQueueFullError(
-            f"Too many prompts are waiting for this account: the limit is {most_of_tenant} for each model.",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        )

@@ -7,6 +7,7 @@ from contract.outcomes import FailureCode
 from gateway.errors import (
     ApiError,
     BadRequestError,
+    GatewayStoppingError,
     GenerationFailedError,
     GenerationTimeoutError,
     NoWorkerError,
@@ -38,7 +39,12 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
         case FailureCode.SHED:
             return OverloadedError(
                 "The queue is full, and a more urgent request took the place of this one.",
-                retry_after_seconds=OVERLOADED_RETRY_AFTER_SECONDS,
+                retry_after_seconds=failed.retry_after_seconds or OVERLOADED_RETRY_AFTER_SECONDS,
+            )
+        case FailureCode.GATEWAY_STOPPING:
+            return GatewayStoppingError(
+                "The gateway that served this request is stopping. Please try again.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         case FailureCode.POISONOUS:
             return PoisonousRequestError(

@@ -2,9 +2,10 @@
 
 import random
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from redis.asyncio import Redis
@@ -40,6 +41,8 @@ class Entry(NamedTuple):
     """A job; entries of a tenant sort by their place in its queue."""
 
     rank: int
+    is_fresh: bool
+    """Whether nobody has begun it; those that were begun stand before."""
     number: int
     job_id: str
     tenant: str
@@ -75,10 +78,14 @@ class Model:
     def active(self) -> list[str]:
         return [t for t, q in self.queues.items() if q]
 
+    def fresh(self) -> dict[str, int]:
+        entries = [entry for queue in self.queues.values() for entry in queue]
+        return dict(Counter(f"{each.rank} {each.tenant}" for each in entries if each.is_fresh))
+
     def enqueue(self, job_id: str, tenant: str, tier: ServiceTier, prompt: int, need: int) -> None:
         weight = TENANTS[tenant] * TIER_BOOSTS[tier]
         number = next(self.numbers)
-        self.put(Entry(TIER_RANKS[tier], number, job_id, tenant, weight, prompt, need, tier))
+        self.put(Entry(TIER_RANKS[tier], True, number, job_id, tenant, weight, prompt, need, tier))
 
     def put(self, entry: Entry) -> None:
         tenant = entry.tenant
@@ -103,7 +110,7 @@ class Model:
             attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
             if attempt == 1:
                 self.counters[tenant] += PROMPT_COST * entry.prompt / entry.weight
-            self.running[entry.job_id] = Running(entry, attempt)
+            self.running[entry.job_id] = Running(entry._replace(is_fresh=False), attempt)
             taken.append(entry.job_id)
             if not self.queues[tenant]:
                 self.last = tenant
@@ -245,6 +252,8 @@ async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed:
         assert {text(t): float(c) for t, c in counters.items()} == pytest.approx(model.counters)
         active = await redis.zrange(keys.active_tenants(MODEL), 0, -1)
         assert {text(t) for t in active} == set(model.active())
+        fresh: Any = await redis.zrange(keys.sheddable(MODEL), 0, -1, withscores=True)
+        assert {text(member): int(score) % 2**40 for member, score in fresh} == model.fresh()
     for tenant, entries in model.queues.items():
         waiting = await redis.zrange(keys.queue(MODEL, tenant), 0, -1)
         assert [text(job_id) for job_id in waiting] == [entry.job_id for entry in entries]

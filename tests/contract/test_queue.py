@@ -17,6 +17,7 @@ from contract.messages import (
 )
 from contract.outcomes import FinishReason
 from contract.queue import (
+    EnqueueReport,
     EnqueueResult,
     JobQueue,
     LeaseReport,
@@ -55,9 +56,18 @@ def text(value: Any) -> str:
 async def enqueue(
     queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int
 ) -> EnqueueResult:
-    """Enqueue with roomy limits."""
-    most = {"most_waiting": 1000, "most_waiting_of_tenant": 1000} | limits
-    return await queue.enqueue(jobs, weight=weight, **most)
+    """Enqueue with roomy limits; nothing may be shed for it."""
+    report = await admit(queue, *jobs, weight=weight, **limits)
+    assert not report.shed
+    return report.result
+
+
+async def admit(
+    queue: JobQueue, *jobs: GenerationJob, weight: float = 1.0, **limits: int
+) -> EnqueueReport:
+    """Enqueue with roomy limits, and tell all that came of it."""
+    most = {"most_waiting": 1000, "most_waiting_of_tenant": 1000, "longest_wait_seconds": 3600}
+    return await queue.enqueue(jobs, weight=weight, **(most | limits))
 
 
 async def claim_ids(

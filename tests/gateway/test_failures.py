@@ -11,6 +11,7 @@ from gateway.errors import (
     GenerationTimeoutError,
     NoWorkerError,
     OverloadedError,
+    PoisonousRequestError,
 )
 from gateway.stream.failures import to_api_error
 
@@ -22,6 +23,9 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.WORKER_LOST: (GenerationFailedError, 503, True),
     FailureCode.ENGINE_ERROR: (GenerationFailedError, 503, True),
     FailureCode.REPLIES_LOST: (GenerationFailedError, 503, True),
+    FailureCode.POISONOUS: (PoisonousRequestError, 500, False),
+    FailureCode.TAKEN_OVER: (GenerationFailedError, 503, True),
+    FailureCode.SHED: (OverloadedError, 503, True),
 }
 
 
@@ -46,6 +50,11 @@ def test_failure_that_passes_says_when_to_come_back(code: FailureCode) -> None:
 )
 def test_inside_of_the_worker_is_not_told(code: FailureCode) -> None:
     assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
+
+
+def test_who_was_shed_is_told_when_there_will_be_room() -> None:
+    failed = JobFailed(1, 1, FailureCode.SHED, "", 17.25)
+    assert to_api_error(failed).headers()["retry-after-ms"] == "17250"
 
 
 def test_what_is_wrong_with_a_request_is_told() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from contract.redis_url import redis_client
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.credit_service import CreditService
 from gateway.accounts.database import Database
@@ -101,7 +102,7 @@ def named(limits: dict[str, int] | None) -> dict[LimitName, int | None]:
 @asynccontextmanager
 async def open_office(stack: Stack) -> AsyncIterator[Office]:
     """Open an office for the length of a block."""
-    database, redis = Database(stack.database_url), Redis.from_url(stack.redis.url)
+    database, redis = Database(stack.database_url), redis_client(stack.redis.url)
     try:
         yield Office(stack, database, redis)
     finally:

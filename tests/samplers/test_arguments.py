@@ -1,5 +1,6 @@
 """How a chain travels: what comes out is what went in, and nothing malformed comes out."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.sampling import DEFAULT_SAMPLERS, Dry, Mirostat, SamplerChain, SamplingSpec, Xtc
-from worker.samplers.arguments import chain_arguments, chain_parameters
+from worker.samplers.arguments import chain_arguments, chain_parameters, varied
 from worker.samplers.parameters import ChainParameters
 
 SPEC = SamplingSpec(
@@ -68,6 +69,21 @@ def test_tokens_are_spared_only_where_the_spec_says_so() -> None:
     assert parameters.xtc_spared == ()
 
 
+def test_sequences_of_a_job_differ_in_seed_and_in_what_is_replayed() -> None:
+    job = {
+        **chain_arguments(
+            SPEC, seed=3, prompt_tokens=7, breakers=[], spared_token_ids=[], replayed=[8, 9]
+        ),
+        "other": 1,
+    }
+    first, second = chain_parameters(job), chain_parameters(varied(job, seed=4, replayed=[8]))
+    assert first is not None
+    assert first.replayed == (8, 9)
+    assert second == replace(first, seed=4, replayed=(8,))
+    assert list(varied(job, seed=4, replayed=[8])) == [KEY]
+    assert varied({"other": 1}, seed=4, replayed=[]) == varied(None, seed=4, replayed=[]) == {}
+
+
 @pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}], ids=["none", "empty", "other"])
 def test_request_without_a_chain_has_no_parameters(extra_args: dict[str, Any] | None) -> None:
     assert chain_parameters(extra_args) is None
@@ -87,6 +103,7 @@ def test_spec_without_a_chain_is_refused() -> None:
         ("seed", 2**70, "'seed'"),
         ("mirostat_version", 3, "'mirostat_version' .* <= 2"),
         ("xtc_spared", [-1], "'token id'"),
+        ("replayed", [-1], "'token id'"),
         ("dry_breakers", [[[1], [-2]]], "'token id'"),
         ("dry_breakers", [[1, 2]], "malformed"),
         ("order", ["nonsense"], "malformed"),

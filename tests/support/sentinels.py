@@ -87,10 +87,17 @@ class WatchedRedis:
         """End one of the sentinels."""
         stop(self._sentinels[number])
 
-    def close(self) -> None:
-        """End everything and remove its files."""
+    def stop(self) -> None:
+        """End everything; `start` begins anew, with nothing."""
         for sentinel in self._sentinels:
             stop(sentinel)
+        self._sentinels.clear()
+        for server in self._servers:
+            server.stop()
+
+    def close(self) -> None:
+        """End everything and remove its files."""
+        self.stop()
         for server in self._servers:
             server.close()
         self._folder.cleanup()

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
-
+from contract.redis_url import redis_client
 from gateway.accounts import schema
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
@@ -23,6 +22,7 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 from tests.support.processes import free_port, stop, tethered, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
+from tests.support.sentinels import WatchedRedis
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
@@ -34,7 +34,7 @@ class Stack:
     """Processes of one deployment; `close` ends them all."""
 
     directory: Path
-    redis: RedisServer
+    redis: RedisServer | WatchedRedis
     environment: dict[str, str]
     gateways: list[str] = field(default_factory=list)
     """Base URLs."""
@@ -69,7 +69,7 @@ class Stack:
 
     async def _create_key(self, tenant: str, options: dict[str, Any]) -> str:
         weight = options.pop("weight", 1.0)
-        database, redis = Database(self.database_url), Redis.from_url(self.redis.url)
+        database, redis = Database(self.database_url), redis_client(self.redis.url)
         announcer = ChangeAnnouncer(redis)
         try:
             tenants = TenantService(database, announcer)
@@ -185,10 +185,15 @@ class Stack:
 
 
 @contextmanager
-def running_stack(*, executable: str = BUNDLED, database_url: str | None = None) -> Iterator[Stack]:
+def running_stack(
+    *,
+    executable: str = BUNDLED,
+    redis: RedisServer | WatchedRedis | None = None,
+    database_url: str | None = None,
+) -> Iterator[Stack]:
     """Start Redis, and upgrade a database, SQLite unless one is given; the caller adds processes."""
     with tempfile.TemporaryDirectory(prefix="sluice-stack-") as folder:
-        redis = RedisServer(executable)
+        redis = redis or RedisServer(executable)
         redis.start()
         database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
         asyncio.run(schema.upgrade(database_url))

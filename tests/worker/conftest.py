@@ -135,7 +135,11 @@ class Gateway:
     async def enqueue(self, *jobs: GenerationJob) -> None:
         await self.live()
         await self.queue.enqueue(
-            jobs, weight=1.0, most_waiting=10_000, most_waiting_of_tenant=10_000
+            jobs,
+            weight=1.0,
+            most_waiting=10_000,
+            most_waiting_of_tenant=10_000,
+            longest_wait_seconds=3600,
         )
 
     async def read(self) -> None:

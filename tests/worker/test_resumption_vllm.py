@@ -46,7 +46,7 @@ CONTEXT_WINDOW = 1024
 EOS = 1
 PROMPT = TOKENIZER.encode('def read(self, size):\n    """').ids
 FEW = [300, 301, 302, 303, 304, 305]
-"""With no more tokens than these, any model repeats itself."""
+"""With no more tokens than these, any model repeats itself and hesitates."""
 CUTS = (1, 7, 23)
 """Beside them, each sequence is cut before its last token."""
 
@@ -73,6 +73,10 @@ def greedy(**changes: Any) -> SamplingSpec:
     return spec(temperature=0.0, **changes)
 
 
+def flat(**changes: Any) -> SamplingSpec:
+    return spec(temperature=2.0, allowed_token_ids=FEW, **changes)
+
+
 def chained(**changes: Any) -> SamplerChain:
     return SamplerChain(order=ALL, **changes)
 
@@ -95,16 +99,16 @@ CASES = {
     "greedy": Case(sampling=greedy()),
     "seeded": Case(sampling=spec(), changes_as_prompt=True),
     "seeded at 1": Case(sampling=spec(temperature=1.0)),
-    "truncated": Case(sampling=spec(top_k=50, top_p=0.9, min_p=0.02), changes_as_prompt=True),
+    "truncated": Case(sampling=flat(top_k=5, top_p=0.9, min_p=0.02), changes_as_prompt=True),
     "frequency": Case(
         sampling=greedy(frequency_penalty=0.5, allowed_token_ids=FEW), changes_as_prompt=True
     ),
-    "presence": Case(sampling=spec(presence_penalty=1.5), changes_as_prompt=True),
-    "repetition": Case(sampling=greedy(repetition_penalty=1.3)),
+    "presence": Case(sampling=flat(presence_penalty=1.5), changes_as_prompt=True),
+    "repetition": Case(sampling=greedy(repetition_penalty=1.3, allowed_token_ids=FEW)),
     "min_tokens": Case(
         sampling=greedy(min_tokens=30, logit_bias={EOS: 100.0}), changes_as_prompt=True
     ),
-    "logit_bias": Case(sampling=spec(logit_bias={500: 4.0, 501: -math.inf})),
+    "logit_bias": Case(sampling=flat(logit_bias={300: 2.0, 301: -math.inf})),
     "stop tokens": Case(
         sampling=spec(stop_token_ids=list(range(300, 420)), min_tokens=12),
         changes_as_prompt=True,
@@ -121,8 +125,8 @@ CASES = {
     "greedy json": Case(sampling=greedy(), grammar=JSON, max_tokens=90, more_cuts=range(1, 60)),
     "logprobs": Case(sampling=spec(), logprobs=3),
     "chain": Case(
-        sampling=spec(
-            top_k=40,
+        sampling=flat(
+            top_k=5,
             top_p=0.95,
             min_p=0.01,
             repetition_penalty=1.1,
@@ -131,12 +135,15 @@ CASES = {
     ),
     "chain that spares the prompt": Case(
         sampling=greedy(
-            frequency_penalty=1.0, chain=chained(penalizes_prompt=False, top_n_sigma=1.0)
-        )
+            frequency_penalty=0.5,
+            allowed_token_ids=FEW,
+            chain=chained(penalizes_prompt=False, penalty_last_n=8),
+        ),
+        changes_as_prompt=True,
     ),
-    "dry": Case(sampling=spec(presence_penalty=1.0, chain=chained(dry=DRY))),
-    "greedy dry": Case(sampling=greedy(chain=chained(dry=DRY))),
-    "xtc": Case(sampling=spec(chain=chained(xtc=Xtc(0.5, 0.05)))),
+    "dry": Case(sampling=flat(presence_penalty=1.0, chain=chained(dry=DRY))),
+    "greedy dry": Case(sampling=greedy(allowed_token_ids=FEW, chain=chained(dry=DRY))),
+    "xtc": Case(sampling=flat(chain=chained(xtc=Xtc(0.5, 0.1)))),
     "mirostat 1": Case(
         sampling=spec(chain=chained(mirostat=Mirostat(1, 3.0, 0.2))), changes_as_prompt=True
     ),
@@ -262,8 +269,10 @@ async def test_cases_reach_what_they_are_for(whole: dict[str, Told]) -> None:
     assert ends["repetition detection"] == (SequenceEnd.REPETITION, False)
     assert ends["json"] == ends["mirostat and json"] == (SequenceEnd.STOP, False)
     assert json.loads(TOKENIZER.decode(whole["json"].token_ids))
-    texts = {tuple(told.token_ids) for told in whole.values()}
-    assert len(texts) > len(whole) - 4
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for name, told in whole.items():
+        alike.setdefault(tuple(told.token_ids), []).append(name)
+    assert [names for names in alike.values() if len(names) > 1] == [["seeded", "logprobs"]]
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.changes_as_prompt])

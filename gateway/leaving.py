@@ -1,0 +1,106 @@
+"""The HTTP server, as far as leaving is concerned: uvicorn's own would cut streams off without a word."""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+from typing_extensions import override
+
+from contract.outcomes import FailureCode
+from gateway.api.context import ProcessContext
+from gateway.api.draining import Drain
+from gateway.settings import Settings
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+LINGER_SECONDS: Final = 0.1
+"""What was on its way when the gateway closed still gets an answer: that it should go elsewhere."""
+CUT_SECONDS: Final = 5.0
+"""How long clients may take to read why their streams end."""
+UNWIND_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+class LeavingServer(uvicorn.Server):
+    """Serves until the first SIGTERM or SIGINT, and leaves in order; a second signal cuts that short.
+
+    1. /readyz fails, and connections are closed behind their answers; for `drain_delay` all is served.
+    2. Nothing new is accepted; for `drain_timeout` what runs goes on.
+    3. What is left is told that the gateway stops, and settled; then everything else is closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings) -> None:
+        super().__init__(config)
+        self._app = app
+        self._drain: Drain = app.state.drain
+        self._delay_seconds = settings.drain_delay.total_seconds()
+        self._drain_seconds = settings.drain_timeout.total_seconds()
+        self._is_hurried = False
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Unlike uvicorn's, this does not raise the signal again in the end: leaving in order is success.
+        earlier = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._is_hurried = self.should_exit
+        self.should_exit = True
+        self._drain.is_leaving = True
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._wait(self._delay_seconds)
+        self._drain.is_closed = True
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(LINGER_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if not await self._wait(self._drain_seconds, until=self._is_idle):
+            await self._cut_off()
+        await self.lifespan.shutdown()
+
+    def _is_idle(self) -> bool:
+        return not (self.server_state.connections or self.server_state.tasks)
+
+    async def _cut_off(self) -> None:
+        left = len(self.server_state.tasks)
+        logger.warning("%d requests did not end in time; they are told to try again", left)
+        context: ProcessContext = self._app.state.context
+        deadline = time.monotonic() + CUT_SECONDS
+        while not self._is_idle() and time.monotonic() < deadline:
+            # Again and again: what was still being read or checked is on the queue only now.
+            context.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
+            await asyncio.sleep(POLL_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if tasks := list(self.server_state.tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=UNWIND_SECONDS)
+
+    async def _wait(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for something, so long at most and until a second signal; return whether it came."""
+        deadline = time.monotonic() + seconds
+        while not until():
+            if self._is_hurried or time.monotonic() >= deadline:
+                return False
+            await self.on_tick(0)  # The time of day in headers.
+            await asyncio.sleep(POLL_SECONDS)
+        return True

@@ -1,0 +1,168 @@
+"""A whole deployment on a Redis that goes away, and long requests whose right answers are known."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.proofs.client import Answer, ask
+from tests.proofs.conftest import COMPLETION_PRICE, PROMPT_PRICE
+from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books
+from tests.proofs.office import Credential, open_office
+from tests.proofs.until import until
+from tests.support.events import parse_chunks, texts_by_choice
+from tests.support.processes import free_port
+from tests.support.redis_server import RedisServer
+from tests.support.sentinels import WatchedRedis
+from tests.support.stack import MODEL, Stack, metric, running_stack
+
+GATEWAYS: Final = ("gateway-1", "gateway-2")
+WORKERS: Final = ("worker-1", "worker-2")
+FAST_MODEL: Final = "sluice-fast"
+"""The same text at once: what the scripted engine writes is a function of the prompt and the seed."""
+SLOW_STEP_SECONDS: Final = 0.02
+LIMITS: Final = {
+    "requests_per_minute": 1_000_000,
+    "tokens_per_day": 10**9,
+    "concurrent_requests": 1_000,
+    "budget_micros": 10**9,
+}
+
+GATEWAY_METRICS: Final = (
+    "sluice_gateway_requests_in_progress",
+    "sluice_gateway_jobs_in_flight",
+    "sluice_queue_waiting_jobs",
+    "sluice_queue_leased_jobs",
+)
+WORKER_METRICS: Final = ("sluice_worker_sequences_running", "sluice_worker_jobs_running")
+
+
+@dataclass(slots=True)
+class Wish:
+    """A request and its right answer."""
+
+    body: dict[str, Any]
+    texts: dict[int, str] = field(default_factory=dict)
+    """By choice."""
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, answer: Answer) -> None:
+        """Raise AssertionError unless this is the right answer, whole and once."""
+        told = answer.body[-300:]
+        assert answer.status == 200, (answer.status, told)
+        assert answer.is_complete, told
+        assert texts_of(answer) == self.texts, told
+        assert answer.usage is not None, told
+        for name in ("prompt_tokens", "completion_tokens"):
+            assert answer.usage[name] == self.usage[name], (answer.usage, self.usage)
+
+
+def texts_of(answer: Answer) -> dict[int, str]:
+    """Return the text of each choice. Raises AssertionError if one has not ended, or more than once."""
+    if answer.is_stream:
+        return texts_by_choice(parse_chunks(answer.body))
+    return {choice["index"]: choice["text"] for choice in json.loads(answer.body)["choices"]}
+
+
+def long_wishes(seconds: float) -> list[Wish]:
+    """Return requests of all kinds that take so long each, undisturbed."""
+    tokens = int(seconds / SLOW_STEP_SECONDS)
+    streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    bodies: list[dict[str, Any]] = [
+        {"prompt": "one", **streamed},
+        {"prompt": "two", "temperature": 0, **streamed},
+        {"prompt": "three", "seed": 3, "n": 2, **streamed},
+        {"prompt": "four", "seed": 4, **streamed},
+        {"prompt": ["five", "six"], **streamed},
+        {"prompt": "seven"},
+        {"prompt": "eight", "n": 2, "best_of": 3, "seed": 8},
+    ]
+    return [Wish({"max_tokens": tokens, "ignore_eos": True, **body}) for body in bodies]
+
+
+class Deployment:
+    """Two gateways, two slow workers and a fast one, background jobs."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+
+    async def customer(self, name: str) -> Credential:
+        """Add a tenant whose requests meet limits of every kind that none of them reaches."""
+        async with open_office(self.stack) as office:
+            await office.tenant(name, limits=LIMITS)
+            return await office.key(name, limits=LIMITS)
+
+    async def learn(self, wishes: Sequence[Wish], key: Credential) -> None:
+        """Note the right answers."""
+        answers = await asyncio.gather(
+            *(ask(self.stack.url, key.text, **{**w.body, "model": FAST_MODEL}) for w in wishes)
+        )
+        for wish, answer in zip(wishes, answers, strict=True):
+            assert answer.status == 200, answer.body
+            assert answer.usage is not None
+            wish.texts, wish.usage = texts_of(answer), answer.usage
+
+    def begin(self, wishes: Sequence[Wish], key: Credential) -> list[asyncio.Task[Answer]]:
+        """Send the requests to both gateways in turn."""
+        urls = self.stack.gateways
+        return [
+            asyncio.create_task(ask(urls[number % len(urls)], key.text, **wish.body))
+            for number, wish in enumerate(wishes)
+        ]
+
+    async def running(self, sequences: int) -> None:
+        """Wait until the slow workers have so many sequences in their engines."""
+
+        def are_running() -> bool:
+            counts = [
+                metric(self.stack.worker_url(name), "sluice_worker_sequences_running")
+                for name in WORKERS
+            ]
+            return sum(counts) >= sequences
+
+        await until(are_running, what=f"{sequences} sequences running")
+
+    async def quiet(self, books: Books) -> None:
+        """Wait until nothing is left of any request, in Redis or in a process."""
+        await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
+        await books.nothing_left(seconds=30)
+        for url in self.stack.gateways:
+            for name in GATEWAY_METRICS:
+                await self._zero(url, name)
+        for worker in WORKERS:
+            for name in WORKER_METRICS:
+                await self._zero(self.stack.worker_url(worker), name)
+
+    async def _zero(self, url: str, name: str) -> None:
+        await until(lambda: metric(url, name) == 0, what=f"{name} of {url} being 0")
+
+
+@contextmanager
+def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
+    """Run a deployment on a Redis, which is started here, for the length of a block."""
+    with running_stack(redis=redis) as stack:
+        asyncio.run(_set_price(stack))
+        gateways = {name: stack.launch_gateway(name, port=free_port()) for name in GATEWAYS}
+        stack.start_jobs()
+        stack.start_beat()
+        for name in WORKERS:
+            stack.start_worker(name, **_worker(MODEL, SLOW_STEP_SECONDS))
+        stack.start_worker("fast", **_worker(FAST_MODEL, 0))
+        for name, address in gateways.items():
+            stack.await_gateway(name, address)
+        yield Deployment(stack)
+
+
+def _worker(model: str, step_seconds: float) -> dict[str, Any]:
+    return {
+        "SLUICE_ENGINE": "scripted",
+        "SLUICE_MODEL_NAME": model,
+        "SLUICE_SCRIPTED_STEP_SECONDS": str(step_seconds),
+    }
+
+
+async def _set_price(stack: Stack) -> None:
+    async with open_office(stack) as office:
+        await office.price(prompt=PROMPT_PRICE, completion=COMPLETION_PRICE)

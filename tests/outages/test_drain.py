@@ -1,0 +1,172 @@
+"""Gateways that are asked to leave: what they finish, what they refuse, and what they tell the rest."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.settings import Settings
+from tests.outages.deployment import SLOW_STEP_SECONDS
+from tests.proofs.client import Answer, ask, request
+from tests.proofs.ledger import Books, open_books
+from tests.proofs.until import running, until
+from tests.support.events import DONE, PREFIX
+from tests.support.processes import free_port
+from tests.support.stack import Stack, http_status, running_stack
+
+pytestmark = pytest.mark.timeout(240)
+
+STREAM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "stream": True}
+ENDLESS = {**STREAM, "max_tokens": 1900}
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """Redis, a worker and background jobs; each test starts the gateways that it stops."""
+    with running_stack() as stack:
+        stack.start_worker(
+            SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(SLOW_STEP_SECONDS)
+        )
+        stack.start_jobs()
+        stack.start_beat()
+        yield stack
+
+
+@pytest.fixture
+async def books(stack: Stack) -> AsyncIterator[Books]:
+    """The stack's ledger and Redis."""
+    async with open_books(stack) as books:
+        yield books
+
+
+async def start(stack: Stack, **environment: str) -> str:
+    """Start a gateway named `leaving` and return its base URL."""
+    stack.gateways.clear()
+    key = await asyncio.to_thread(stack.key)
+    url = await asyncio.to_thread(stack.start_gateway, "leaving", **environment)
+
+    async def answers() -> bool:
+        return (await ask(url, key, prompt="x", max_tokens=1)).status == 200
+
+    async with asyncio.timeout(30):
+        while not await answers():
+            await asyncio.sleep(0.1)
+    return url
+
+
+async def begin(url: str, key: str, body: dict[str, Any]) -> "asyncio.Task[Answer]":
+    """Send a request that runs for long."""
+    return asyncio.create_task(ask(url, key, **body))
+
+
+async def end(stack: Stack) -> int:
+    """Wait for the end of the gateway and return its exit code."""
+    return await asyncio.to_thread(stack.processes.pop("leaving").wait, 60)
+
+
+def terminate(stack: Stack) -> None:
+    """Ask the gateway to leave."""
+    stack.processes["leaving"].send_signal(signal.SIGTERM)
+
+
+async def test_a_gateway_that_leaves_finishes_what_runs_and_takes_nothing_new(
+    stack: Stack, books: Books
+) -> None:
+    url, key = await start(stack), stack.key()
+    stream = await begin(url, key, {**STREAM, "max_tokens": 150})
+    whole = await begin(url, key, {**STREAM, "max_tokens": 150, "stream": False})
+    address = urlsplit(url)
+    idle, writer = await asyncio.open_connection(address.hostname, address.port)
+    await running(stack, 2)
+    terminate(stack)
+    await until(lambda: http_status(f"{url}/readyz") == 0, what="refused connections")
+    assert await asyncio.wait_for(idle.read(), 10) == b"", "an idle connection is closed"
+    writer.close()
+    for answer in (await stream, await whole):
+        assert answer.is_finished, answer.body[-300:]
+    assert (await stream).body.rstrip().rpartition(b"\n\n")[2].startswith(DONE)
+    assert await end(stack) == 0
+    await books.settled()
+    await books.nothing_left()
+
+
+async def test_during_the_delay_it_is_not_ready_but_serves_what_comes(stack: Stack) -> None:
+    url, key = await start(stack, SLUICE_DRAIN_DELAY="4"), stack.key()
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert "connection" not in (await client.get("/readyz")).headers
+        terminate(stack)
+        began = time.monotonic()
+        while (ready := await client.get("/readyz")).status_code == 200:
+            await asyncio.sleep(0.01)
+        assert (ready.status_code, ready.json()) == (503, {"status": "stopping"})
+        assert ready.headers["connection"] == "close"
+        assert (await client.get("/healthz")).status_code == 200
+        answer = await ask(url, key, prompt="x", max_tokens=3)
+        assert answer.is_finished, answer.body
+        assert answer.headers["connection"] == "close"
+    assert await end(stack) == 0
+    assert time.monotonic() - began > 3
+
+
+async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
+    stack: Stack, books: Books
+) -> None:
+    url, key = await start(stack, SLUICE_DRAIN_TIMEOUT="1"), stack.key()
+    stream = await begin(url, key, ENDLESS)
+    whole = await begin(url, key, {**ENDLESS, "stream": False})
+    stalled = asyncio.create_task(
+        request(url, key, {"model": "sluice-tiny", **ENDLESS}, stall_after=60)
+    )
+    await running(stack, 3)
+    terminate(stack)
+    began = time.monotonic()
+    [cut, refused] = [await stream, await whole]
+    assert cut.is_complete, "the stream has an orderly end"
+    error = cut.events[-1]["error"]
+    assert (error["code"], error["type"]) == ("gateway_stopping", "service_unavailable")
+    assert cut.body.count(PREFIX + b"[DONE]") == 1
+    assert (refused.status, refused.error["code"]) == (503, "gateway_stopping")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert await end(stack) == 0
+    assert time.monotonic() - began < 30
+    stalled.cancel()
+    await books.settled()
+    await books.nothing_left()
+    rows = {row["request_id"]: row for row in await books.rows()}
+    row = rows[str(cut.request_id)]
+    assert (row["outcome"], row["code"], row["cost_micros"]) == ("failed", "gateway_stopping", 0)
+    assert "Traceback" not in stack.log("leaving")
+
+
+async def test_a_second_signal_does_not_wait(stack: Stack, books: Books) -> None:
+    url = await start(stack, SLUICE_DRAIN_DELAY="60", SLUICE_DRAIN_TIMEOUT="60")
+    stream = await begin(url, stack.key(), ENDLESS)
+    await running(stack, 1)
+    terminate(stack)
+    await until(lambda: http_status(f"{url}/readyz") == 503, what="the first signal")
+    terminate(stack)
+    assert (await stream).events[-1]["error"]["code"] == "gateway_stopping"
+    assert await end(stack) == 0
+    await books.settled()
+    await books.nothing_left()
+
+
+async def test_what_comes_late_on_an_open_connection_is_sent_elsewhere() -> None:
+    app: FastAPI = create_app(Settings(redis_url=f"redis://127.0.0.1:{free_port()}"))
+    app.state.drain.is_leaving = app.state.drain.is_closed = True
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "gateway_stopping"
+        assert answer.headers["connection"] == "close"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-request-id"]
+        assert (await client.get("/healthz")).status_code == 200
