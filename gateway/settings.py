@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     """How long a client may take to send the body."""
     queue_timeout: Duration = timedelta(seconds=120)
     """How long a request waits for its first token before it is refused with 503."""
+    resume_after: Duration = timedelta(seconds=5)
+    """How long a worker may be silent before its jobs go on elsewhere, and how long after an outage of Redis
+    nothing is taken to be lost. Longer than the workers' SLUICE_LEASE_SECONDS."""
     request_timeout: Duration = timedelta(minutes=30)
     """How long a request may take in all."""
     commit_after: Duration = timedelta(seconds=10)

@@ -1,9 +1,19 @@
 """Ending background tasks, and what a loop that talks to Redis does to be stoppable."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, Final
 
 CANCEL_AGAIN_SECONDS: Final = 0.1
+
+_background: set[asyncio.Task[None]] = set()
+
+
+def in_background(work: Coroutine[Any, Any, None]) -> None:
+    """Run something to its end that nobody waits for."""
+    task = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:

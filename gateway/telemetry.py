@@ -80,6 +80,20 @@ SHED_JOBS = Counter(
     "Waiting jobs that gave their place in a full queue to a more urgent request of this gateway.",
     ["model"],
 )
+RESUMED_JOBS = Counter(
+    "sluice_gateway_resumed_jobs_total",
+    "Attempts of jobs that were over before the job was, by reason; the rest goes to another worker.",
+    ["reason"],
+)
+RESUMPTION_PAUSE = Histogram(
+    "sluice_gateway_resumption_pause_seconds",
+    "From the last reply of an attempt that was lost to the next token of its job.",
+    buckets=(0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, 120),
+)
+FENCED_MESSAGES = Counter(
+    "sluice_gateway_fenced_messages_total",
+    "Messages of attempts that were over already; none of them reaches a client.",
+)
 JOBS_IN_FLIGHT = Gauge(
     "sluice_gateway_jobs_in_flight", "Jobs enqueued by this gateway and not finished."
 )

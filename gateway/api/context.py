@@ -89,6 +89,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             max_waiting_jobs=settings.max_waiting_jobs,
             max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
             queue_timeout_seconds=settings.queue_timeout.total_seconds(),
+            resume_after_seconds=settings.resume_after.total_seconds(),
         )
         grammars = GrammarChecker(SandboxSettings())
         stack.push_async_callback(grammars.aclose)

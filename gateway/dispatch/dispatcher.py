@@ -1,44 +1,72 @@
-"""Enqueue the jobs of a request, hand its replies over, and deal with what gets lost.
+"""Enqueue the jobs of a request, hand its replies over, and see that none of them gets lost.
 
-The dispatcher is the only part that knows which jobs are in flight. It reads one Redis stream for the
-whole process; a reply finds its job by the handle that the job was enqueued with.
+The dispatcher is the only part that knows which jobs are in flight. A reply finds its job by the handle that
+the job was enqueued with. A job whose worker dies goes on elsewhere, behind the last token that was received:
+whatever is lost on the way to the gateway, its client gets every token once.
 """
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract import keys, messages
-from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobLost
+from contract import clock, keys, messages
+from contract.messages import (
+    AnswerGrown,
+    CancelAnswer,
+    Follow,
+    Frame,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobLost,
+    JobReturned,
+    ReturnReason,
+)
 from contract.outcomes import FailureCode
-from contract.queue import LostJob, RequeueResult
+from contract.queue import LostJob
+from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
-from gateway.dispatch.generation import Generation, Message, Ticket
+from gateway.dispatch.generation import Generation, JobMessage
 from gateway.dispatch.overload import require_enqueued, tell_shed
+from gateway.dispatch.reader import ReplyReader
+from gateway.dispatch.recovery import Recoveries
+from gateway.dispatch.ticket import Recovery, Ticket
 from gateway.errors import queue_unavailable
-from gateway.tasks import raise_if_cancelled
-from gateway.telemetry import SHED_JOBS
+from gateway.tasks import in_background, raise_if_cancelled
 
-MAX_ATTEMPTS = 3
-"""Claims of one job before it is given up: whatever kills three workers is the job's own doing."""
+MOST_LOSSES = 5
+"""Attempts in a row that may be lost without a token before their job is given up."""
+MOST_STRIKES = 2
+"""Engines that may die with a job aboard before it is given up: whatever kills a second one is its own doing."""
+MOST_REVIVALS = 5
+"""Times that a job may be put on the queue anew without a token in between."""
+MOST_UNHEARD_ENDS = 2
 
-READ_BLOCK_MS = 1_000
-READ_ENTRIES = 256
 ALIVE_SECONDS = 6
 HEARTBEAT_SECONDS = 2.0
-RECLAIM_SECONDS = 1.0
+RECLAIM_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 """How long a job may be silent before Redis is asked about it, and how often it is asked again."""
 CHECK_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+class Adopted(NamedTuple):
+    """A job that another gateway has begun, and what was received of it."""
+
+    job: GenerationJob
+    history: Sequence[JobMessage]
+    """In order, of all attempts; a job whose end is among them is not run again."""
+    attempt: int
+    """The last one that was heard of, from 1."""
 
 
 class Dispatcher:
@@ -53,22 +81,54 @@ class Dispatcher:
         max_waiting_jobs: int,
         max_waiting_jobs_of_tenant: int,
         queue_timeout_seconds: float,
+        resume_after_seconds: float,
     ) -> None:
         self.gateway = gateway
+        self.on_follow: Callable[[Follow], None] | None = None
+        """Called when another gateway wants to be told of an answer."""
+        self.on_grown: Callable[[AnswerGrown], None] | None = None
+        """Called when an answer of another gateway, which is followed here, has grown."""
+        self.on_cancel: Callable[[CancelAnswer], None] | None = None
+        """Called when another gateway wants an answer to end."""
+        self.on_orphan: Callable[[str, LostJob], Awaitable[bool]] | None = None
+        """Called with a model and a lost job of a gateway that is gone; tells whether it is looked after."""
         self._client = client
         self._catalogue = catalogue
         self._max_waiting_jobs = max_waiting_jobs
         self._max_waiting_jobs_of_tenant = max_waiting_jobs_of_tenant
         self._queue_timeout_seconds = queue_timeout_seconds
+        self._resume_after_seconds = resume_after_seconds
         self._handles = itertools.count(1)
         self._tickets: dict[int, Ticket] = {}
-        self._frame_numbers: dict[str, int] = {}
-        self._last_entry: bytes | str = "0-0"
+        self._to_drop: dict[int, Ticket] = {}
+        self._run_id = ""
+        self._steady_since = time.monotonic()
+        self._is_announced = False
+        self._reader = ReplyReader(
+            client,
+            keys.replies(gateway),
+            on_frame=self._apply,
+            on_gap=self._note_gap,
+            on_failure=self._note_outage,
+        )
+        self._recoveries = Recoveries(
+            catalogue,
+            self._tickets,
+            go_on=self._go_on,
+            begin_anew=lambda ticket: self._revive(ticket, "replies_lost"),
+            fail=self._fail,
+            drop=self._drop,
+        )
 
     @property
     def jobs_in_flight(self) -> int:
         """Jobs enqueued and neither finished nor taken back."""
         return len(self._tickets)
+
+    @property
+    def last_entry(self) -> bytes:
+        """The last entry of this gateway's reply stream whose messages have been handed over."""
+        return self._reader.last_entry
 
     def next_handle(self) -> int:
         """Return a number for a new job, unique within this process."""
@@ -81,8 +141,10 @@ class Dispatcher:
 
         Raises OverloadedError, TenantQueueFullError or StoreUnavailableError; then nothing is enqueued.
         """
-        tickets = [Ticket(job, model, i, generation) for i, job in enumerate(jobs)]
+        tickets = [Ticket(job, model, i, generation, weight) for i, job in enumerate(jobs)]
         generation.tickets = tickets
+        for ticket in tickets:
+            generation.expect(ticket.prompt_index, ticket.job)
         # Replies may come before the enqueue's own answer.
         self._tickets.update((ticket.job.handle, ticket) for ticket in tickets)
         try:
@@ -94,16 +156,43 @@ class Dispatcher:
                 longest_wait_seconds=self._queue_timeout_seconds,
             )
             if report.shed:
-                SHED_JOBS.labels(model).inc(len(report.shed))
-                _in_background(tell_shed(self._client, self.gateway, report))
+                telemetry.SHED_JOBS.labels(model).inc(len(report.shed))
+                in_background(tell_shed(self._client, self.gateway, report))
             require_enqueued(report, model, self._max_waiting_jobs_of_tenant)
         except RedisError:
             # It is not known whether Redis took the jobs, so they are taken back as well.
             await self.cancel(generation)
             raise queue_unavailable() from None
         except BaseException:
-            self._forget(tickets)
+            for ticket in tickets:
+                self._tickets.pop(ticket.job.handle, None)
             raise
+
+    def adopt(
+        self, model: str, adopted: Sequence[Adopted], *, weight: float, generation: Generation
+    ) -> None:
+        """Go on with the jobs of one request that another gateway has begun, prompt `i` as `adopted[i]`.
+
+        Whoever runs them is fenced off, and they go on behind their histories, which `generation` must have
+        been given before. Raises ValueError if a history contradicts itself; nothing is adopted then.
+        """
+        now = time.monotonic()
+        tickets: list[Ticket] = []
+        for index, each in enumerate(adopted):
+            job = msgspec.structs.replace(
+                each.job, gateway=self.gateway, handle=self.next_handle(), resumption=None
+            )
+            ticket = Ticket(job, model, index, generation, weight, attempt=each.attempt)
+            for message in each.history:
+                if not ticket.receive(message, now):
+                    raise ValueError(f"the history of job {job.id} contradicts itself")
+            tickets.append(ticket)
+        generation.tickets = tickets
+        for ticket, each in zip(tickets, adopted, strict=True):
+            if not any(isinstance(message, JobFinished | JobFailed) for message in each.history):
+                ticket.has_begun = True
+                self._tickets[ticket.job.handle] = ticket
+                self._revive(ticket, "adopted")
 
     async def cancel(self, generation: Generation) -> None:
         """Take back whatever of the request is still in flight."""
@@ -119,11 +208,14 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Read replies and look after leases until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read_replies())
-            tasks.create_task(self._repeat(self.beat, HEARTBEAT_SECONDS))
-            tasks.create_task(self._repeat(self._reclaim, RECLAIM_SECONDS))
-            tasks.create_task(self._repeat(self._check_silent_jobs, CHECK_SECONDS))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._reader.run())
+                tasks.create_task(self._repeat(self.beat, HEARTBEAT_SECONDS))
+                tasks.create_task(self._repeat(self._reclaim, RECLAIM_SECONDS))
+                tasks.create_task(self._repeat(self._check_silent_jobs, CHECK_SECONDS))
+        finally:
+            await self._recoveries.aclose()
 
     async def aclose(self) -> None:
         """Say that this gateway is gone, so that workers stop at once what is left."""
@@ -131,31 +223,6 @@ class Dispatcher:
             await self._client.delete(keys.gateway_alive(self.gateway), keys.replies(self.gateway))
         except RedisError as error:
             logger.warning("cannot say goodbye to Redis: %s", type(error).__name__)
-
-    async def _read_replies(self) -> None:
-        stream = keys.replies(self.gateway)
-        while True:
-            try:
-                reply = await self._client.xread(
-                    {stream: self._last_entry}, count=READ_ENTRIES, block=READ_BLOCK_MS
-                )
-            except RedisError as error:
-                logger.warning("cannot read replies: %s", type(error).__name__)
-                raise_if_cancelled()
-                await asyncio.sleep(0.2)
-                continue
-            raise_if_cancelled()
-            for entry_id, fields in _entries(reply):
-                self._last_entry = entry_id
-                try:
-                    frame = messages.decode_frame(fields[b"f"])
-                except (msgspec.MsgspecError, KeyError):
-                    # The worker's next frame shows the gap, and the jobs concerned fail then.
-                    logger.exception("a reply frame cannot be read")
-                    continue
-                self._apply(frame)
-                # Requests take their replies in between, even after a long outage.
-                await asyncio.sleep(0)
 
     @staticmethod
     async def _repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
@@ -168,122 +235,256 @@ class Dispatcher:
             await asyncio.sleep(seconds)
 
     async def beat(self) -> None:
-        """Say that this gateway lives. Raises RedisError."""
+        """Say that this gateway lives, and see whether Redis is the same as before. Raises RedisError."""
         pipeline = self._client.pipeline(transaction=False)
         pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
-        await pipeline.execute()
+        pipeline.execute_command("INFO", "server")
+        *_, server = await pipeline.execute()
+        run_id = str(server["run_id"])
+        if self._run_id and run_id != self._run_id:
+            self._reader.doubt()
+            self._note_outage()
+        self._run_id = run_id
+        self._is_announced = True
+
+    def _note_outage(self) -> None:
+        """Give workers time to say what they hold, before anything is taken to be lost."""
+        self._steady_since = time.monotonic()
+        self._is_announced = False
+
+    def _is_steady(self) -> bool:
+        return time.monotonic() - self._steady_since >= self._resume_after_seconds
 
     # -- replies ---------------------------------------------------------------------------------
 
     def _apply(self, frame: Frame) -> None:
-        if frame.number and not self._is_next(frame):
-            return
         now = time.monotonic()
+        worker = frame.worker
+        for started in frame.started:
+            self._hear(worker, started, now)
         for scored in frame.prompts:
-            self._hand_over(frame.worker, scored, now)
+            self._hear(worker, scored, now)
         for delta in frame.deltas:
-            self._hand_over(frame.worker, delta, now)
+            self._hear(worker, delta, now)
         for finished in frame.finished:
-            self._end(frame.worker, finished, now)
+            self._hear(worker, finished, now)
         for failed in frame.failed:
-            self._end(frame.worker, failed, now)
+            if failed.code is FailureCode.SHED:
+                self._shed(failed)
+            else:
+                self._hear(worker, failed, now)
+        for returned in frame.returned:
+            self._take_back(worker, returned, now)
         for lost in frame.lost:
             self._lose(lost)
+        self._apply_notices(frame)
 
-    def _is_next(self, frame: Frame) -> bool:
-        expected = self._frame_numbers.get(frame.worker, 0) + 1
-        if frame.number == 1 and expected > 2:
-            expected = 1  # The worker had given us up for dead and starts again.
-        if frame.number < expected:
-            return False  # Written twice by a worker that did not hear the first time.
-        self._frame_numbers[frame.worker] = frame.number
-        if frame.number > expected:
-            logger.error(
-                "frames %d to %d of worker %s are lost", expected, frame.number - 1, frame.worker
-            )
-            for ticket in list(self._tickets.values()):
-                if ticket.worker == frame.worker:
-                    self._fail(ticket, FailureCode.REPLIES_LOST)
-                elif ticket.worker is None:
-                    ticket.gaps |= {frame.worker}
-        return True
+    def _apply_notices(self, frame: Frame) -> None:
+        if self.on_follow is not None:
+            for follow in frame.follows:
+                self.on_follow(follow)
+        if self.on_grown is not None:
+            for grown in frame.grown:
+                self.on_grown(grown)
+        if self.on_cancel is not None:
+            for cancel in frame.cancels:
+                self.on_cancel(cancel)
 
-    def _hand_over(self, worker: str, message: Message, now: float) -> None:
-        ticket = self._current(worker, message)
+    def _hear(self, worker: str, message: JobMessage, now: float) -> None:
+        ticket = self._tickets.get(message.handle)
         if ticket is None:
             return
-        ticket.worker = worker
+        if (
+            message.attempt != ticket.attempt or worker != ticket.worker
+        ) and not self._is_to_be_heard(ticket, worker, message):
+            return
         ticket.heard_at = now
+        if ticket.is_known(message):
+            return
+        if not ticket.receive(message, now):
+            logger.error("what worker %s tells of job %s does not fit", worker, ticket.job.id)
+            self._revive(ticket, "replies_lost")
+            return
+        if ticket.paused_at is not None and ticket.has_progressed:
+            telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at)
+            ticket.paused_at = None
+        if isinstance(message, JobFinished):
+            message = ticket.as_it_took(message, now)
+        if isinstance(message, JobFinished | JobFailed):
+            del self._tickets[message.handle]
         if not ticket.generation.push(ticket.prompt_index, message):
-            _in_background(self.cancel(ticket.generation))
+            in_background(self.cancel(ticket.generation))
 
-    def _end(self, worker: str, message: JobFinished | JobFailed, now: float) -> None:
-        if self._current(worker, message) is not None:
-            self._hand_over(worker, message, now)
-            self._tickets.pop(message.handle, None)
+    def _is_to_be_heard(
+        self, ticket: Ticket, worker: str, message: JobMessage | JobReturned
+    ) -> bool:
+        """Whether a message counts that is not of the worker and the attempt that the last ones came from."""
+        recovery = ticket.recovery
+        if message.attempt < ticket.attempt:
+            if (
+                recovery is not None
+                and not recovery.is_revival
+                and message.attempt == recovery.attempt
+                and recovery.worker in (None, worker)
+            ):
+                recovery.worker = worker
+                recovery.keep(worker, message)
+            else:
+                telemetry.FENCED_MESSAGES.inc()
+            return False
+        if message.attempt > ticket.attempt:
+            # Only we put the job on the queue again, so the answer to that got lost or is on its way.
+            ticket.begin_attempt(message.attempt)
+        if recovery is not None:
+            ticket.losses = recovery.losses
+            ticket.recovery = None
+        if ticket.worker is None and worker not in ticket.gaps:
+            ticket.worker = worker
+        elif ticket.worker != worker:
+            # Its beginning was in a frame that is lost, or Redis has forgotten a claim and let another
+            # worker have the same one.
+            self._revive(ticket, "replies_lost")
+            return False
+        return True
 
-    def _current(self, worker: str, message: Message) -> Ticket | None:
-        """Return the job that a reply is about, or None if the reply is of no use."""
-        ticket, attempt = self._tickets.get(message.handle), message.attempt
-        if ticket is None or attempt < ticket.attempt:
-            return None
-        if attempt > ticket.attempt:
-            if ticket.worker is not None:
-                # What was sent to the client came from an attempt that is not the one that goes on.
-                self._fail(ticket, FailureCode.WORKER_LOST)
-                return None
-            ticket.begin_attempt(attempt)
-        if ticket.worker is None and worker in ticket.gaps:
-            # Its beginning may have been in the frames that never came.
-            self._fail(ticket, FailureCode.REPLIES_LOST)
-            return None
-        return ticket
+    def _shed(self, failed: JobFailed) -> None:
+        """End a job that was taken off the queue before anybody claimed it."""
+        ticket = self._tickets.get(failed.handle)
+        if ticket is not None and ticket.worker is None and ticket.attempt == failed.attempt:
+            self._end(ticket, failed)
+
+    def _note_gap(self, worker: str) -> None:
+        """Begin all jobs anew of which a message may have been in a frame that is lost."""
+        for ticket in list(self._tickets.values()):
+            if ticket.worker == worker:
+                self._revive(ticket, "replies_lost")
+            elif ticket.worker is None:
+                ticket.gaps |= {worker}
+            if ticket.recovery is not None and ticket.recovery.worker in (None, worker):
+                ticket.recovery.has_gap = True
 
     # -- what gets lost --------------------------------------------------------------------------
 
-    def _lose(self, lost: JobLost) -> None:
-        ticket = self._tickets.get(lost.handle)
-        if ticket is None or lost.attempt < ticket.attempt:
+    def _take_back(self, worker: str, returned: JobReturned, now: float) -> None:
+        """Give a job to another worker that this one cannot finish."""
+        ticket = self._tickets.get(returned.handle)
+        if ticket is None:
             return
-        # It may be a later attempt than we know of, if the answer to our requeueing got lost.
-        if ticket.worker is not None or lost.attempt >= MAX_ATTEMPTS:
-            self._fail(ticket, FailureCode.WORKER_LOST)
+        is_expected = returned.attempt == ticket.attempt and worker == ticket.worker
+        if not is_expected and not self._is_to_be_heard(ticket, worker, returned):
             return
-        # Nothing was heard of the job, so it can be run again unnoticed.
-        _in_background(self._requeue(ticket, lost.attempt))
+        ticket.heard_at = now
+        if returned.reason is ReturnReason.ENGINE_DIED:
+            ticket.strikes = 1 if returned.has_progressed else ticket.strikes + 1
+            if ticket.strikes >= MOST_STRIKES:
+                self._fail(ticket, FailureCode.POISONOUS)
+                return
+        self._recover(ticket, returned.reason.value, is_returned=True)
 
-    async def _requeue(self, ticket: Ticket, lost_attempt: int) -> None:
-        queue = self._catalogue.queue(ticket.model)
-        try:
-            requeued = await queue.requeue(ticket.job, lost_attempt)
-        except RedisError as error:
-            # It will be reported again.
-            logger.warning("cannot requeue a job now: %s", type(error).__name__)
+    def _lose(self, lost: JobLost) -> None:
+        """Give a job to another worker whose lease has run out."""
+        ticket = self._tickets.get(lost.handle)
+        if ticket is None or ticket.recovery is not None or lost.attempt < ticket.attempt:
             return
-        if requeued is not RequeueResult.REQUEUED or ticket.attempt > lost_attempt:
-            return
-        if ticket.worker is None:
-            ticket.begin_attempt(lost_attempt + 1)
-        elif ticket.job.handle in self._tickets:
-            # The lost worker was heard of while the job was being given to another one.
+        if lost.attempt > ticket.attempt:
+            # The answer to our requeueing got lost.
+            ticket.begin_attempt(lost.attempt)
+        losses = 0 if ticket.has_progressed else ticket.losses + 1
+        if losses >= MOST_LOSSES:
             self._fail(ticket, FailureCode.WORKER_LOST)
+        else:
+            self._recover(ticket, "lease_expired", losses=losses)
+
+    def _revive(self, ticket: Ticket, reason: str) -> None:
+        """Begin a job anew behind what is sure, whatever Redis knows and whoever runs it."""
+        ticket.revivals += 1
+        if ticket.revivals > MOST_REVIVALS:
+            self._fail(ticket, FailureCode.REPLIES_LOST)
+        else:
+            self._recover(ticket, reason, is_revival=True)
+
+    def _recover(
+        self,
+        ticket: Ticket,
+        reason: str,
+        *,
+        losses: int | None = None,
+        is_returned: bool = False,
+        is_revival: bool = False,
+    ) -> None:
+        now = time.monotonic()
+        ticket.has_begun = ticket.has_begun or not is_revival or ticket.worker is not None
+        if ticket.has_begun:
+            ticket.waits_since = now
+            ticket.paused_at = ticket.paused_at or ticket.heard_at
+        ticket.unheard_ends = 0
+        if losses is None:
+            losses = 0 if ticket.has_progressed else ticket.losses
+        recovery = Recovery(
+            ticket.attempt,
+            ticket.worker,
+            ticket.rest(is_suspect=bool(ticket.strikes or losses)),
+            ticket.has_progressed,
+            losses,
+            is_returned=is_returned,
+            is_revival=is_revival,
+            has_gap=bool(ticket.gaps),
+        )
+        # From here on nothing of that attempt is taken in: what was received by now is what counts.
+        ticket.begin_attempt(recovery.attempt + 1)
+        ticket.recovery = recovery
+        telemetry.RESUMED_JOBS.labels(reason).inc()
+        logger.info("attempt %d of job %s is over: %s", recovery.attempt, ticket.job.id, reason)
+        self._recoveries.start(ticket, recovery)
+
+    def _go_on(self, ticket: Ticket, recovery: Recovery) -> None:
+        """Follow an attempt that is not over, or has come to its end."""
+        ticket.recovery = None
+        ticket.begin_attempt(recovery.attempt)
+        ticket.worker = recovery.worker
+        ticket.has_progressed = recovery.has_progressed
+        ticket.heard_at = now = time.monotonic()
+        for worker, message in recovery.kept:
+            if isinstance(message, JobReturned):
+                self._take_back(worker, message, now)
+            else:
+                self._hear(worker, message, now)
+        if recovery.has_gap and self._is_followed(ticket):
+            self._revive(ticket, "replies_lost")
+
+    def _is_followed(self, ticket: Ticket) -> bool:
+        """Whether a job is in flight, and it is not open which of its attempts goes on."""
+        return ticket.recovery is None and ticket.job.handle in self._tickets
 
     def _fail(self, ticket: Ticket, code: FailureCode) -> None:
         """End a job on this side, whatever its worker does."""
+        self._end(ticket, JobFailed(ticket.job.handle, ticket.attempt, code, ""))
+        if code is not FailureCode.TAKEN_OVER:
+            in_background(self._drop(ticket))
+
+    def _end(self, ticket: Ticket, failed: JobFailed) -> None:
         del self._tickets[ticket.job.handle]
-        failed = JobFailed(ticket.job.handle, ticket.attempt, code, "")
         ticket.generation.push(ticket.prompt_index, failed)
-        _in_background(self._drop(ticket))
 
     async def _drop(self, ticket: Ticket) -> None:
+        """Take a job off the queue; if Redis is away, as soon as it is back."""
         try:
             await self._catalogue.queue(ticket.model).cancel(ticket.job.id, ticket.job.tenant)
         except RedisError as error:
-            # Its lease will be reported to us, find no ticket and be cancelled then.
             logger.warning("cannot cancel a job now: %s", type(error).__name__)
+            self._to_drop[ticket.job.handle] = ticket
+
+    async def _drop_again(self) -> None:
+        tickets, self._to_drop = self._to_drop, {}
+        now_ms = clock.now_ms()
+        await asyncio.gather(
+            *(self._drop(ticket) for ticket in tickets.values() if ticket.job.deadline_ms > now_ms)
+        )
 
     async def _reclaim(self) -> None:
+        if not self._is_steady():
+            return
         for model in self._catalogue.models:
             queue = self._catalogue.queue(model.card.model)
             for lost in await queue.reclaim():
@@ -291,62 +492,78 @@ class Dispatcher:
 
     async def _report_lost(self, model: str, lost: LostJob) -> None:
         notice = JobLost(lost.handle, lost.attempt)
-        if lost.gateway == self.gateway and lost.handle in self._tickets:
+        is_ours = lost.gateway == self.gateway
+        if is_ours and lost.handle in self._tickets:
             self._lose(notice)
-        elif lost.gateway != self.gateway and await self._client.exists(
-            keys.gateway_alive(lost.gateway)
-        ):
+        elif not is_ours and await self._client.exists(keys.gateway_alive(lost.gateway)):
             frame = messages.encode(Frame(self.gateway, 0, lost=[notice]))
             await self._client.xadd(keys.replies(lost.gateway), {"f": frame})
-        else:
+        elif is_ours or self.on_orphan is None or not await self.on_orphan(model, lost):
             # Nobody waits for it: its gateway is gone, or has taken it back.
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
 
     async def _check_silent_jobs(self) -> None:
-        """Fail jobs that nobody claims in time or will claim, and jobs that are over as far as Redis knows.
+        """Ask Redis about jobs of which nothing was heard for a while.
 
-        The last happens when the reply that ended a job was lost, or Redis lost the job itself: a receipt
-        names no worker.
+        Nobody may have claimed them in time. Redis may have lost them, or another gateway taken them over. They may
+        have ended, and the reply that said so got lost.
         """
+        if not self._is_steady():
+            return
+        if not self._is_announced:
+            # Workers would drop jobs of a gateway of which an emptied Redis has not heard yet.
+            await self.beat()
+        await self._drop_again()
         now = time.monotonic()
         silent = [
-            t for t in self._tickets.values() if max(t.check_at, t.heard_at + SILENCE_SECONDS) < now
+            t
+            for t in self._tickets.values()
+            if t.recovery is None and max(t.check_at, t.heard_at + SILENCE_SECONDS) < now
         ]
         if not silent:
             return
         pipeline = self._client.pipeline(transaction=False)
         for ticket in silent:
             ticket.check_at = now + SILENCE_SECONDS
-            pipeline.execute_command("HGET", keys.job(ticket.model, ticket.job.id), "worker")
-        workers = await pipeline.execute()
-        for ticket, worker in zip(silent, workers, strict=True):
+            key = keys.job(ticket.model, ticket.job.id)
+            pipeline.execute_command("HMGET", key, "worker", "ended", "gateway", "attempt")
+        states = await pipeline.execute()
+        for ticket, state in zip(silent, states, strict=True):
             # A reply may have come while Redis was asked.
-            if ticket.heard_at > now or ticket.job.handle not in self._tickets:
-                continue
-            if worker is None:
-                self._fail(ticket, FailureCode.REPLIES_LOST)
-            elif worker == b"" and now - ticket.enqueued_at > self._queue_timeout_seconds:
-                self._fail(ticket, FailureCode.QUEUE_TIMEOUT)
-            elif worker == b"" and not self._catalogue.is_served(ticket.model):
-                self._fail(ticket, FailureCode.NO_WORKER)
+            if ticket.heard_at <= now and self._is_followed(ticket):
+                self._judge(ticket, *state, now=now)
 
-    def _forget(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            self._tickets.pop(ticket.job.handle, None)
+    def _judge(
+        self,
+        ticket: Ticket,
+        worker: bytes | None,
+        ended: bytes | None,
+        gateway: bytes | None,
+        attempt: bytes | None,
+        *,
+        now: float,
+    ) -> None:
+        """Decide about a silent job by what Redis knows of it; an empty `worker` means that it waits."""
+        if worker is None and ended is None:
+            self._revive(ticket, "forgotten")
+        elif gateway is not None and gateway.decode() != self.gateway:
+            self._fail(ticket, FailureCode.TAKEN_OVER)
+        elif ended is not None:
+            ticket.unheard_ends += 1
+            if ticket.unheard_ends >= MOST_UNHEARD_ENDS:
+                self._revive(ticket, "replies_lost")
+        elif int(attempt or 0) + (worker == b"") < ticket.attempt:
+            # A fail-over has lost that the job was given to another worker.
+            self._revive(ticket, "forgotten")
+        elif worker == b"":
+            self._judge_waiting(ticket, now)
 
-
-_background: set[asyncio.Task[None]] = set()
-
-
-def _in_background(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-
-
-def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Return the entries of an XREAD reply, which is a dict or a list by protocol version."""
-    if not reply:
-        return []
-    streams = reply.items() if isinstance(reply, dict) else reply
-    return [entry for _, entries in streams for entry in entries]
+    def _judge_waiting(self, ticket: Ticket, now: float) -> None:
+        is_overdue = now - ticket.waits_since > self._queue_timeout_seconds
+        if ticket.has_begun:
+            if is_overdue:
+                self._fail(ticket, FailureCode.WORKER_LOST)
+        elif is_overdue:
+            self._fail(ticket, FailureCode.QUEUE_TIMEOUT)
+        elif not self._catalogue.is_served(ticket.model):
+            self._fail(ticket, FailureCode.NO_WORKER)

@@ -1,17 +1,21 @@
 """What is in flight for one request: its jobs, and the replies that nobody has taken yet."""
 
 import asyncio
-import time
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, PromptScored
+from contract.messages import Delta, GenerationJob, JobFinished, JobStarted
+from gateway.dispatch.selection import Message, Selection
+
+if TYPE_CHECKING:
+    from gateway.dispatch.ticket import Ticket
 
 DELTA_BYTES = 64
 """Memory that an unread delta takes beside its text, about."""
 
-Message = Delta | PromptScored | JobFinished | JobFailed
+JobMessage = Message | JobStarted
+"""What is received of a job, and makes it up."""
 
 
 class Reply(NamedTuple):
@@ -19,31 +23,6 @@ class Reply(NamedTuple):
 
     prompt_index: int
     message: Message
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One job in flight, as its gateway follows it."""
-
-    job: GenerationJob
-    model: str
-    prompt_index: int
-    generation: "Generation"
-    attempt: int = 1
-    """The claim whose replies count; replies of any other attempt are dropped."""
-    worker: str | None = None
-    """Who sent the first reply."""
-    gaps: frozenset[str] = frozenset()
-    """Workers of whom a frame was lost before the first reply came."""
-    enqueued_at: float = field(default_factory=time.monotonic)
-    heard_at: float = field(default_factory=time.monotonic)
-    check_at: float = 0.0
-    """When to ask Redis about the job if nothing is heard of it until then."""
-
-    def begin_attempt(self, attempt: int) -> None:
-        """Follow another claim from now on."""
-        self.attempt = attempt
-        self.gaps = frozenset()
 
 
 class Generation:
@@ -54,31 +33,51 @@ class Generation:
 
     def __init__(self, *, max_unread_bytes: int) -> None:
         self.tickets: list[Ticket] = []
+        self.started: dict[int, JobStarted] = {}
+        """What engines have told of their prompts, by prompt."""
         self.finished: dict[int, JobFinished] = {}
         """The ends of its jobs, by prompt."""
         self.received_tokens: Counter[int] = Counter()
-        """Completion tokens that came, by prompt."""
+        """Completion tokens that came, by prompt; those of all candidates where sequences are ranked."""
         self.overflowed = False
         """Whether replies were dropped because the consumer does not keep up."""
+        self.on_reply: Callable[[int, JobMessage], None] | None = None
+        """Called for each message as it was received, with its prompt, before any is held back or dropped."""
         self._max_unread_bytes = max_unread_bytes
         self._unread_bytes = 0
         self._replies: list[Reply] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._selections: dict[int, Selection] = {}
+        self._is_detached = False
 
-    def push(self, prompt_index: int, message: Message) -> bool:
-        """Add a reply and wake the consumer. Return False if it is dropped because there is no room."""
+    def expect(self, prompt_index: int, job: GenerationJob) -> None:
+        """Say which job answers a prompt, before the first message of that job is pushed."""
+        if job.is_ranked:
+            self._selections[prompt_index] = Selection()
+
+    def push(self, prompt_index: int, message: JobMessage) -> bool:
+        """Add what was received and wake the consumer. Return False if there was no room for it."""
+        if self.on_reply is not None:
+            self.on_reply(prompt_index, message)
         if isinstance(message, Delta):
             self.received_tokens[prompt_index] += len(message.token_ids)
-            self._unread_bytes += len(message.text) + DELTA_BYTES
-            if self._unread_bytes > self._max_unread_bytes:
-                self.overflowed = True
-                self.wake()
-                return False
         elif isinstance(message, JobFinished):
             self.finished[prompt_index] = message
-        self._replies.append(Reply(prompt_index, message))
-        self.wake()
-        return True
+        elif isinstance(message, JobStarted):
+            self.started[prompt_index] = message
+            return True
+        if self._is_detached:
+            return True
+        if prompt_index in self._selections:
+            told = self._selections[prompt_index].take(message)
+            return all(self._keep(prompt_index, each) for each in told)
+        return self._keep(prompt_index, message)
+
+    def detach(self) -> None:
+        """Keep no more replies: there is no consumer any more, and the jobs go on nevertheless."""
+        self._is_detached = True
+        self._replies.clear()
+        self._selections.clear()
 
     def wake(self) -> None:
         """Let the consumer go on with whatever has come, even if that is nothing."""
@@ -96,3 +95,14 @@ class Generation:
         taken, self._replies = self._replies, []
         self._unread_bytes = 0
         return taken
+
+    def _keep(self, prompt_index: int, message: Message) -> bool:
+        if isinstance(message, Delta):
+            self._unread_bytes += len(message.text) + DELTA_BYTES
+            if self._unread_bytes > self._max_unread_bytes:
+                self.overflowed = True
+                self.wake()
+                return False
+        self._replies.append(Reply(prompt_index, message))
+        self.wake()
+        return True

@@ -27,6 +27,7 @@ class Desk:
             "max_waiting_jobs": 100,
             "max_waiting_jobs_of_tenant": 50,
             "queue_timeout_seconds": 60.0,
+            "resume_after_seconds": 0.0,
         }
         self.dispatcher = Dispatcher(
             gateway=gateway, client=redis, catalogue=self.catalogue, **(known | settings)

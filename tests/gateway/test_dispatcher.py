@@ -4,14 +4,26 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from contract import keys, messages
-from contract.messages import Delta, Frame, JobFinished, JobLost
+from contract.messages import (
+    Delta,
+    Frame,
+    JobFinished,
+    JobLost,
+    JobStarted,
+    PromptScored,
+    Resumption,
+    SequenceProgress,
+)
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Claim
+from contract.queue import Claim, LeaseReport
+from gateway.dispatch import dispatcher as dispatching
 from gateway.errors import OverloadedError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
@@ -52,36 +64,64 @@ async def test_duplicate_frame_is_dropped(desk: Desk, worker: FakeWorker) -> Non
     claim = await worker.claim_one()
     for number in (1, 1, 2, 2, 2):
         await worker.send(GATEWAY, number=number, deltas=[delta(claim, f"{number}")])
-    await worker.send(GATEWAY, number=3, finished=[JobFinished(claim.job.handle, 1, 3, 2, 0)])
+    await worker.send(GATEWAY, number=3, finished=[JobFinished(claim.job.handle, 1, 3, 0, 0)])
     assert texts(await take(generation, 3)) == ["1", "2"]
 
 
-async def test_lost_frame_fails_the_jobs_it_may_have_told_of(
+async def test_jobs_that_a_lost_frame_may_have_told_of_go_on_behind_what_is_sure(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.skip_frame(GATEWAY)
+    await worker.say(claim, "lost", "lost")
+
+    again = await worker.claim_one()
+
+    assert again.attempt == 2
+    assert again.job.resumption == Resumption([SequenceProgress([100])], generation_ms=ANY)
+    report = LeaseReport(claim.job.id, claim.attempt, 3)
+    assert await worker.queue.extend(worker.name, [report], lease_ms=1000) == [claim.job.id]
+    await worker.say(again, "b")
+    await worker.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+    assert await nothing_left(redis, MODEL)
+
+
+async def test_job_whose_beginning_a_lost_frame_may_have_carried_begins_anew(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.skip_frame(GATEWAY)
+    await worker.send(GATEWAY, prompts=[PromptScored(claim.job.handle, 1, [])])
+    again = await worker.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, None)
+    await worker.say(again, "a")
+    await worker.finish(again)
+    assert texts(await take(generation, 2)) == ["a"]
+
+
+async def test_job_of_which_frames_are_lost_again_and_again_fails(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
     await worker.say(claim, "a")
     assert texts(await take(generation, 1)) == ["a"]
-
+    for _ in range(dispatching.MOST_REVIVALS):
+        await worker.skip_frame(GATEWAY)
+        await worker.say(claim, "lost")
+        claim = await worker.claim_one()
+        await worker.send(GATEWAY, started=[JobStarted(claim.job.handle, claim.attempt, 3, 0)])
     await worker.skip_frame(GATEWAY)
-    await worker.say(claim, "c")
-
+    await worker.say(claim, "lost")
     assert await failure(generation) is FailureCode.REPLIES_LOST
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), seconds=1, what="the worker being told")
+    await eventually(lambda: redis.llen(control), seconds=2, what="the worker being told")
     await worker.drop(claim)
     assert await nothing_left(redis, MODEL)
-
-
-async def test_lost_frame_fails_a_job_whose_beginning_it_may_have_carried(
-    desk: Desk, worker: FakeWorker
-) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.skip_frame(GATEWAY)
-    await worker.say(claim, "second token")
-    assert await failure(generation) is FailureCode.REPLIES_LOST
 
 
 async def test_lost_frame_spares_jobs_of_others_and_later_ones(
@@ -159,15 +199,34 @@ async def test_newer_attempt_is_adopted_when_nothing_was_heard(
     assert texts(await take(generation, 2)) == ["from attempt 2"]
 
 
-async def test_newer_attempt_after_the_first_token_fails_the_job(
+@pytest.mark.parametrize("start", [0, 2], ids=["overlap", "gap"])
+async def test_newer_attempt_that_does_not_go_on_where_the_last_one_was_is_not_heard(
+    desk: Desk, worker: FakeWorker, start: int
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    stray = delta(Claim(claim.job, 2), "not this", start=start, token_ids=[7])
+    await worker.send(GATEWAY, deltas=[stray])
+    again = await worker.claim_one()
+    assert again.attempt == 3
+    await worker.say(again, "b")
+    await worker.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_newer_attempt_that_goes_on_where_the_last_one_was_is_followed(
     desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    await worker.say(claim, "shown to the client")
-    await take(generation, 1)
-    await worker.say(Claim(claim.job, 2), "another beginning")
-    assert await failure(generation) is FailureCode.WORKER_LOST
+    await worker.say(claim, "a")
+    other = FakeWorker(worker._redis, MODEL, name="fake-2")
+    rest = msgspec.structs.replace(claim.job, resumption=Resumption([SequenceProgress([100])]))
+    await other.say(Claim(rest, 2), "b")
+    await worker.say(claim, "not this")
+    await other.finish(Claim(rest, 2))
+    assert texts(await take(generation, 3)) == ["a", "b"]
 
 
 async def test_overflow_of_an_unread_request_cancels_its_jobs(

@@ -208,7 +208,7 @@ async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
             if number % 50 == 0:
                 await asyncio.sleep(0.005)
         last = delta(quick, "end", finish_reason=FinishReason.STOP)
-        end = JobFinished(quick.job.handle, 1, 3, frames, 0)
+        end = JobFinished(quick.job.handle, 1, 3, 0, 0)
         await worker.send(quick.job.gateway, deltas=[last], finished=[end])
 
         response = await asyncio.wait_for(beside, 10)

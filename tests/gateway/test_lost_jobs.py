@@ -13,6 +13,7 @@ from contract.messages import JobFinished
 from contract.outcomes import FailureCode
 from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
+from gateway.dispatch import dispatcher as dispatching
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
 from tests.support.fake_worker import FakeWorker
@@ -50,28 +51,32 @@ async def _waiting(desk: Desk, number: int) -> bool:
     return (await desk.catalogue.queue(MODEL).status()).waiting_jobs == number
 
 
-async def test_job_lost_after_its_first_token_fails(
+async def test_job_lost_again_and_again_without_a_token_fails(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
     generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await take(generation, 1)
-    await worker.lose(claim, tokens=1)
-    assert await failure(generation) is FailureCode.WORKER_LOST
-    assert desk.dispatcher.jobs_in_flight == 0
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
-    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED, 1, 3, 0)]
-
-
-async def test_job_lost_three_times_fails(desk: Desk, worker: FakeWorker, redis: "Redis") -> None:
-    generation = await desk.request()
-    for attempt in (1, 2, 3):
+    for attempt in range(1, dispatching.MOST_LOSSES + 1):
         claim = await worker.claim_one()
-        assert claim.attempt == attempt
+        assert (claim.attempt, claim.job.is_suspect) == (attempt, attempt > 1)
         await worker.lose(claim)
     assert await failure(generation) is FailureCode.WORKER_LOST
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the job being dropped")
+    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
+
+
+async def test_job_that_gets_a_token_from_each_worker_is_lost_as_often_as_need_be(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    for number in range(2 * dispatching.MOST_LOSSES):
+        claim = await worker.claim_one()
+        assert not claim.job.is_suspect
+        await worker.say(claim, str(number))
+        await worker.lose(claim)
+    claim = await worker.claim_one()
+    await worker.finish(claim)
+    replies = await take(generation, 2 * dispatching.MOST_LOSSES + 1)
+    assert texts(replies) == [str(number) for number in range(2 * dispatching.MOST_LOSSES)]
 
 
 async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
@@ -79,9 +84,9 @@ async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
 ) -> None:
     requeue, answers_lost = JobQueue.requeue, 0
 
-    async def requeue_unheard(queue: JobQueue, *arguments: Any) -> RequeueResult:
+    async def requeue_unheard(queue: JobQueue, *arguments: Any, **options: Any) -> RequeueResult:
         nonlocal answers_lost
-        result = await requeue(queue, *arguments)
+        result = await requeue(queue, *arguments, **options)
         if answers_lost == 0:
             answers_lost += 1
             raise RedisConnectionError
@@ -98,18 +103,38 @@ async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
     assert texts(await take(generation, 1)) == ["at last"]
 
 
-async def test_job_that_redis_forgot_fails(desk: Desk, worker: FakeWorker, redis: "Redis") -> None:
+@pytest.mark.parametrize("state", ["waiting", "leased"])
+async def test_job_that_redis_forgot_is_put_on_the_queue_again(
+    desk: Desk, worker: FakeWorker, redis: "Redis", state: str
+) -> None:
+    generation = await desk.request()
+    expected = []
+    if state == "leased":
+        await worker.say(await worker.claim_one(), "a")
+        expected.append("a")
+    await redis.flushall()
+    claim = await worker.claim_one()
+    # Whoever may have claimed it unheard is fenced off.
+    assert claim.attempt == 2
+    await worker.say(claim, "b")
+    await worker.finish(claim)
+    assert texts(await take(generation, len(expected) + 2)) == [*expected, "b"]
+    assert await nothing_left(redis, MODEL)
+
+
+async def test_job_that_has_ended_without_a_reply_is_run_again_behind_what_was_received(
+    desk: Desk, worker: FakeWorker
+) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    await redis.delete(keys.job(MODEL, claim.job.id))
-    assert await failure(generation) is FailureCode.REPLIES_LOST
-
-
-async def test_job_that_has_ended_without_a_reply_fails(desk: Desk, worker: FakeWorker) -> None:
-    generation = await desk.request()
-    await worker.drop(await worker.claim_one(), tokens=2)
-    assert await failure(generation) is FailureCode.REPLIES_LOST
-    (receipt,) = await worker.queue.receipts([generation.tickets[0].job.id])
+    await worker.say(claim, "a")
+    await worker.drop(claim, tokens=2)
+    again = await worker.claim_one()
+    assert again.attempt == 2
+    await worker.say(again, "b")
+    await worker.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+    (receipt,) = await worker.queue.receipts([claim.job.id])
     assert receipt == JobReceipt(JobState.ENDED, 2, 3, 0)
 
 

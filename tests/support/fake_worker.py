@@ -14,6 +14,8 @@ from contract.messages import (
     Frame,
     JobFailed,
     JobFinished,
+    JobReturned,
+    ReturnReason,
     TokenLogprob,
     WorkerCard,
     WorkerState,
@@ -39,6 +41,7 @@ class FakeWorker:
         self._redis = redis
         self._lease_ms = lease_ms
         self._numbers: dict[str, int] = {}
+        self._told: dict[tuple[str, int, int], dict[int, int]] = {}
         self._tokenizer = (CHECKPOINT / "tokenizer.json").read_bytes()
 
     def card(self, state: WorkerState = WorkerState.READY, **fields: Any) -> WorkerCard:
@@ -95,17 +98,51 @@ class FakeWorker:
         self._numbers[gateway] = self._numbers.get(gateway, 0) + 1
 
     async def say(self, claim: Claim, *texts: str, finish: FinishReason | None = None) -> None:
-        """Send one frame for each text; the last one ends the choice if `finish` is given."""
+        """Send one frame for each text, which is one token; the last one ends the choice if `finish` is given."""
         for text in texts:
             reason = finish if text is texts[-1] else None
-            await self.send(claim.job.gateway, deltas=[delta(claim, text, finish_reason=reason)])
+            said = self.next_delta(claim, text, finish_reason=reason)
+            await self.send(claim.job.gateway, deltas=[said])
 
-    async def finish(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
-        """End the job: the last frame, then the lease."""
+    def next_delta(
+        self, claim: Claim, text: str, *, choice: int = 0, tokens: int = 1, **fields: Any
+    ) -> Delta:
+        """Make the delta that continues a choice; its token ids count up from 100."""
+        told = self._told_of(claim)
+        start = told.get(choice, 0)
+        told[choice] = start + tokens
+        ids = [100 + number for number in range(start, start + tokens)]
+        return delta(claim, text, choice=choice, start=start, token_ids=ids, **fields)
+
+    def told_tokens(self, claim: Claim) -> int:
+        """Return how many tokens were told of a job, by all its attempts."""
+        return sum(self._told_of(claim).values())
+
+    async def finish(
+        self, claim: Claim, *, tokens: int | None = None, cached: int = 0, **fields: Any
+    ) -> None:
+        """End the job, with what was told of it unless `tokens` are given: the last frame, then the lease."""
         job, prompt_tokens = claim.job, len(claim.job.prompt_token_ids)
-        finished = JobFinished(job.handle, claim.attempt, prompt_tokens, tokens, cached)
+        counted = self.told_tokens(claim) if tokens is None else tokens
+        finished = JobFinished(job.handle, claim.attempt, prompt_tokens, counted, cached, **fields)
         await self.send(job.gateway, finished=[finished])
-        await self.drop(claim, tokens=tokens, cached=cached)
+        await self.drop(claim, tokens=counted, cached=cached)
+
+    async def give_back(
+        self, claim: Claim, reason: ReturnReason, *, has_progressed: bool = False
+    ) -> None:
+        """Give a job back, and its lease after that."""
+        returned = JobReturned(claim.job.handle, claim.attempt, reason, has_progressed)
+        await self.send(claim.job.gateway, returned=[returned])
+        await self.lose(claim, tokens=self.told_tokens(claim))
+
+    def _told_of(self, claim: Claim) -> dict[int, int]:
+        job = claim.job
+        sequences = job.resumption.sequences if job.resumption else []
+        before = {choice: len(each.token_ids) for choice, each in enumerate(sequences)}
+        if job.is_replicated and before:
+            before = dict.fromkeys(range(job.n), before[0])
+        return self._told.setdefault((job.gateway, job.handle, claim.attempt), before)
 
     async def drop(self, claim: Claim, *, tokens: int = 0, cached: int = 0) -> None:
         """End the job's lease without a frame, as a worker does with a cancelled job."""
@@ -132,18 +169,22 @@ def delta(
     text: str,
     *,
     choice: int = 0,
+    start: int = 0,
+    token_ids: Sequence[int] = (),
     finish_reason: FinishReason | None = None,
     logprobs: Sequence[TokenLogprob] | None = None,
+    cumulative_logprob: float = 0.0,
 ) -> Delta:
     """Make a delta of a claimed job."""
     return Delta(
         claim.job.handle,
         claim.attempt,
         choice,
-        0,
+        start,
         text,
-        [],
+        list(token_ids),
         finish_reason,
         None,
         None if logprobs is None else list(logprobs),
+        cumulative_logprob,
     )

@@ -1,0 +1,131 @@
+"""Read the reply stream of one gateway: each frame once, in order, and with every gap noticed."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from contract import messages
+from contract.messages import Frame
+from gateway.tasks import raise_if_cancelled
+
+READ_BLOCK_MS = 1_000
+READ_ENTRIES = 256
+RETRY_SECONDS = 0.2
+
+_START = b"0-0"
+
+logger = logging.getLogger(__name__)
+
+
+class ReplyReader:
+    """Follows one stream as long as the process lives."""
+
+    def __init__(
+        self,
+        client: "Redis",
+        stream: str,
+        *,
+        on_frame: Callable[[Frame], None],
+        on_gap: Callable[[str], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        """`on_gap` is told of workers of whom a frame is lost; `on_failure` that Redis did not answer."""
+        self.last_entry = _START
+        """The last entry whose frame was handed out."""
+        self._client = client
+        self._stream = stream
+        self._on_frame = on_frame
+        self._on_gap = on_gap
+        self._on_failure = on_failure
+        self._frame_numbers: dict[str, int] = {}
+        self._is_in_doubt = False
+        self._read_before = _START
+
+    def doubt(self) -> None:
+        """Say that the stream may not be the one that was read so far: the server is another one."""
+        self._is_in_doubt = True
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            try:
+                if self._is_in_doubt:
+                    await self._find_place()
+                reply = await self._client.xread(
+                    {self._stream: self.last_entry}, count=READ_ENTRIES, block=READ_BLOCK_MS
+                )
+            except RedisError as error:
+                logger.warning("cannot read replies: %s", type(error).__name__)
+                raise_if_cancelled()
+                self._is_in_doubt = True
+                self._on_failure()
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            raise_if_cancelled()
+            for entry_id, fields in _entries(reply):
+                self.last_entry = entry_id
+                self._read(entry_id, fields)
+                # Requests take their replies in between, even after a long outage.
+                await asyncio.sleep(0)
+
+    async def _find_place(self) -> None:
+        """Begin at the start of a stream that is not known, or has lost what was read of it last.
+
+        Entries of a Redis that was emptied, or of a replica that took over, may have lower ids than those
+        read before. What is read twice is known by its number.
+        """
+        try:
+            info = await self._client.xinfo_stream(self._stream)
+            newest: bytes = info["last-generated-id"]
+        except ResponseError:
+            newest = _START
+        if _order(newest) < _order(self.last_entry):
+            logger.warning("the stream of replies has begun anew")
+            self._read_before = max(self._read_before, newest, key=_order)
+            self.last_entry = _START
+        self._is_in_doubt = False
+
+    def _read(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
+        try:
+            frame = messages.decode_frame(fields[b"f"])
+        except (msgspec.MsgspecError, KeyError):
+            # The worker's next frame shows the gap.
+            logger.exception("a reply frame cannot be read")
+            return
+        if frame.number == 0 or self._is_next(frame, entry_id):
+            self._on_frame(frame)
+
+    def _is_next(self, frame: Frame, entry_id: bytes) -> bool:
+        expected = self._frame_numbers.get(frame.worker, 0) + 1
+        if frame.number == 1 and expected > 2 and not self._was_read(entry_id):
+            expected = 1  # The worker had given us up for dead and starts again.
+        if frame.number < expected:
+            return False  # Written twice by a worker that did not hear the first time.
+        self._frame_numbers[frame.worker] = frame.number
+        if frame.number > expected:
+            logger.error(
+                "frames %d to %d of worker %s are lost", expected, frame.number - 1, frame.worker
+            )
+            self._on_gap(frame.worker)
+        return True
+
+    def _was_read(self, entry_id: bytes) -> bool:
+        return _order(entry_id) <= _order(self._read_before)
+
+
+def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Return the entries of an XREAD reply, which is a dict or a list by protocol version."""
+    if not reply:
+        return []
+    streams = reply.items() if isinstance(reply, dict) else reply
+    return [entry for _, entries in streams for entry in entries]
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number)

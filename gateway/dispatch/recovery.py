@@ -1,0 +1,115 @@
+"""Give the rest of a job to another worker when an attempt is over.
+
+An attempt is over as soon as its ticket follows the next one: nothing that it says from then on is taken in,
+so what was received until then is exactly what another worker goes on behind. Redis decides whether it
+was right to think so. Until its answer is known, what the attempt says is kept; it counts if the worker turns out
+to hold the job after all.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from redis.exceptions import RedisError
+
+from contract import clock
+from contract.outcomes import FailureCode
+from contract.queue import RequeueResult
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.ticket import Recovery, Ticket
+from gateway.tasks import end_task, raise_if_cancelled
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Recoveries:
+    """All jobs of a gateway that are being given to another worker. Never two at once for one job."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        tickets: Mapping[int, Ticket],
+        *,
+        go_on: Callable[[Ticket, Recovery], None],
+        begin_anew: Callable[[Ticket], None],
+        fail: Callable[[Ticket, FailureCode], None],
+        drop: Callable[[Ticket], Awaitable[None]],
+    ) -> None:
+        """`go_on` follows an attempt that is not over; `begin_anew` revives a job from what was received.
+
+        `drop` takes a job off the queue that nobody waits for any more.
+        """
+        self._catalogue = catalogue
+        self._tickets = tickets
+        self._go_on = go_on
+        self._begin_anew = begin_anew
+        self._fail = fail
+        self._drop = drop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, ticket: Ticket, recovery: Recovery) -> None:
+        """Give a job away, of which `ticket.recovery` has to be `recovery` until it is settled."""
+        task = asyncio.create_task(self._run(ticket, recovery))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Stop trying."""
+        await asyncio.gather(*(end_task(task) for task in list(self._tasks)))
+
+    async def _run(self, ticket: Ticket, recovery: Recovery) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while self._is_open(ticket, recovery):
+            try:
+                if recovery.is_revival:
+                    await self._revive(ticket, recovery)
+                else:
+                    await self._requeue(ticket, recovery)
+            except RedisError as error:
+                logger.warning("cannot give a job to another worker now: %s", type(error).__name__)
+                raise_if_cancelled()
+                if clock.now_ms() > ticket.job.deadline_ms and self._is_open(ticket, recovery):
+                    self._fail(ticket, FailureCode.DEADLINE_EXCEEDED)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            raise_if_cancelled()
+
+    def _is_open(self, ticket: Ticket, recovery: Recovery) -> bool:
+        return ticket.recovery is recovery and self._is_wanted(ticket)
+
+    def _is_wanted(self, ticket: Ticket) -> bool:
+        return ticket.job.handle in self._tickets
+
+    async def _requeue(self, ticket: Ticket, recovery: Recovery) -> None:
+        queue = self._catalogue.queue(ticket.model)
+        result = await queue.requeue(
+            recovery.job, recovery.attempt, is_returned=recovery.is_returned
+        )
+        if not self._is_open(ticket, recovery):
+            if not self._is_wanted(ticket):
+                await self._drop(ticket)
+            return
+        if result is RequeueResult.UNKNOWN:
+            recovery.is_revival = True
+        elif result in (RequeueResult.HELD, RequeueResult.ENDED):
+            self._go_on(ticket, recovery)
+        else:
+            ticket.recovery = None
+            ticket.losses = recovery.losses
+
+    async def _revive(self, ticket: Ticket, recovery: Recovery) -> None:
+        queue = self._catalogue.queue(ticket.model)
+        over = await queue.revive(recovery.job, weight=ticket.weight, attempt=recovery.attempt)
+        if not self._is_wanted(ticket):
+            # It was taken back meanwhile, and Redis may have heard of that first.
+            await self._drop(ticket)
+        elif self._is_open(ticket, recovery):
+            ticket.attempt = max(ticket.attempt, over + 1)
+            ticket.recovery = None
+            ticket.losses = recovery.losses
+        elif over >= ticket.attempt:
+            # An earlier try had succeeded unheard, and this one has fenced off whoever went on by that.
+            self._begin_anew(ticket)
