@@ -1,0 +1,386 @@
+"""A job that goes on behind the tokens of an earlier attempt is told as if nothing had happened."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from contract.messages import (
+    Delta,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    Ranking,
+    Resumption,
+    ReturnReason,
+    SequenceProgress,
+    TokenLogprob,
+)
+from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Claim
+from contract.sampling import SamplingSpec
+from tests.worker.conftest import Gateway, RedisServer, make_job, resumed, running_worker
+from worker.engine.base import SequenceEnd, SequenceOutput
+from worker.engine.scripted import Script
+from worker.generation import Generation
+from worker.logprobs import TokenTexts
+from worker.replies import MOST_DELTAS_IN_FRAME, Outbox
+
+GREEDY = SamplingSpec(seed=1, temperature=0.0)
+STEADY = Script(step_seconds=0.01)
+
+Start = Callable[..., tuple[Generation, Outbox]]
+
+
+@pytest.fixture
+def start(tokenizer: Tokenizer) -> Start:
+    texts = TokenTexts(tokenizer)
+
+    def start(job: GenerationJob, attempt: int = 1) -> tuple[Generation, Outbox]:
+        outbox = Outbox("g1")
+        generation = Generation(Claim(job, attempt), outbox, tokenizer=tokenizer, texts=texts)
+        generation.begin()
+        return generation, outbox
+
+    return start
+
+
+def feed(generation: Generation, token_ids: list[int], *, is_first: bool) -> bool:
+    """Give the first sequence a token at a time, the last one with its end. Return whether that was early."""
+    sequence = generation.sequences[0]
+    for position, token_id in enumerate(token_ids):
+        is_new = is_first and position == 0
+        output = SequenceOutput(
+            sequence.id,
+            [token_id],
+            SequenceEnd.LENGTH if sequence.tokens + 1 == generation.job.max_tokens else None,
+            logprobs=[[(token_id, -0.5), (token_id + 1, -1.5)]],
+            cached_tokens=2 if is_new else None,
+            prompt_tokens=3 if is_new else None,
+        )
+        if generation.receive(output):
+            return True
+    return False
+
+
+class Told(msgspec.Struct, frozen=True):
+    """All that a client gets of one choice."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+def told(deltas: list[Delta], choice: int = 0) -> Told:
+    """Put the deltas of a choice together, which must follow upon each other without a gap."""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    text = ""
+    mine = [delta for delta in deltas if delta.choice == choice]
+    for delta in mine:
+        assert delta.start == len(token_ids)
+        token_ids += delta.token_ids
+        logprobs += delta.logprobs or []
+        text += delta.text
+    return Told(text, token_ids, logprobs, mine[-1].finish_reason, mine[-1].stop_reason)
+
+
+def cut(job: GenerationJob, deltas: list[Delta], **known: Any) -> GenerationJob:
+    """Return the job as it goes on behind these deltas of its only sequence."""
+    token_ids = [token_id for delta in deltas if delta.choice == 0 for token_id in delta.token_ids]
+    resumption = Resumption(
+        [SequenceProgress(token_ids)], prompt_tokens=3, cached_tokens=2, **known
+    )
+    return msgspec.structs.replace(job, resumption=resumption)
+
+
+TEXT = 4 * " one two 日本語 three 😀 naïve four one twice and\n a line\n the end of one thousand"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"logprobs": 1},
+        {"stop": ["thousand"], "logprobs": 0},
+        {"stop": ["one th", "xyz"], "logprobs": 0},
+        {"stop": ["three 😀 nai", "本語 t", "e end of o"], "includes_stop": True},
+        {"stop": ["two"], "sampling": SamplingSpec(seed=1, min_tokens=8)},
+        {"sampling": GREEDY, "n": 3, "stop": ["naïve four one twice and\n a line\n X"]},
+        {"stream": False, "stop": ["one thousandth"]},
+        {"prompt_token_ids": [300, 600, 100]},
+        {"shows_special_tokens": True},
+    ],
+    ids=[
+        "plain",
+        "logprobs",
+        "stop-last",
+        "stop-held",
+        "stop-bytes",
+        "min",
+        "greedy",
+        "whole",
+        "prompt",
+        "special",
+    ],
+)
+def test_every_cut_gives_the_undisturbed_text(
+    start: Start, tokenizer: Tokenizer, changes: dict[str, Any]
+) -> None:
+    token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    job = make_job(**{"max_tokens": len(token_ids), **changes})
+    generation, outbox = start(job)
+    feed(generation, token_ids, is_first=True)
+    assert generation.is_done
+    undisturbed, finished = outbox.deltas, outbox.finished[0]
+    assert len(undisturbed) > job.n
+    for received in range(1, len(undisturbed) // job.n):
+        before = undisturbed[: received * job.n]
+        done = sum(len(delta.token_ids) for delta in before if delta.choice == 0)
+        generation, outbox = start(cut(job, before), attempt=2)
+        (request,) = generation.requests()
+        assert request.output_token_ids == token_ids[:done]
+        feed(generation, token_ids[done:], is_first=True)
+        assert generation.is_done
+        for choice in range(job.n):
+            assert told(before + outbox.deltas, choice) == told(undisturbed, choice)
+        after = outbox.finished[0]
+        assert after.completion_tokens == finished.completion_tokens
+        assert (after.prompt_tokens, after.cached_tokens, after.attempt) == (3, 2, 2)
+        assert all(delta.attempt == 2 for delta in outbox.deltas)
+
+
+def test_start_is_told_once_the_prompt_is_read_but_not_with_the_end(start: Start) -> None:
+    generation, outbox = start(make_job(max_tokens=3))
+    feed(generation, [400], is_first=True)
+    assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
+    feed(generation, [400, 400], is_first=False)
+    assert generation.is_done
+    assert not outbox.started
+    generation, outbox = start(cut(make_job(max_tokens=3), outbox.deltas[:1]), attempt=2)
+    feed(generation, [400], is_first=True)
+    assert not outbox.started, "the first attempt has told it"
+
+
+def test_counts_that_the_first_attempt_did_not_tell_are_told(start: Start) -> None:
+    resumption = Resumption([SequenceProgress([400, 401])])
+    generation, outbox = start(make_job(resumption=resumption), attempt=2)
+    feed(generation, [400], is_first=True)
+    assert outbox.started == [JobStarted(generation.job.handle, 2, 3, 2)]
+
+
+def test_prompt_and_cache_counts_stay_those_of_the_first_attempt(start: Start) -> None:
+    resumption = Resumption([SequenceProgress([400])], prompt_tokens=77, cached_tokens=5)
+    generation, outbox = start(make_job(resumption=resumption, max_tokens=2), attempt=2)
+    assert generation.report[2:] == (1, 77, 5), "before the engine has read it again"
+    feed(generation, [400], is_first=True)
+    assert generation.report[2:] == (2, 77, 5)
+    assert (outbox.finished[0].prompt_tokens, outbox.finished[0].cached_tokens) == (77, 5)
+
+
+def test_prompt_is_not_scored_twice(start: Start) -> None:
+    job = make_job(score_prompt=True, logprobs=1)
+    assert [each.prompt_logprobs for each in start(job)[0].requests()] == [1]
+    for is_scored, asked in ((True, None), (False, 1)):
+        resumption = Resumption([SequenceProgress([])], is_prompt_scored=is_scored)
+        generation, _ = start(msgspec.structs.replace(job, resumption=resumption))
+        assert [each.prompt_logprobs for each in generation.requests()] == [asked]
+
+
+def test_finished_sequences_are_not_asked_for_again(start: Start) -> None:
+    done = SequenceProgress([400, 401], FinishReason.STOP, "stop", -0.5)
+    resumption = Resumption([SequenceProgress([400], None, None, -3.0), done, SequenceProgress([])])
+    job = make_job(n=1, best_of=3, max_tokens=3, resumption=resumption, seed=5)
+    generation, outbox = start(job, attempt=2)
+    requests = generation.requests()
+    assert [(each.seed, each.output_token_ids) for each in requests] == [(5, [400]), (7, [])]
+    for index, tokens in ((0, 2), (2, 3)):
+        sequence = generation.sequences[index]
+        scores = [[(400, -1.0)]] * tokens
+        ids = [400] * tokens
+        generation.receive(SequenceOutput(sequence.id, ids, SequenceEnd.LENGTH, logprobs=scores))
+    assert [(each.choice, each.start, each.cumulative_logprob) for each in outbox.deltas] == [
+        (0, 1, -5.0),
+        (2, 0, -3.0),
+    ]
+    (finished,) = outbox.finished
+    assert (finished.chosen, finished.completion_tokens) == ([1], 3 + 2 + 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "finish", "text", "stop_reason"),
+    [
+        ({"max_tokens": 2}, FinishReason.LENGTH, "", None),
+        ({"max_tokens": 2, "stop": [" one two three"]}, FinishReason.LENGTH, " one two", None),
+        ({"max_tokens": 9, "stop": ["wo"]}, FinishReason.STOP, "", "wo"),
+    ],
+    ids=["length", "length-held", "stop"],
+)
+def test_job_that_earlier_tokens_complete_ends_without_the_engine(
+    start: Start,
+    tokenizer: Tokenizer,
+    changes: dict[str, Any],
+    finish: FinishReason,
+    text: str,
+    stop_reason: str | None,
+) -> None:
+    token_ids = tokenizer.encode(" one two", add_special_tokens=False).ids
+    changes["max_tokens"] += len(token_ids) - 2
+    resumption = Resumption([SequenceProgress(token_ids)], prompt_tokens=3, cached_tokens=1)
+    generation, outbox = start(make_job(**changes, resumption=resumption), attempt=2)
+    assert generation.is_done
+    assert not generation.requests()
+    (delta,) = outbox.deltas
+    assert (delta.start, delta.text, delta.token_ids) == (len(token_ids), text, [])
+    assert (delta.finish_reason, delta.stop_reason) == (finish, stop_reason)
+    (finished,) = outbox.finished
+    assert (finished.completion_tokens, finished.prompt_tokens) == (len(token_ids), 3)
+
+
+def test_job_whose_sequences_have_all_ended_is_told_its_end_only(start: Start) -> None:
+    done = [SequenceProgress([400], FinishReason.STOP, None, -each) for each in (2.0, 1.0)]
+    job = make_job(n=1, best_of=2, ranking=Ranking.SUM, resumption=Resumption(done))
+    generation, outbox = start(job, attempt=2)
+    assert generation.is_done
+    assert not outbox.deltas
+    assert outbox.finished[0].chosen == [1]
+    assert outbox.to_end == [generation.report]
+
+
+def test_scored_prompt_without_completion_is_not_read_again(start: Start) -> None:
+    resumption = Resumption([SequenceProgress([])], prompt_tokens=3, is_prompt_scored=True)
+    job = make_job(max_tokens=0, n=2, score_prompt=True, logprobs=0, resumption=resumption)
+    generation, outbox = start(job)
+    assert generation.is_done
+    assert [(each.choice, each.finish_reason) for each in outbox.deltas] == [
+        (0, FinishReason.LENGTH),
+        (1, FinishReason.LENGTH),
+    ]
+
+
+def test_time_limit_counts_what_earlier_attempts_took(
+    start: Start, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("worker.sequence.time.monotonic", lambda: now)
+    (line,) = tokenizer.encode("\n", add_special_tokens=False).ids
+    job = make_job(max_predict_ms=500, max_tokens=50)
+    generation, _ = start(cut(job, [], generation_ms=400.0))
+    assert not feed(generation, [line], is_first=True)
+    now = 100.2
+    assert feed(generation, [400], is_first=False)
+
+
+def test_giving_back_tells_everything_first(start: Start, tokenizer: Tokenizer) -> None:
+    (half, *_) = tokenizer.encode("日", add_special_tokens=False).ids
+    generation, outbox = start(make_job(max_tokens=9, n=2))
+    feed(generation, [400, half], is_first=True)
+    generation.give_back(ReturnReason.DRAINING)
+    assert told(outbox.deltas).token_ids == [400, half]
+    (returned,) = outbox.returned
+    assert (returned.reason, returned.has_progressed) == (ReturnReason.DRAINING, True)
+    assert outbox.to_hand_back == [generation.report]
+    generation, outbox = start(cut(make_job(max_tokens=9), outbox.deltas), attempt=2)
+    generation.give_back(ReturnReason.ENGINE_DIED)
+    assert not outbox.deltas
+    assert not outbox.returned[0].has_progressed, "the tokens are those of another attempt"
+
+
+def test_frame_that_is_cut_keeps_the_choices_of_a_token_together() -> None:
+    outbox = Outbox("g1")
+    for start in range(MOST_DELTAS_IN_FRAME):
+        outbox.deltas += [Delta(7, 1, choice, start, "a", [1]) for choice in range(3)]
+    expected = list(outbox.deltas)
+    seen: list[Delta] = []
+    while outbox.deltas:
+        frame = outbox.take("w1").frame
+        assert len(frame.deltas) % 3 == 0
+        assert len(frame.deltas) < MOST_DELTAS_IN_FRAME + 3
+        seen += frame.deltas
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("resumption", "message"),
+    [
+        (Resumption([]), "resumption must have 2 sequences, as many as are sampled. Given: 0"),
+        (Resumption([SequenceProgress([])] * 3), "must have 2 sequences"),
+        (Resumption([SequenceProgress([1]), SequenceProgress([10**6])]), "Given: 1000000"),
+        (Resumption([SequenceProgress([1]), SequenceProgress([-1])]), "Given: -1"),
+        (Resumption([SequenceProgress([1] * 9), SequenceProgress([])]), "at most 8 entries"),
+    ],
+    ids=["none", "many", "unknown", "negative", "long"],
+)
+async def test_malformed_resumption_is_refused(
+    redis_server: RedisServer, gateway: Gateway, resumption: Resumption, message: str
+) -> None:
+    job, good = make_job(n=2, resumption=resumption), make_job()
+    async with running_worker(redis_server, STEADY):
+        await gateway.enqueue(job, good)
+        await gateway.finished(job, good)
+    end = gateway.end(job)
+    assert isinstance(end, JobFailed)
+    assert end.code is FailureCode.INVALID_REQUEST
+    assert message in end.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n": 3},
+        {"n": 3, "sampling": GREEDY},
+        {"n": 2, "best_of": 4, "stream": False, "max_tokens": 600},
+        {"stop": [" the", " of a", " and"], "logprobs": 2, "max_tokens": 900},
+    ],
+    ids=["one", "n", "greedy", "best_of", "stop"],
+)
+@pytest.mark.parametrize("reason", list(ReturnReason))
+async def test_job_goes_on_at_another_worker(
+    redis_server: RedisServer, gateway: Gateway, changes: dict[str, Any], reason: ReturnReason
+) -> None:
+    job = make_job(**{"seed": 3, "max_tokens": 60, **changes})
+    script = Script(step_seconds=0.001 if job.max_tokens > 100 else 0.01)
+    undisturbed = msgspec.structs.replace(job, id=f"{job.id}-u", handle=10**6 + job.handle)
+    async with running_worker(redis_server, Script(), worker="first"):
+        await gateway.enqueue(undisturbed)
+        await gateway.finished(undisturbed)
+    async with running_worker(redis_server, script, worker="second") as (runner, engine, task):
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        if reason is ReturnReason.DRAINING:
+            runner.stop()
+        else:
+            engine.die()
+        await asyncio.gather(task, return_exceptions=True)
+    await gateway.read_until(lambda: bool(gateway.returned(job)))
+    (returned,) = gateway.returned(job)
+    assert (returned.attempt, returned.reason, returned.has_progressed) == (1, reason, True)
+    first = len(gateway.token_ids(job))
+    if not job.stop:
+        assert 0 < first < job.max_tokens
+    await gateway.queue.requeue(resumed(gateway, job), 1, is_returned=True)
+    async with running_worker(redis_server, Script(), worker="third"):
+        await gateway.finished(job)
+        choices = range(job.sequences if job.is_ranked else job.n)
+        for choice in choices:
+            mine, theirs = (gateway.deltas(each, choice) for each in (job, undisturbed))
+            assert {delta.attempt for delta in mine} <= {1, 2}
+            assert told(mine, choice) == told(theirs, choice)
+        end, expected = gateway.end(job), gateway.end(undisturbed)
+        assert isinstance(end, JobFinished)
+        assert isinstance(expected, JobFinished)
+        assert end.completion_tokens == expected.completion_tokens
+        assert (end.prompt_tokens, end.cached_tokens, end.chosen) == (3, 0, expected.chosen)
+        (receipt,) = await gateway.queue.receipts([job.id])
+        async with asyncio.timeout(5):
+            while (await gateway.queue.status()).leased_jobs:
+                await asyncio.sleep(0.01)
+        (receipt,) = await gateway.queue.receipts([job.id])
+        assert receipt[1:] == (expected.completion_tokens, 3, 0)
