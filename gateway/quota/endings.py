@@ -18,6 +18,10 @@ MOST_ENDINGS: Final = 100_000
 MOST_RELEASES: Final = 10_000
 """Endings beyond which a release is tried only once: while Redis is away, most release nothing."""
 MOST_AT_ONCE: Final = 200
+CONFIRMED_SECONDS: Final = 10.0
+"""How long an ending is remembered that Redis has confirmed: longer than a replica is behind its master, or
+the ledger behind Redis."""
+MOST_CONFIRMED: Final = 20_000
 FIRST_PAUSE_SECONDS: Final = 0.25
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
@@ -40,6 +44,8 @@ class Endings:
         self._store = store
         self._pending: dict[str, Ending] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._confirmed: dict[str, tuple[float, Ending]] = {}
+        self._followers: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -50,6 +56,27 @@ class Endings:
     def begin(self, ending: Ending) -> None:
         """Send an ending in the background; a request that is ending already ends as it first should."""
         _ = self._begin(ending)
+
+    def begin_after(self, ending: Ending) -> None:
+        """Send an ending in the background once the request's earlier one has arrived."""
+        task = asyncio.create_task(self._follow(ending))
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+
+    def repeat_confirmed(self) -> None:
+        """Send again what was confirmed lately: Redis may have lost it. It counts once all the same."""
+        confirmed, self._confirmed = self._confirmed, {}
+        for _, ending in confirmed.values():
+            self.begin(ending)
+
+    def forget_confirmed(self) -> None:
+        """Forget what was confirmed some time ago."""
+        deadline = time.monotonic() - CONFIRMED_SECONDS
+        while self._confirmed:
+            request_id, (confirmed_at, _) = next(iter(self._confirmed.items()))
+            if confirmed_at > deadline:
+                return
+            del self._confirmed[request_id]
 
     async def send(self, ending: Ending, *, wait_seconds: float = WAIT_SECONDS) -> bool:
         """Send an ending. Return whether it has arrived within the time; if not, it will be sent again."""
@@ -72,8 +99,8 @@ class Endings:
             await self._send_some(deadline - time.monotonic())
             if self._pending:
                 await asyncio.sleep(0.05)
-        for attempt in list(self._attempts.values()):
-            attempt.cancel()
+        for task in (*self._attempts.values(), *self._followers):
+            task.cancel()
         if self._pending:
             logger.error("%d reservations could not be ended; they expire", len(self._pending))
 
@@ -120,3 +147,18 @@ class Endings:
             logger.warning("cannot end a reservation now: %s", type(error).__name__)
         else:
             self._pending.pop(ending.request_id, None)
+            self._note_confirmed(ending)
+
+    def _note_confirmed(self, ending: Ending) -> None:
+        # In the order of their times; a release behind a settle must not take its place.
+        if ending.request_id not in self._confirmed:
+            self._confirmed[ending.request_id] = (time.monotonic(), ending)
+        if len(self._confirmed) > MOST_CONFIRMED:
+            del self._confirmed[next(iter(self._confirmed))]
+
+    async def _follow(self, ending: Ending) -> None:
+        while True:
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)
+            if ending.request_id not in self._pending:
+                self.begin(ending)
+                return

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,7 @@ from gateway.quota.answers import Admitted, NeedsSeed, Refused, ReservationReque
 from gateway.quota.endings import Ending, Endings
 from gateway.quota.headers import headers_of
 from gateway.quota.refusals import refusal_error
+from gateway.quota.restoring import Restoring
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.tasks import raise_if_cancelled
@@ -26,6 +28,8 @@ RENEW_BATCH: Final = 200
 """Reservations renewed by one command, so that Redis is not held up."""
 MOST_SEEDINGS: Final = 5
 """How often one request lets accounts be seeded: they may be unseeded again, or another day begins."""
+WATCH_SECONDS: Final = 1.0
+"""How often it is looked whether Redis is the same process as before."""
 RETRY_AFTER_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ class Reservations:
         self._store = store
         self._seeder = seeder
         self._endings = Endings(store)
+        self._restoring = Restoring(self._reserve_again, self._endings)
         self._open: dict[str, str] = {}
 
     @property
@@ -66,17 +71,13 @@ class Reservations:
         Raises RateLimitError or InsufficientQuotaError, whose status and code for lack of money depend on
         `is_openai`; and StoreUnavailableError if the limits cannot be checked. Then nothing is reserved.
         """
-        answer = await self._ask(request)
-        for _ in range(MOST_SEEDINGS):
-            if not isinstance(answer, NeedsSeed):
-                break
-            await self._seeder.seed(request.tenant_id, answer.subjects)
-            answer = await self._ask(request)
+        answer = await self._seeded(request, self._ask)
         if isinstance(answer, Refused):
             raise refusal_error(answer, is_openai=is_openai)
         if not isinstance(answer, Admitted):
             raise _unavailable()
         self._open[request.request_id] = request.tenant_id
+        self._restoring.remember(request)
         return Admission(answer.created_ms, headers_of(answer))
 
     async def settle(self, record: UsageRecord) -> bool:
@@ -95,8 +96,9 @@ class Reservations:
         return await self._end(Ending(tenant_id, request_id))
 
     async def run(self) -> None:
-        """Renew leases and repeat endings that did not arrive, until cancelled."""
+        """Renew leases and repeat what did not arrive or was lost, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_server())
             tasks.create_task(self._endings.run())
             tasks.create_task(self._keep_renewing())
 
@@ -105,7 +107,7 @@ class Reservations:
         await self._endings.aclose(seconds=seconds)
 
     async def renew(self) -> None:
-        """Renew the lease of every open reservation. Raises RedisError."""
+        """Renew the lease of every open reservation; those that Redis lost are made anew. Raises RedisError."""
         by_bucket: dict[int, list[str]] = defaultdict(list)
         for request_id, tenant_id in self._open.items():
             by_bucket[keys.bucket_of(tenant_id)].append(request_id)
@@ -115,7 +117,7 @@ class Reservations:
 
     async def _ask(self, request: ReservationRequest) -> ReserveAnswer:
         try:
-            return await self._store.reserve(request, lease_ms=LEASE_MS)
+            return await self._reserve(request)
         except BaseException as error:
             # Nobody knows whether Redis has reserved.
             self._endings.begin(Ending(request.tenant_id, request.request_id))
@@ -123,12 +125,33 @@ class Reservations:
                 raise _unavailable() from None
             raise
 
+    async def _seeded(
+        self,
+        request: ReservationRequest,
+        ask: Callable[[ReservationRequest], Awaitable[ReserveAnswer]],
+    ) -> ReserveAnswer:
+        """Ask, and ask again once accounts are seeded whose numbers are not complete."""
+        answer = await ask(request)
+        for _ in range(MOST_SEEDINGS):
+            if not isinstance(answer, NeedsSeed):
+                break
+            await self._seeder.seed(request.tenant_id, answer.subjects)
+            answer = await ask(request)
+        return answer
+
+    async def _reserve(self, request: ReservationRequest) -> ReserveAnswer:
+        return await self._store.reserve(request, lease_ms=LEASE_MS)
+
+    async def _reserve_again(self, request: ReservationRequest) -> ReserveAnswer:
+        return await self._seeded(request, self._reserve)
+
     async def _end(self, ending: Ending) -> bool:
         if (
             self._open.pop(ending.request_id, None) is None
             and ending.request_id not in self._endings
         ):
             return True
+        self._restoring.end(ending.request_id)
         return await self._endings.send(ending)
 
     async def _keep_renewing(self) -> None:
@@ -140,12 +163,29 @@ class Reservations:
             raise_if_cancelled()
             await asyncio.sleep(RENEW_SECONDS)
 
+    async def _watch_server(self) -> None:
+        known: str | None = None
+        while True:
+            try:
+                server = await self._store.server_id()
+                if known not in (None, server):
+                    logger.warning("Redis is another process; telling it what it may have lost")
+                    self._endings.repeat_confirmed()
+                    await self.renew()
+                known = server
+                self._endings.forget_confirmed()
+            except RedisError as error:
+                logger.debug("cannot look at Redis: %s", type(error).__name__)
+            raise_if_cancelled()
+            await asyncio.sleep(WATCH_SECONDS)
+
     async def _renew(self, bucket: int, request_ids: list[str]) -> None:
         unknown = await self._store.renew(bucket, request_ids, lease_ms=LEASE_MS)
-        lost = sum(request_id in self._open for request_id in unknown)
+        lost = [request_id for request_id in unknown if request_id in self._open]
         if lost:
             # Redis was emptied, or we were taken for dead. Their usage is recorded all the same.
-            logger.warning("%d open requests have no reservation in Redis any more", lost)
+            logger.warning("%d open requests have no reservation in Redis any more", len(lost))
+            await self._restoring.restore(lost)
 
 
 def _unavailable() -> StoreUnavailableError:

@@ -75,6 +75,11 @@ class QuotaStore:
         )
         return _reserve_answer(request, reply)
 
+    async def server_id(self) -> str:
+        """Return the id of the Redis process: another one may not know what this one was told."""
+        told: Any = await self._executor.execute_command("INFO", "server")
+        return str(told["run_id"])
+
     async def settle(self, record: UsageRecord) -> bool:
         """End a reservation with what was really used, and append the record for the ledger.
 

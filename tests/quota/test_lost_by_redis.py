@@ -1,0 +1,198 @@
+"""Redis that is emptied, or falls back behind what it has confirmed, while requests run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.errors import RateLimitError
+from gateway.quota import reservations as module
+from gateway.quota.answers import ReservationRequest, ReserveAnswer
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor, connect
+from gateway.tasks import end_task
+from tests.quota.building import BUCKET, TENANT, key_of, open_ids, record, usage
+from tests.quota.fake_ledger import FakeLedger
+from tests.quota.test_reservations import GatewayDesk, Line, until
+from tests.support.redis_server import BUNDLED, RedisServer
+
+KEY = key_of(concurrent_requests=2, budget_micros=1_000, tokens_per_minute=10_000)
+AMOUNTS = {"prompt": 10, "completion": 20, "cost": 300}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that keeps nothing over a restart."""
+    server = RedisServer(BUNDLED)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def client(server: RedisServer) -> AsyncIterator["Redis"]:
+    """A gateway's client of it."""
+    client = connect(server.url, max_connections=16)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def desk(client: "Redis", monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayDesk]:
+    """A gateway that looks at Redis often."""
+    monkeypatch.setattr(module, "WATCH_SECONDS", 0.05)
+    desk = GatewayDesk(Line(client), FakeLedger(), KEY)
+    task = asyncio.create_task(desk.reservations.run())
+    yield desk
+    await end_task(task)
+    await desk.reservations.aclose(seconds=0.2)
+
+
+async def emptied(server: RedisServer) -> None:
+    """Restart the server with nothing."""
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+
+
+async def concurrent(desk: GatewayDesk) -> int:
+    """Return how many requests of the key run, as far as Redis knows."""
+    (status,) = await desk.store.status(TENANT, [KEY])
+    return status.concurrent_requests
+
+
+async def test_what_runs_keeps_its_places_and_its_money_when_redis_is_emptied(
+    desk: GatewayDesk, server: RedisServer, client: "Redis"
+) -> None:
+    for request_id in ("r1", "r2"):
+        await desk.reserve(request_id, **AMOUNTS)
+    await emptied(server)
+
+    async def are_restored() -> bool:
+        return await open_ids(client) == {"r1", "r2"}
+
+    await until(are_restored)
+    assert await concurrent(desk) == 2
+    (status,) = await desk.store.status(TENANT, [KEY])
+    assert status.cost_this_month == 600
+    with pytest.raises(RateLimitError):
+        await desk.reserve("r3", **AMOUNTS)
+    for request_id in ("r1", "r2"):
+        ended = record(request_id, prompt_tokens=10, completion_tokens=5, cost_micros=100)
+        assert await desk.reservations.settle(ended)
+    assert await open_ids(client) == set()
+    assert await concurrent(desk) == 0
+    (status,) = await desk.store.status(TENANT, [KEY])
+    assert status.cost_this_month == 200
+    assert sorted(one.request_id for one in await usage(client)) == ["r1", "r2"]
+
+
+async def test_records_that_redis_lost_after_confirming_them_are_told_again(
+    desk: GatewayDesk, server: RedisServer, client: "Redis"
+) -> None:
+    await desk.reserve("r1", **AMOUNTS)
+    assert await desk.reservations.settle(record("r1", completion_tokens=5))
+    assert len(await usage(client)) == 1
+    await emptied(server)
+
+    async def is_back() -> bool:
+        return [one.request_id for one in await usage(client)] == ["r1"]
+
+    await until(is_back)
+
+
+async def test_endings_that_a_failover_took_back_happen_again(
+    desk: GatewayDesk, client: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.sleep(0.2)
+    for request_id in ("r1", "r2"):
+        await desk.reserve(request_id, **AMOUNTS)
+    assert await desk.reservations.settle(record("r1", completion_tokens=5, cost_micros=100))
+    assert await desk.reservations.release(TENANT, "r2")
+    # The new master does not know of these endings.
+    await client.delete(keys.usage(BUCKET))
+    for request_id in ("r1", "r2"):
+        await desk.store.reserve(desk.request(request_id, **AMOUNTS), lease_ms=module.LEASE_MS)
+    assert await concurrent(desk) == 2
+
+    async def another(_store: QuotaStore) -> str:
+        return "another"
+
+    monkeypatch.setattr(QuotaStore, "server_id", another)
+
+    async def have_ended() -> bool:
+        return await open_ids(client) == set()
+
+    await until(have_ended)
+    assert await concurrent(desk) == 0
+    assert [one.request_id for one in await usage(client)] == ["r1"]
+
+
+async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothing(
+    desk: GatewayDesk, client: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.reserve("r1", **AMOUNTS)
+    await client.flushall()
+    asked, may_go_on = asyncio.Event(), asyncio.Event()
+    reserve = QuotaStore.reserve
+
+    async def slow(store: QuotaStore, request: ReservationRequest, **how: Any) -> ReserveAnswer:
+        asked.set()
+        await may_go_on.wait()
+        return await reserve(store, request, **how)
+
+    monkeypatch.setattr(QuotaStore, "reserve", slow)
+    renewing = asyncio.create_task(desk.reservations.renew())
+    await asked.wait()
+    assert await desk.reservations.settle(record("r1", completion_tokens=5))
+    may_go_on.set()
+    await renewing
+
+    async def is_released() -> bool:
+        return await open_ids(client) == set()
+
+    await until(is_released)
+    assert await concurrent(desk) == 0
+    assert [one.request_id for one in await usage(client)] == ["r1"]
+
+
+async def test_request_whose_limit_others_have_used_up_ends_like_any_other(
+    desk: GatewayDesk, client: "Redis"
+) -> None:
+    await desk.reserve("r1", **AMOUNTS)
+    await client.flushall()
+    other = GatewayDesk(Line(client), FakeLedger(), KEY)
+    for request_id in ("o1", "o2"):
+        await other.reserve(request_id, **AMOUNTS)
+    await desk.reservations.renew()
+    assert await open_ids(client) == {"o1", "o2"}
+    assert await desk.reservations.settle(record("r1", completion_tokens=5))
+    assert [one.request_id for one in await usage(client)] == ["r1"]
+
+
+async def test_commands_fail_soon_while_redis_is_frozen(server: RedisServer) -> None:
+    client = connect(server.url, max_connections=64)
+    executor = PipeliningExecutor(client)
+    await executor.execute_command("SET", "a", 1)
+    server.freeze()
+    loop = asyncio.get_running_loop()
+
+    async def tried(number: int) -> float:
+        # They come at different times, so that many wait for those that were sent first.
+        await asyncio.sleep(number / 100)
+        began = loop.time()
+        with pytest.raises(Exception, match=r".*"):
+            await executor.execute_command("SET", "a", number)
+        return loop.time() - began
+
+    waits = await asyncio.gather(*(tried(number) for number in range(100)))
+    assert max(waits) < 2.5, "each waits for itself, and not for those before it as well"
+    server.thaw()
+
+    async def answers() -> bool:
+        return bool(await client.ping())
+
+    await until(answers)
+    await client.aclose()
