@@ -20,7 +20,7 @@ from tests.quota.test_reservations import GatewayDesk, Line, until
 from tests.support.redis_server import BUNDLED, RedisServer
 
 KEY = key_of(concurrent_requests=2, budget_micros=1_000, tokens_per_minute=10_000)
-AMOUNTS = {"prompt": 10, "completion": 20, "cost": 300}
+AMOUNTS: dict[str, Any] = {"prompt": 10, "completion": 20, "cost": 300}
 
 
 @pytest.fixture
