@@ -399,8 +399,12 @@ class Runner:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._claiming.acquire(), _HAND_BACK_SECONDS)
         self._suspects.clear()
-        reason = ReturnReason.ENGINE_DIED if is_engine_dead else ReturnReason.DRAINING
         for generation in list(self._generations.values()):
+            # A job that had not been given to the engine has no part in its death.
+            is_to_blame = is_engine_dead and any(
+                map(self._by_sequence.get, generation.open_sequences)
+            )
+            reason = ReturnReason.ENGINE_DIED if is_to_blame else ReturnReason.DRAINING
             self._give_back(generation, reason)
         self._writer.flush()
         if not is_engine_dead:

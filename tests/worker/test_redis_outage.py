@@ -55,6 +55,7 @@ async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServ
                 while engine._running:
                     await asyncio.sleep(0.01)
             assert not runner._generations
+            assert not runner._writer.outbox("g1").deltas, "nothing of it is kept in memory"
             own_redis.start()
             again = make_job()
             await gateway.live()

@@ -280,6 +280,49 @@ async def test_running_job_of_a_gateway_that_dies_is_aborted(
         assert (await gateway.queue.status()).leased_jobs == 0
 
 
+async def test_background_job_of_a_dead_gateway_is_handed_back(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(gateway="dead", is_background=True)
+    other = make_job()
+    await gateway.enqueue(job, other)
+    async with running_worker(redis_server, STEADY):
+        await gateway.finished(other)
+        async with asyncio.timeout(5):
+            while await lost_jobs(gateway) != {(job.id, 1)}:
+                await asyncio.sleep(0.01)
+    assert await redis.hget(keys.job(MODEL, job.id), "worker") == WORKER.encode(), "no receipt"
+
+
+async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_back(
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.5)
+    job = make_job(max_tokens=2000, is_background=True, stream=False)
+    async with running_worker(redis_server, STEADY) as (_, engine, _):
+        await gateway.enqueue(job)
+        await until(lambda: running(engine) == 1)
+        await redis.delete(keys.gateway_alive("g1"))
+        await until(lambda: running(engine) == 0)
+        async with asyncio.timeout(5):
+            while await lost_jobs(gateway) != {(job.id, 1)}:
+                await asyncio.sleep(0.01)
+        await gateway.read()
+        assert not gateway.ended_handles()
+        again = resumed(gateway, job)
+        tokens = len(gateway.token_ids(job))
+        assert tokens > 0
+        assert int(await redis.hget(keys.job(MODEL, job.id), "completion") or 0) == tokens
+        await gateway.live()
+        await gateway.queue.revive(again, weight=1.0, attempt=1)
+        await gateway.read_until(lambda: len(gateway.token_ids(job)) > tokens)
+        assert gateway.deltas(job)[-1].attempt == 2
+    assert 0 < await redis.ttl(keys.replies("g1")) <= gateways_module.FORGOTTEN_SECONDS
+
+
 async def test_refused_job_fails_alone(redis_server: RedisServer, gateway: Gateway) -> None:
     good = make_job()
     bad = [

@@ -1,0 +1,123 @@
+"""Jobs with which an engine has died go into the next one by one, so that the guilty one is known."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from typing_extensions import override
+
+from contract.messages import GenerationJob, JobFinished, ReturnReason
+from tests.worker.conftest import Gateway, RedisServer, make_job, running_worker
+from worker.engine.base import EngineDeadError, EngineRequest, EngineStep
+from worker.engine.scripted import Script, ScriptedEngine
+
+DEADLY = 777
+
+
+class Watching(ScriptedEngine):
+    """Remembers how many sequences without a token were in it at once, by kind of job."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self.fresh: dict[str, str] = {}
+        self.most = 0
+        self.order: list[str] = []
+        self.may_step = asyncio.Event()
+        self.may_step.set()
+
+    @override
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            self.order.append(request.cache_salt)
+            if request.cache_salt.startswith("suspect"):
+                self.fresh[request.id] = request.cache_salt
+        self.most = max(self.most, len(set(self.fresh.values())))
+        await super().submit(requests)
+
+    @override
+    async def step(self) -> EngineStep:
+        await self.may_step.wait()
+        step = await super().step()
+        for output in step.outputs:
+            self.fresh.pop(output.sequence_id, None)
+        return step
+
+    @override
+    async def abort(self, sequence_ids: Sequence[str]) -> None:
+        for sequence_id in sequence_ids:
+            self.fresh.pop(sequence_id, None)
+        await super().abort(sequence_ids)
+
+
+def suspect(number: int, **changes: object) -> GenerationJob:
+    return make_job(is_suspect=True, cache_salt=f"suspect-{number}", **changes)
+
+
+async def test_suspects_wait_for_each_others_first_token(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    suspects = [suspect(number, max_tokens=20, n=2) for number in range(6)]
+    others = [make_job(cache_salt="other", max_tokens=20) for _ in range(6)]
+    script = Script(step_seconds=0.01)
+    async with running_worker(redis_server, script, engine_type=Watching) as (_, engine, _):
+        assert isinstance(engine, Watching)
+        engine.may_step.clear()
+        await gateway.enqueue(*suspects, *others)
+        async with asyncio.timeout(5):
+            while engine.order.count("other") < 6:
+                await asyncio.sleep(0.01)
+        assert sum(salt.startswith("suspect") for salt in engine.order) == 2, "one job with n = 2"
+        engine.may_step.set()
+        await gateway.finished(*suspects, *others)
+    assert engine.most == 1
+    for job in suspects:
+        assert isinstance(gateway.end(job), JobFinished)
+        assert len(gateway.token_ids(job, 1)) == 20
+
+
+async def test_suspect_that_ends_without_a_token_lets_the_next_one_in(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    first, second, third = (suspect(number) for number in range(3))
+    async with running_worker(redis_server, Script(), engine_type=Watching) as (_, engine, _):
+        assert isinstance(engine, Watching)
+        engine.may_step.clear()
+        await gateway.enqueue(first, second, third)
+        async with asyncio.timeout(5):
+            while not engine.order:
+                await asyncio.sleep(0.01)
+        assert await gateway.queue.cancel(second.id, second.tenant)
+        assert await gateway.queue.cancel(first.id, first.tenant)
+        async with asyncio.timeout(5):
+            while engine.order != ["suspect-0", "suspect-2"]:
+                await asyncio.sleep(0.01)
+        engine.may_step.set()
+        await gateway.finished(third)
+    assert engine.most == 1
+
+
+async def test_only_jobs_that_were_in_the_engine_are_told_of_its_death(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    deadly = suspect(0, prompt_token_ids=[300, DEADLY])
+    waiting = suspect(1)
+    running = make_job(max_tokens=1500)
+    script = Script(step_seconds=0.01, deadly_token_id=DEADLY, prefill_seconds_per_token=0.2)
+    async with running_worker(redis_server, script, engine_type=Watching) as (_, _, task):
+        await gateway.enqueue(running)
+        await gateway.read_until(lambda: bool(gateway.deltas(running)))
+        await gateway.enqueue(deadly, waiting)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(task, 10)
+    jobs = (running, deadly, waiting)
+    await gateway.read_until(lambda: all(gateway.returned(job) for job in jobs))
+    told = [
+        (gateway.returned(job)[0].reason, gateway.returned(job)[0].has_progressed) for job in jobs
+    ]
+    assert told == [
+        (ReturnReason.ENGINE_DIED, True),
+        (ReturnReason.ENGINE_DIED, False),
+        (ReturnReason.DRAINING, False),
+    ]
