@@ -49,26 +49,32 @@ class Desk:
             self._task = None
 
     async def request(
-        self, prompts: int = 1, *, tenant: str = "a", max_unread_bytes: int = 1 << 20
+        self, prompts: int = 1, *, tenant: str = "a", max_unread_bytes: int = 1 << 20, **fields: Any
     ) -> Generation:
-        """Enqueue a request."""
+        """Enqueue a request; the fields are those of its jobs."""
         generation = Generation(max_unread_bytes=max_unread_bytes)
-        jobs = [self._job(tenant) for _ in range(prompts)]
+        jobs = [self.job(tenant, **fields) for _ in range(prompts)]
         await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
         return generation
 
-    def _job(self, tenant: str) -> GenerationJob:
+    def job(
+        self, tenant: str = "a", *, deadline_seconds: float = 60.0, **fields: Any
+    ) -> GenerationJob:
+        """Make a job of this gateway."""
         handle = self.dispatcher.next_handle()
+        known: dict[str, Any] = {
+            "cache_salt": "salt",
+            "prompt_token_ids": [1, 2, 3],
+            "max_tokens": 16,
+            "sampling": SamplingSpec(seed=1),
+        }
         return GenerationJob(
             id=f"{self.dispatcher.gateway}-{handle}",
             handle=handle,
             gateway=self.dispatcher.gateway,
             tenant=tenant,
-            cache_salt="salt",
-            prompt_token_ids=[1, 2, 3],
-            max_tokens=16,
-            sampling=SamplingSpec(seed=1),
-            deadline_ms=clock.now_ms() + 60_000,
+            deadline_ms=clock.now_ms() + int(deadline_seconds * 1000),
+            **(known | fields),
         )
 
 

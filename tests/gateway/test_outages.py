@@ -2,10 +2,10 @@
 
 import asyncio
 import functools
-import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +20,7 @@ from tests.gateway.conftest import (
     nothing_left,
 )
 from tests.gateway.http import message_of
-from tests.support.events import DONE, parse_chunks, split_events, texts_by_choice
+from tests.support.events import parse_chunks, texts_by_choice
 from tests.support.stack import MODEL, Stack, metric, running_stack
 
 SHORT_LEASE = {"SLUICE_ENGINE": "scripted", "SLUICE_LEASE_SECONDS": "0.5"}
@@ -32,33 +32,98 @@ async def start_worker(stack: Stack, name: str, **environment: str) -> None:
     await asyncio.to_thread(start, **(SHORT_LEASE | environment))
 
 
-async def test_worker_killed_between_tokens_ends_the_stream_with_an_error(
-    stack: Stack, client: httpx.AsyncClient, store: "Redis"
-) -> None:
-    await start_worker(stack, "doomed", SLUICE_MODEL_NAME="doomed")
+async def streamed_while(
+    client: httpx.AsyncClient, happens: Callable[[], Awaitable[None]], **parameters: Any
+) -> list[dict[str, Any]]:
+    """Return the chunks of a stream after whose third event something happens."""
     body = b""
-    async with client.stream(
-        "POST", "/v1/completions", json=asking(model="doomed", max_tokens=2000, stream=True)
-    ) as response:
+    happening: asyncio.Task[None] | None = None
+    body_of = asking(max_tokens=120, stream=True, include_usage=True) | parameters
+    async with client.stream("POST", "/v1/completions", json=body_of) as response:
         assert response.status_code == 200
-        killed_at = 0.0
         async for part in response.aiter_raw():
             body += part
-            if not killed_at and body.count(b"data: ") >= 3:
-                stack.kill("doomed")
-                killed_at = time.monotonic()
-        took = time.monotonic() - killed_at
-    *chunks, error, done = split_events(body)
-    assert done == DONE
-    assert len(chunks) >= 3
-    assert json.loads(error.removeprefix(b"data: "))["error"] == {
-        "message": "The worker that ran this request failed. Please try again.",
-        "type": "service_unavailable",
-        "param": None,
-        "code": "engine_dead",
-    }
-    assert took < 4
-    await eventually(lambda: nothing_left(store, "doomed"), seconds=1, what="the end of the job")
+            if happening is None and body.count(b"data: ") >= 3:
+                happening = asyncio.ensure_future(happens())
+    assert happening is not None
+    await happening
+    return parse_chunks(body)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"temperature": 0, "n": 2},
+        {"n": 3, "logprobs": 2},
+        {"echo": True, "logprobs": 0},
+    ],
+    ids=["sampled", "greedy", "several", "echo"],
+)
+async def test_stream_of_a_killed_worker_goes_on_as_if_nothing_had_happened(
+    stack: Stack, client: httpx.AsyncClient, store: "Redis", parameters: dict[str, Any]
+) -> None:
+    model = f"doomed-{'-'.join(parameters)}"
+    served = {"SLUICE_MODEL_NAME": model, "SLUICE_SCRIPTED_STEP_SECONDS": "0.02"}
+    await start_worker(stack, "doomed", **served)
+    undisturbed = (await complete(client, model=model, max_tokens=120, **parameters)).json()
+
+    async def kill() -> None:
+        stack.kill("doomed")
+        await start_worker(stack, "other", **served)
+
+    try:
+        chunks = await streamed_while(client, kill, model=model, **parameters)
+    finally:
+        stack.stop("other")
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    whole = {choice["index"]: choice for choice in undisturbed["choices"]}
+    assert texts_by_choice(chunks) == {index: each["text"] for index, each in whole.items()}
+    if "logprobs" in parameters:
+        for index, each in whole.items():
+            parts = [
+                choice["logprobs"]
+                for chunk in chunks
+                for choice in chunk["choices"]
+                if choice["index"] == index and choice["logprobs"]
+            ]
+            assert [token for part in parts for token in part["tokens"]] == each["logprobs"][
+                "tokens"
+            ]
+            assert [offset for part in parts for offset in part["text_offset"]] == each["logprobs"][
+                "text_offset"
+            ]
+    usage = next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
+    assert usage["completion_tokens"] == undisturbed["usage"]["completion_tokens"]
+    assert usage["prompt_tokens"] == undisturbed["usage"]["prompt_tokens"]
+    await eventually(lambda: nothing_left(store, model), seconds=2, what="the end of the job")
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"n": 2, "best_of": 4, "logprobs": 1}], ids=["plain", "ranked"]
+)
+async def test_whole_answer_of_a_killed_worker_is_the_one_that_it_would_have_given(
+    stack: Stack, client: httpx.AsyncClient, parameters: dict[str, Any]
+) -> None:
+    model = f"mortal-{len(parameters)}"
+    served = {"SLUICE_MODEL_NAME": model, "SLUICE_SCRIPTED_STEP_SECONDS": "0.01"}
+    await start_worker(stack, "mortal", **served)
+    asked = {"model": model, "max_tokens": 300, **parameters}
+    undisturbed = (await complete(client, **asked)).json()
+    sampled = "sluice_worker_completion_tokens_total"
+    before = await asyncio.to_thread(metric, stack.worker_url("mortal"), sampled)
+    request = asyncio.create_task(complete(client, **asked))
+
+    async def is_half_done() -> bool:
+        return await asyncio.to_thread(metric, stack.worker_url("mortal"), sampled) > 1.5 * before
+
+    await eventually(is_half_done, seconds=20, what="the answer being half done")
+    stack.kill("mortal")
+    await start_worker(stack, "heir", **served)
+    answer = (await request).json()
+    stack.stop("heir")
+    assert answer["choices"] == undisturbed["choices"]
+    assert answer["usage"] == undisturbed["usage"]
 
 
 async def test_worker_killed_before_the_first_token_is_not_noticed(
@@ -164,6 +229,8 @@ async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
         await eventually(is_served, seconds=10, what="a request being served again")
         assert set(statuses) <= {200, 503}
         assert (await client.get("/readyz")).status_code == 200
-        events = split_events((await asyncio.wait_for(stream, 15)).content)
-        assert events[-1] == DONE
-        assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "engine_dead"
+        # Redis has forgotten the job, and its gateway has not.
+        chunks = parse_chunks((await asyncio.wait_for(stream, 30)).content)
+        assert chunks[-1]["usage"]["completion_tokens"] == 400
+        whole = (await complete(client, max_tokens=400)).json()
+        assert texts_by_choice(chunks) == {0: whole["choices"][0]["text"]}

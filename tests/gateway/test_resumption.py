@@ -1,0 +1,633 @@
+"""A job that is lost goes on elsewhere, behind exactly what was received of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from contract import keys, messages
+from contract.messages import (
+    Frame,
+    JobFailed,
+    JobFinished,
+    JobLost,
+    JobStarted,
+    PromptScored,
+    Ranking,
+    Resumption,
+    ReturnReason,
+    SequenceProgress,
+    TokenLogprob,
+)
+from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Claim, JobQueue, LeaseReport, RequeueResult
+from contract.receipts import JobReceipt, JobState
+from contract.sampling import SamplingSpec
+from gateway.dispatch.ticket import MOST_KEPT
+from tests.gateway.conftest import eventually, nothing_left
+from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
+from tests.support.fake_worker import FakeWorker
+
+STOP = FinishReason.STOP
+GREEDY = SamplingSpec(seed=1, temperature=0.0)
+
+
+@pytest.fixture
+def other(redis: "Redis") -> FakeWorker:
+    """A second worker of the model."""
+    return FakeWorker(redis, MODEL, name="fake-2")
+
+
+def received(*tokens: int, **fields: Any) -> Resumption:
+    """What is told of so many tokens of each sequence, as a worker of these tests says them."""
+    sequences = [SequenceProgress([100 + i for i in range(number)]) for number in tokens]
+    return Resumption(sequences, generation_ms=ANY, **fields)
+
+
+async def test_another_worker_goes_on_behind_what_was_received(
+    desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request(score_prompt=True, logprobs=0)
+    claim = await worker.claim_one()
+    scores = [TokenLogprob("x", None, 0)]
+    await worker.send(
+        GATEWAY,
+        started=[JobStarted(claim.job.handle, 1, 3, 2)],
+        prompts=[PromptScored(claim.job.handle, 1, scores)],
+    )
+    await worker.say(claim, "a", "b")
+    await worker.lose(claim, tokens=5)
+
+    again = await other.claim_one()
+    assert again.attempt == 2
+    rest = received(2, prompt_tokens=3, cached_tokens=2, is_prompt_scored=True)
+    assert again.job.resumption == rest
+    assert not again.job.is_suspect
+    (receipt,) = await other.queue.receipts([claim.job.id])
+    assert receipt == JobReceipt(JobState.RUNNING, 2, 3, 2)
+    # What the next attempt repeats of what was told is of no use.
+    await other.send(GATEWAY, started=[JobStarted(claim.job.handle, 2, 3, 3)])
+    await other.say(again, "c", finish=STOP)
+    await other.finish(again)
+
+    replies = await take(generation, 5)
+    assert texts(replies) == ["a", "b", "c"]
+    assert sum(isinstance(reply, PromptScored) for reply in replies) == 1
+    assert generation.started[0].cached_tokens == 2
+    assert generation.received_tokens[0] == 3
+    assert await nothing_left(redis, MODEL)
+
+
+async def test_nothing_that_a_lost_attempt_says_is_heard(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.lose(claim)
+    again = await other.claim_one()
+    await worker.say(claim, "not this")
+    await worker.finish(claim)
+    await other.say(again, "b")
+    await worker.say(claim, "nor that")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_only_sequences_that_have_not_ended_go_on(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request(n=3, best_of=3)
+    claim = await worker.claim_one()
+    ended = worker.next_delta(claim, "a", choice=1, tokens=2, finish_reason=STOP)
+    open_ = worker.next_delta(claim, "b", choice=2)
+    await worker.send(GATEWAY, deltas=[ended, open_])
+    await worker.lose(claim)
+    again = await other.claim_one()
+    assert again.job.resumption is not None
+    assert again.job.resumption.sequences == [
+        SequenceProgress([]),
+        SequenceProgress([100, 101], STOP),
+        SequenceProgress([100]),
+    ]
+    deltas = [other.next_delta(again, text, choice=choice) for text, choice in (("c", 0), ("d", 2))]
+    await other.send(GATEWAY, deltas=deltas)
+    await other.finish(again)
+    replies = await take(generation, 5)
+    assert texts(replies) == ["a", "b", "c", "d"]
+    assert replies[-1].completion_tokens == 5
+
+
+async def test_one_sequence_that_answers_all_choices_goes_on_once(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request(n=2, best_of=2, sampling=GREEDY)
+    claim = await worker.claim_one()
+    deltas = [worker.next_delta(claim, "a", choice=choice, tokens=2) for choice in (0, 1)]
+    await worker.send(GATEWAY, deltas=deltas)
+    await worker.lose(claim)
+    again = await other.claim_one()
+    assert again.job.resumption == received(2)
+    deltas = [other.next_delta(again, "b", choice=choice) for choice in (0, 1)]
+    await other.send(GATEWAY, deltas=deltas)
+    await other.finish(again)
+    replies = await take(generation, 5)
+    assert texts(replies) == ["a", "a", "b", "b"]
+    assert replies[-1].completion_tokens == 6
+
+
+async def test_candidates_are_held_back_and_chosen_though_workers_change(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request(n=2, best_of=3)
+    told: list[Any] = []
+    generation.on_reply = lambda index, message: told.append((index, message))
+    claim = await worker.claim_one()
+    for choice in (0, 1, 2):
+        said = worker.next_delta(claim, f"{choice}a", choice=choice, cumulative_logprob=-1.5)
+        await worker.send(GATEWAY, deltas=[said])
+    await worker.lose(claim)
+    again = await other.claim_one()
+    assert again.job.resumption is not None
+    assert [each.cumulative_logprob for each in again.job.resumption.sequences] == [-1.5] * 3
+    for choice in (0, 1, 2):
+        await other.send(GATEWAY, deltas=[other.next_delta(again, f"{choice}b", choice=choice)])
+    await other.finish(again, chosen=[2, 0])
+    replies = await take(generation, 5)
+    said_of = [(delta.choice, delta.text) for delta in replies[:4]]
+    assert said_of == [(0, "2a"), (0, "2b"), (1, "0a"), (1, "0b")]
+    assert isinstance(replies[4], JobFinished)
+    assert len(told) == 7
+    assert generation.received_tokens[0] == 6
+
+
+@pytest.mark.parametrize("chosen", [[], [0], [0, 0], [0, 3]])
+async def test_choice_that_makes_no_sense_is_not_believed(
+    desk: Desk, worker: FakeWorker, other: FakeWorker, chosen: list[int]
+) -> None:
+    generation = await desk.request(n=2, best_of=2, ranking=Ranking.SUM)
+    claim = await worker.claim_one()
+    assert claim.job.is_ranked
+    await worker.finish(claim, chosen=chosen)
+    again = await other.claim_one()
+    await other.finish(again, chosen=[1, 0])
+    (finished,) = await take(generation, 1)
+    assert finished.chosen == [1, 0]
+
+
+async def test_end_that_counts_other_tokens_than_came_is_not_believed(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.finish(claim, tokens=2)
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_claim_that_redis_has_given_out_twice_is_given_out_anew(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await other.say(Claim(claim.job, 1), "not this")
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await take(generation, 1)
+    await asyncio.sleep(0.2)
+    await worker.lose(claim)
+    again = await other.claim_one()
+    await other.finish(again, generation_ms=1.0)
+    (finished,) = await take(generation, 1)
+    assert 200 <= finished.generation_ms < 5000
+
+
+# -- given back --------------------------------------------------------------------------------------
+
+
+async def test_job_of_a_worker_that_stops_goes_on_at_once(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    returned = messages.JobReturned(claim.job.handle, 1, ReturnReason.DRAINING, True)
+    await worker.send(GATEWAY, returned=[returned])
+    # Its lease has not run out.
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    assert not again.job.is_suspect
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_job_that_is_drained_again_and_again_goes_on(desk: Desk, worker: FakeWorker) -> None:
+    generation = await desk.request()
+    for _ in range(8):
+        claim = await worker.claim_one()
+        assert not claim.job.is_suspect
+        await worker.give_back(claim, ReturnReason.DRAINING)
+    claim = await worker.claim_one()
+    await worker.finish(claim)
+    assert isinstance((await take(generation, 1))[0], JobFinished)
+
+
+async def test_job_that_kills_two_engines_is_poisonous(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.give_back(claim, ReturnReason.ENGINE_DIED, has_progressed=True)
+    again = await worker.claim_one()
+    assert again.job.is_suspect
+    await worker.give_back(again, ReturnReason.ENGINE_DIED)
+    replies = await take(generation, 2)
+    assert texts(replies) == ["a"]
+    assert replies[-1].code is FailureCode.POISONOUS
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped")
+
+
+async def test_job_that_gets_on_after_each_death_is_not_poisonous(
+    desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    for number in range(4):
+        claim = await worker.claim_one()
+        assert claim.job.is_suspect is (number > 0)
+        await worker.say(claim, str(number))
+        await worker.give_back(claim, ReturnReason.ENGINE_DIED, has_progressed=True)
+    await worker.finish(await worker.claim_one())
+    assert texts(await take(generation, 5)) == ["0", "1", "2", "3"]
+
+
+# -- while it is open whether an attempt is over -----------------------------------------------------
+
+
+@asynccontextmanager
+async def requeueing_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Yield events that say when requeueing has begun, and that it may go on."""
+    requeue = JobQueue.requeue
+    began, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def held_up(queue: JobQueue, *arguments: Any, **options: Any) -> RequeueResult:
+        began.set()
+        await may_go_on.wait()
+        return await requeue(queue, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobQueue, "requeue", held_up)
+        yield began, may_go_on
+        may_go_on.set()
+
+
+async def tell_lost(redis: "Redis", claim: Claim) -> None:
+    """Tell the gateway that a lease has run out."""
+    notice = Frame("gw-other", 0, lost=[JobLost(claim.job.handle, claim.attempt)])
+    await redis.xadd(keys.replies(GATEWAY), {"f": messages.encode(notice)})
+
+
+async def test_worker_that_holds_its_job_after_all_is_heard_without_a_gap(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+        await tell_lost(redis, claim)
+        await began.wait()
+        await worker.say(claim, "b", "c")
+        await asyncio.sleep(0.1)
+        assert texts(await take(generation, 1)) == ["a"]
+        may_go_on.set()
+        assert texts(await take(generation, 2)) == ["b", "c"]
+    await worker.say(claim, "d")
+    await worker.finish(claim)
+    assert texts(await take(generation, 2)) == ["d"]
+    assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.ENDED
+
+
+async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
+    desk: Desk,
+    worker: FakeWorker,
+    other: FakeWorker,
+    redis: "Redis",
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+        await worker.lose(claim)
+        await began.wait()
+        await worker.say(claim, "not this")
+        await asyncio.sleep(0.1)
+        may_go_on.set()
+        again = await other.claim_one()
+    assert again.job.resumption == received(1)
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_job_that_ends_while_it_is_taken_to_be_lost_has_ended(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+        await tell_lost(redis, claim)
+        await began.wait()
+        await worker.say(claim, "b")
+        await worker.finish(claim)
+        may_go_on.set()
+        replies = await take(generation, 3)
+    assert texts(replies) == ["a", "b"]
+    assert isinstance(replies[-1], JobFinished)
+    assert await nothing_left(redis, MODEL)
+
+
+async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+        await tell_lost(redis, claim)
+        await began.wait()
+        for _ in range(9):
+            deltas = [worker.next_delta(claim, "b") for _ in range(MOST_KEPT // 8)]
+            await worker.send(GATEWAY, deltas=deltas)
+        await asyncio.sleep(0.1)
+        may_go_on.set()
+        again = await worker.claim_one()
+    assert again.attempt == 2
+    assert again.job.resumption == received(1 + MOST_KEPT)
+    await worker.finish(again)
+    assert len(texts(await take(generation, MOST_KEPT + 2))) == MOST_KEPT + 1
+
+
+async def test_frame_lost_while_its_job_is_taken_to_be_lost_is_noticed(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+        await tell_lost(redis, claim)
+        await began.wait()
+        await worker.skip_frame(GATEWAY)
+        await worker.send(GATEWAY)
+        await asyncio.sleep(0.1)
+        may_go_on.set()
+        again = await worker.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    await worker.finish(again)
+    assert texts(await take(generation, 2)) == ["a"]
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["executed", "not executed"])
+async def test_requeueing_whose_answer_is_lost_is_tried_again(
+    desk: Desk,
+    worker: FakeWorker,
+    other: FakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    is_heard: bool,
+) -> None:
+    requeue, tries = JobQueue.requeue, 0
+
+    async def unreachable(queue: JobQueue, *arguments: Any, **options: Any) -> RequeueResult:
+        nonlocal tries
+        tries += 1
+        if tries <= 3:
+            if is_heard:
+                await requeue(queue, *arguments, **options)
+            raise RedisConnectionError
+        return await requeue(queue, *arguments, **options)
+
+    monkeypatch.setattr(JobQueue, "requeue", unreachable)
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.lose(claim)
+    await eventually(lambda: tries >= 2, seconds=5, what="the second try")
+    await worker.say(claim, "not this")
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+    await asyncio.sleep(0.5)
+    assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.ENDED
+
+
+async def test_revival_that_is_carried_out_late_does_no_harm(
+    desk: Desk,
+    worker: FakeWorker,
+    other: FakeWorker,
+    redis: "Redis",
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    revive, tries = JobQueue.revive, 0
+    has_gone_on = asyncio.Event()
+
+    async def unheard(queue: JobQueue, *arguments: Any, **options: Any) -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            await has_gone_on.wait()
+        over = await revive(queue, *arguments, **options)
+        if tries == 1:
+            raise RedisConnectionError
+        return over
+
+    monkeypatch.setattr(JobQueue, "revive", unheard)
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.finish(claim, tokens=9)
+    second = await other.claim_one()
+    await eventually(lambda: tries == 2, seconds=5, what="the second try")
+    await other.say(second, "b")
+    assert texts(await take(generation, 2)) == ["a", "b"]
+    has_gone_on.set()
+    third = await worker.claim_one()
+    while third.job.resumption != received(2):
+        third = await worker.claim_one()
+    await worker.say(third, "c")
+    await worker.finish(third)
+    assert texts(await take(generation, 2)) == ["c"]
+    assert await nothing_left(redis, MODEL)
+
+
+@pytest.mark.parametrize("operation", ["requeue", "revive"])
+async def test_job_that_is_taken_back_while_it_is_given_away_is_not_run_again(
+    desk: Desk,
+    worker: FakeWorker,
+    redis: "Redis",
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+) -> None:
+    original = getattr(JobQueue, operation)
+    began, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def held_up(queue: JobQueue, *arguments: Any, **options: Any) -> Any:
+        began.set()
+        await may_go_on.wait()
+        return await original(queue, *arguments, **options)
+
+    monkeypatch.setattr(JobQueue, operation, held_up)
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    if operation == "revive":
+        await worker.finish(claim, tokens=9)
+    else:
+        await worker.lose(claim)
+    await began.wait()
+    await desk.dispatcher.cancel(generation)
+    may_go_on.set()
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped")
+    await asyncio.sleep(0.1)
+    assert await nothing_left(redis, MODEL)
+    assert desk.dispatcher.jobs_in_flight == 0
+
+
+async def test_job_that_cannot_be_given_away_fails_with_its_deadline(
+    desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(*_arguments: Any, **_options: Any) -> RequeueResult:
+        raise RedisConnectionError
+
+    monkeypatch.setattr(JobQueue, "requeue", unreachable)
+    generation = await desk.request(deadline_seconds=0.5)
+    await worker.lose(await worker.claim_one())
+    assert await failure(generation) is FailureCode.DEADLINE_EXCEEDED
+
+
+# -- what Redis knows otherwise ----------------------------------------------------------------------
+
+
+async def test_lost_job_that_redis_does_not_know_is_revived(
+    desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await take(generation, 1)
+    await redis.flushall()
+    await tell_lost(redis, claim)
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    await other.finish(again)
+    assert isinstance((await take(generation, 1))[0], JobFinished)
+
+
+async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
+    desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    before = await redis.dump(keys.job(MODEL, claim.job.id))
+    assert before is not None
+    await worker.lose(claim)
+    await eventually(
+        lambda: redis.zcard(keys.queue(MODEL, "a")), seconds=3, what="the job being requeued"
+    )
+    # The replica that takes over had heard of the claim only, and the worker goes on there.
+    await redis.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)
+    await redis.zrem(keys.queue(MODEL, "a"), claim.job.id)
+    await redis.zrem(keys.active_tenants(MODEL), "a")
+    await redis.set(keys.waiting(MODEL), 0)
+    await worker.queue.extend(worker.name, [LeaseReport(claim.job.id, 1, 1)], lease_ms=60_000)
+    await worker.say(claim, "not this")
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (3, received(1))
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+async def test_job_that_another_gateway_has_taken_over_is_let_go(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await redis.hset(keys.job(MODEL, claim.job.id), "gateway", "gw-other")
+    assert await failure(generation) is FailureCode.TAKEN_OVER
+    await asyncio.sleep(0.1)
+    assert not await redis.exists(keys.control(MODEL, worker.name)), "it is not cancelled"
+    assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.RUNNING
+
+
+async def test_job_that_has_ended_for_another_gateway_is_let_go(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await redis.hset(keys.job(MODEL, claim.job.id), "gateway", "gw-other")
+    await worker.drop(claim, tokens=3)
+    assert await failure(generation) is FailureCode.TAKEN_OVER
+
+
+async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model(
+    open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
+) -> None:
+    desk = await open_desk(queue_timeout_seconds=1.5)
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await take(generation, 1)
+    await redis.delete(keys.workers(MODEL))
+    await desk.catalogue.refresh()
+    assert not desk.catalogue.is_served(MODEL)
+    fresh = await desk.request()
+    await worker.lose(claim)
+    assert await failure(fresh) is FailureCode.NO_WORKER
+    await asyncio.sleep(0.5)
+    assert desk.dispatcher.jobs_in_flight == 1
+    assert await failure(generation) is FailureCode.WORKER_LOST
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped")
+
+
+async def test_job_that_is_shed_ends_and_one_that_has_begun_does_not(
+    desk: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    begun, waiting = await desk.request(), await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await take(begun, 1)
+    handles = [generation.tickets[0].job.handle for generation in (begun, waiting)]
+    shed = [JobFailed(handle, 1, FailureCode.SHED, "", 7.0) for handle in handles]
+    notice = messages.encode(Frame("gw-other", 0, failed=shed))
+    await redis.xadd(keys.replies(GATEWAY), {"f": notice})
+    (failed,) = await take(waiting, 1)
+    assert (failed.code, failed.retry_after_seconds) == (FailureCode.SHED, 7.0)
+    assert desk.dispatcher.jobs_in_flight == 1
