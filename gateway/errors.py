@@ -21,6 +21,8 @@
     ├── RequestTimeoutError 408
     ├── ConflictError 409
     ├── PayloadTooLargeError 413
+    ├── TargetTooLongError 414
+    ├── HeadersTooLargeError 431
     ├── UnsupportedMediaTypeError 415
     ├── RateLimitError 429
     ├── TenantQueueFullError 429
@@ -71,8 +73,10 @@ _VLLM_TYPES = {
     408: "RequestTimeoutError",
     409: "ConflictError",
     413: "RequestEntityTooLargeError",
+    414: "UriTooLongError",
     415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
+    431: "HeadersTooLargeError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
@@ -291,11 +295,16 @@ class MethodNotAllowedError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """The request's body did not arrive in time."""
+    """The request's headers or its body did not arrive in time."""
 
     status = 408
     type = "timeout_error"
     code = "request_timeout"
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Say that the connection ends here, behind a body that was not read to its end."""
+        return {**super().headers(), "connection": "close"}
 
 
 class ConflictError(ApiError):
@@ -312,6 +321,27 @@ class PayloadTooLargeError(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "payload_too_large"
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Say that the connection ends here, behind a body that was not read to its end."""
+        return {**super().headers(), "connection": "close"}
+
+
+class TargetTooLongError(ApiError):
+    """The path and query of the request are longer than the gateway reads."""
+
+    status = 414
+    type = "invalid_request_error"
+    code = "uri_too_long"
+
+
+class HeadersTooLargeError(ApiError):
+    """The headers of the request are more, or larger, than the gateway reads."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class UnsupportedMediaTypeError(ApiError):

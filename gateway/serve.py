@@ -6,6 +6,7 @@ import logging
 import uvicorn
 
 from gateway.app import create_app
+from gateway.http_protocol import allow_connections, http_protocol
 from gateway.leaving import LeavingServer
 from gateway.settings import Settings
 
@@ -20,6 +21,7 @@ def run(settings: Settings) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    allow_connections(settings.max_connections)
     app = create_app(settings)
     # What was made at start-up lives as long as the process, so the collector need not look at it again;
     # and a request makes thousands of objects that are gone when it ends, without the collector.
@@ -31,7 +33,7 @@ def run(settings: Settings) -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=http_protocol(settings),
         ws="none",
         access_log=False,
         server_header=False,

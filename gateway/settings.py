@@ -70,6 +70,12 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
     max_prompts: Annotated[int, Field(gt=0)] = 1024
     """Prompts in one request, and sequences (prompts times best_of) as well."""
+    header_timeout: Duration = timedelta(seconds=10)
+    """How long a client may take to send the headers of a request."""
+    send_timeout: Duration = timedelta(seconds=30)
+    """How long a client may take nothing of an answer that waits for it; then its connection is cut."""
+    max_connections: Annotated[int, Field(gt=0)] = 20_000
+    """Open connections of clients; further ones are answered with 503 and closed."""
     body_timeout: Duration = timedelta(seconds=30)
     """How long a client may take to send the body."""
     queue_timeout: Duration = timedelta(seconds=120)

@@ -1,0 +1,350 @@
+"""What a client may cost before its request is understood, and after it is answered.
+
+uvicorn's protocol waits without end for headers, for the rest of a body that nobody wants, and for a client that
+does not read; and it keeps whatever number and size of headers it is sent. This one has bounds for all of it.
+What it refuses, it refuses in the API's own words, before the application hears of it.
+"""
+
+import asyncio
+import http
+import logging
+import resource
+import secrets
+import socket
+from itertools import chain
+from typing import Any, ClassVar, Final, NamedTuple, cast
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gateway.dialects.profile import PROFILES
+from gateway.errors import (
+    ApiError,
+    BadRequestError,
+    ErrorStyle,
+    HeadersTooLargeError,
+    OverloadedError,
+    RequestTimeoutError,
+    TargetTooLongError,
+)
+from gateway.settings import KIBIBYTE, Settings
+
+MAX_HEAD_BYTES: Final = 64 * KIBIBYTE
+"""Names and values of all headers of a request; trailers behind a body, and what is between chunks, as well."""
+MAX_HEADERS: Final = 100
+MAX_TARGET_BYTES: Final = 8 * KIBIBYTE
+MAX_PIPELINED: Final = 16
+"""Requests that one connection may send before the first of them is answered."""
+LINGER_SECONDS: Final = 3.0
+"""How long the rest of an unwanted request is read and dropped, so that the client gets to see its answer."""
+LEAST_PROGRESS_BYTES: Final = 16 * KIBIBYTE
+"""What a client must take of a full send buffer within the send timeout."""
+UNSENT_BYTES: Final = 64 * KIBIBYTE
+"""What the kernel takes of a connection's answer ahead of sending it; else it takes megabytes for each."""
+SPARE_CONNECTIONS: Final = 100
+"""Connections beyond their bound that still get told why they are closed."""
+RETRY_AFTER_SECONDS: Final = 1.0
+OTHER_DESCRIPTORS: Final = 1024
+"""Files and connections that the process has open beside those of its clients, at most."""
+
+logger = logging.getLogger(__name__)
+
+
+class HttpBounds(NamedTuple):
+    """What may differ between deployments."""
+
+    header_seconds: float
+    send_seconds: float
+    most_connections: int
+    error_style: ErrorStyle
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection of a client."""
+
+    bounds: ClassVar[HttpBounds]
+
+    _refusal: ApiError | None = None
+    _silent_bytes = 0
+    """Bytes that came since a request began, or since its last piece of body."""
+    _is_in_head = False
+    _is_in_body = False
+    _is_deaf = False
+    """Whether whatever still comes is dropped."""
+    _head_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
+    _unsent_bytes = 0
+
+    # -- the connection ----------------------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _bound_unsent(transport)
+        excess = len(self.connections) - self.bounds.most_connections
+        if excess > SPARE_CONNECTIONS:
+            transport.abort()
+        elif excess > 0:
+            self._refuse(
+                OverloadedError(
+                    "Too many connections are open.", retry_after_seconds=RETRY_AFTER_SECONDS
+                )
+            )
+        else:
+            self._start_head_timer()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._silent_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._silent_bytes > MAX_HEAD_BYTES:
+            self._refuse(_headers_too_large())
+        elif self._is_in_head or (self._silent_bytes and self._is_idle()):
+            # Empty lines between requests, which begin none, do not keep a connection open either.
+            self._start_head_timer()
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_send_timer()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    @override
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    # -- the parser --------------------------------------------------------------------------------
+
+    @override
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._silent_bytes = 0
+        super().on_message_begin()
+
+    @override
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES:
+            raise self._refused(
+                TargetTooLongError(
+                    f"The request target must have at most {MAX_TARGET_BYTES} bytes."
+                )
+            )
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            raise self._refused(_headers_too_large())
+
+    @override
+    def on_headers_complete(self) -> None:
+        if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD_BYTES:
+            raise self._refused(_headers_too_large())
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise self._refused(BadRequestError("Too many requests are sent without waiting."))
+        self._is_in_head, self._is_in_body = False, True
+        self._silent_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self))
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    @override
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        self._silent_bytes = 0
+        super().on_message_complete()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_body and not self._is_answering() and not self.transport.is_closing():
+            self._linger()
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        refusal, self._refusal = self._refusal, None
+        self._refuse(refusal or BadRequestError("The request is not valid HTTP."))
+
+    # -- closing -----------------------------------------------------------------------------------
+
+    def close_behind_answer(self) -> None:
+        """Close the connection, but read on for a moment if the client is still sending."""
+        if not self._is_in_body or self.transport.is_closing():
+            self._close()
+            return
+        # To close with bytes unread would reset the connection, and the client might not see its answer.
+        self._is_deaf = True
+        self.transport.write_eof()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Read and drop the rest of the request, for some seconds at most."""
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+    def _close(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():
+            self._start_send_timer()
+        self.transport.close()
+
+    def _refused(self, error: ApiError) -> ApiError:
+        """Keep what is to be told, since the parser tells of any exception only that there was one."""
+        self._refusal = error
+        return error
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and close."""
+        if self._is_deaf:
+            return
+        if self._is_answering() or self.transport.is_closing():
+            # An answer that is under way cannot be followed by another one that nobody has asked for.
+            self.transport.abort()
+            return
+        content = error.content(self.bounds.error_style)
+        headers = {
+            **error.headers(),
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            "x-request-id": f"req_{secrets.token_hex(12)}",
+            "connection": "close",
+        }
+        lines = [f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}".encode()]
+        lines += [name + b": " + value for name, value in self.server_state.default_headers]
+        lines += [f"{name}: {value}".encode() for name, value in headers.items()]
+        self.transport.write(b"\r\n".join([*lines, b"", content]))
+        self._stop_timers()
+        self._is_in_body = True
+        self.close_behind_answer()
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None and not self._is_deaf:
+            self._head_timer = self.loop.call_later(self.bounds.header_seconds, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_answering():
+            # It is of a later request, for which there is time once this one is answered.
+            self._start_head_timer()
+        elif self._silent_bytes or self._is_in_head:
+            seconds = self.bounds.header_seconds
+            self._refuse(
+                RequestTimeoutError(f"The headers did not arrive within {seconds:g} seconds.")
+            )
+        else:
+            self.transport.abort()
+
+    def _start_send_timer(self) -> None:
+        if self._send_timer is None:
+            self._unsent_bytes = self.transport.get_write_buffer_size()
+            self._send_timer = self.loop.call_later(self.bounds.send_seconds, self._check_sending)
+
+    def _check_sending(self) -> None:
+        self._send_timer = None
+        taken = self._unsent_bytes - self.transport.get_write_buffer_size()
+        if taken < min(self._unsent_bytes, LEAST_PROGRESS_BYTES):
+            self.transport.abort()
+        else:
+            self._start_send_timer()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._linger_timer, self._send_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._linger_timer = self._send_timer = None
+        self._unset_keepalive_if_required()
+
+    def _is_idle(self) -> bool:
+        return not self._is_in_body and not self._is_answering()
+
+    def _is_answering(self) -> bool:
+        last: RequestResponseCycle | None = self.cycle
+        return bool(self.pipeline) or (last is not None and not last.response_complete)
+
+
+class _AnswerTransport:
+    """The connection as an answer sees it: closed behind it so that the client can read it."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, protocol: BoundedHttpProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close_behind_answer
+
+
+def http_protocol(settings: Settings) -> type[BoundedHttpProtocol]:
+    """Return the protocol of a deployment."""
+
+    class Configured(BoundedHttpProtocol):
+        bounds = HttpBounds(
+            header_seconds=settings.header_timeout.total_seconds(),
+            send_seconds=settings.send_timeout.total_seconds(),
+            most_connections=settings.max_connections,
+            error_style=PROFILES[settings.default_dialect].error_style,
+        )
+
+    return Configured
+
+
+def allow_connections(number: int) -> None:
+    """Let the process have that many clients' connections open, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + OTHER_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logger.warning(
+            "the system allows %d open files: not enough for SLUICE_MAX_CONNECTIONS=%d",
+            allowed,
+            number,
+        )
+
+
+def _bound_unsent(transport: asyncio.Transport) -> None:
+    connection: Any = transport.get_extra_info("socket")
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def _headers_too_large() -> HeadersTooLargeError:
+    return HeadersTooLargeError(
+        f"The request must have at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes in all."
+    )

@@ -1,0 +1,42 @@
+"""A deployment of its own for these tests: they fill queues, connections and send buffers to the brim."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.support.stack import Stack, running_stack
+
+HEADER_SECONDS = 1.0
+SEND_SECONDS = 1.5
+MOST_CONNECTIONS = 12
+MAX_BODY_BYTES = 300_000
+
+
+@pytest.fixture(scope="session")
+def bounded() -> Iterator[Stack]:
+    """A gateway that waits for headers and slow readers shortly, one with few connections, and a worker."""
+    settings = {
+        "SLUICE_HEADER_TIMEOUT": str(HEADER_SECONDS),
+        "SLUICE_SEND_TIMEOUT": str(SEND_SECONDS),
+        "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+    }
+    with running_stack() as stack:
+        stack.start_gateway("gateway", **settings)
+        stack.start_gateway("narrow", SLUICE_MAX_CONNECTIONS=str(MOST_CONNECTIONS), **settings)
+        stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS="0.01")
+        yield stack
+
+
+@pytest.fixture
+async def store(bounded: Stack) -> AsyncIterator["Redis"]:
+    """A client of the deployment's Redis."""
+    client = Redis.from_url(bounded.redis.url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture(scope="session")
+def key(bounded: Stack) -> str:
+    """A key that may ask for completions."""
+    return bounded.key()

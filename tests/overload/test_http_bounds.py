@@ -1,0 +1,285 @@
+"""What no client can do to a gateway by HTTP: hold connections, headers or bodies open, or make them large."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, suppress
+
+import httpx
+import pytest
+
+from gateway.http_protocol import (
+    LINGER_SECONDS,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    MAX_TARGET_BYTES,
+)
+from tests.gateway.http import connection, head, message_of, post, read_response
+from tests.overload.conftest import HEADER_SECONDS, MAX_BODY_BYTES, MOST_CONNECTIONS
+from tests.support.stack import MODEL, Stack
+
+GET = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n"
+PATIENCE_SECONDS = 15.0
+"""Far more than any bound, and far less than no bound at all."""
+ENDLESS = 1 << 36
+INVALID = "invalid_request_error"
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """Read until the gateway closes, and return what it sent."""
+    rest = b""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with suppress(ConnectionError):
+            while part := await reader.read(1 << 20):
+                rest += part
+    return rest
+
+
+async def trickle(writer: asyncio.StreamWriter, data: bytes, *, seconds: float = 0.05) -> None:
+    """Send a byte at a time, for as long as the other side lets us."""
+    with suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(seconds)
+
+
+async def flood(writer: asyncio.StreamWriter, part: bytes, *, most_bytes: int) -> int:
+    """Send the same again and again until the other side does not take it; return the bytes it took."""
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < most_bytes:
+            writer.write(part)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await writer.drain()
+            sent += len(part)
+    return sent
+
+
+# -- headers that do not come ----------------------------------------------------------------------
+
+
+async def test_headers_that_trickle_get_408_and_others_are_served(bounded: Stack) -> None:
+    async with AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(connection(bounded.url)) for _ in range(20)]
+        drip = [asyncio.create_task(trickle(w, GET + b"x: " + b"a" * 9999)) for _, w in slow]
+        async with httpx.AsyncClient() as client:
+            for _ in range(5):
+                assert (await client.get(f"{bounded.url}/healthz")).status_code == 200
+        for reader, _ in slow:
+            message = message_of(
+                await read_response(reader),
+                status=408,
+                kind="timeout_error",
+                code="request_timeout",
+            )
+            assert f"{HEADER_SECONDS:g} seconds" in message
+        await asyncio.wait_for(asyncio.gather(*drip), PATIENCE_SECONDS)
+
+
+async def test_connection_that_says_nothing_is_closed(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, _):
+        assert await ended(reader) == b""
+
+
+@pytest.mark.parametrize("noise", [b"\r\n", GET[:10]], ids=["empty-lines", "half-a-head"])
+async def test_kept_connection_is_not_kept_by_noise(bounded: Stack, noise: bytes) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(GET + b"\r\n")
+        assert (await read_response(reader)).status_code == 200
+        drip = asyncio.create_task(trickle(writer, noise * 200, seconds=0.2))
+        await ended(reader)
+        drip.cancel()
+
+
+async def test_kept_connection_is_kept_for_longer_than_headers_may_take(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        for _ in range(2):
+            writer.write(GET + b"\r\n")
+            assert (await read_response(reader)).status_code == 200
+            await asyncio.sleep(HEADER_SECONDS * 1.5)
+
+
+async def test_half_a_head_behind_a_running_request_does_not_disturb_it(
+    bounded: Stack, key: str
+) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": int(HEADER_SECONDS * 200), "stream": True}
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(post(key, body) + GET[:10])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            stream = await reader.readuntil(b"\n\n\r\n0\r\n\r\n")
+        assert b"[DONE]" in stream
+        assert b"HTTP/1.1" not in stream[10:]
+        assert (await read_response(reader)).status_code == 408
+
+
+# -- headers that are too many or too large ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"".join(b"x-%d: y\r\n" % i for i in range(MAX_HEADERS)),
+        b"x: " + b"a" * MAX_HEAD_BYTES + b"\r\n",
+        b"a" * MAX_HEAD_BYTES + b": x\r\n",
+        b"".join(b"x-%d: %s\r\n" % (i, b"a" * 2000) for i in range(40)),
+    ],
+    ids=["many", "long-value", "long-name", "long-together"],
+)
+@pytest.mark.parametrize("pieces", [1, 7])
+async def test_too_many_or_too_large_headers_get_431(
+    bounded: Stack, headers: bytes, pieces: int
+) -> None:
+    request = GET + headers + b"\r\n"
+    size = len(request) // pieces + 1
+    async with connection(bounded.url) as (reader, writer):
+        for start in range(0, len(request), size):
+            writer.write(request[start : start + size])
+            with suppress(ConnectionError):
+                await writer.drain()
+            await asyncio.sleep(0.02)
+        response = await read_response(reader)
+        assert response.headers["connection"] == "close"
+        message_of(response, status=431, kind=INVALID, code="headers_too_large")
+        assert await ended(reader) == b""
+
+
+async def test_a_hundred_headers_of_almost_the_largest_size_are_read(bounded: Stack) -> None:
+    headers = b"".join(b"x-%d: %s\r\n" % (i, b"a" * 600) for i in range(MAX_HEADERS - 1))
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(GET + headers + b"\r\n")
+        assert (await read_response(reader)).status_code == 200
+
+
+async def test_header_without_end_is_not_collected(bounded: Stack) -> None:
+    async with connection(bounded.url) as (_, writer):
+        writer.write(GET + b"x: ")
+        assert await flood(writer, b"a" * 8192, most_bytes=ENDLESS) < ENDLESS
+
+
+@pytest.mark.parametrize("path", [b"/", b"/healthz?"])
+async def test_too_long_target_gets_414(bounded: Stack, path: bytes) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        target = path + b"a" * MAX_TARGET_BYTES
+        writer.write(b"GET " + target + b" HTTP/1.1\r\nhost: gateway\r\n\r\n")
+        response = await read_response(reader)
+    message = message_of(response, status=414, kind=INVALID, code="uri_too_long")
+    assert str(MAX_TARGET_BYTES) in message
+
+
+@pytest.mark.parametrize("request_", [b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET\r\n\r\n"])
+async def test_what_is_not_http_gets_400_in_the_envelope(bounded: Stack, request_: bytes) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(request_)
+        response = await read_response(reader)
+    assert message_of(response, status=400, kind=INVALID, code="invalid_value")
+
+
+# -- bodies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 100000000"])
+async def test_answer_to_a_giant_body_is_read_and_the_rest_of_it_is_not_waited_for(
+    bounded: Stack, key: str, framing: str
+) -> None:
+    part = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(head(key, framing))
+        sending = asyncio.create_task(flood(writer, part, most_bytes=ENDLESS))
+        response = await read_response(reader)
+        began = time.monotonic()
+        assert response.headers["connection"] == "close"
+        message_of(response, status=413, kind=INVALID, code="payload_too_large")
+        await asyncio.wait_for(sending, PATIENCE_SECONDS)
+        assert time.monotonic() - began < LINGER_SECONDS + 5
+
+
+async def test_body_that_trickles_behind_its_answer_is_cut_off(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(head("sk-wrong", "content-length: 100000"))
+        drip = asyncio.create_task(trickle(writer, b" " * 100_000))
+        assert (await read_response(reader)).status_code == 401
+        await ended(reader)
+        await asyncio.wait_for(drip, PATIENCE_SECONDS)
+
+
+async def test_body_that_ends_soon_behind_its_answer_keeps_the_connection(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(head("sk-wrong", "content-length: 10"))
+        assert (await read_response(reader)).status_code == 401
+        writer.write(b" " * 10)
+        await asyncio.sleep(LINGER_SECONDS + 0.5)
+        writer.write(GET + b"\r\n")
+        assert (await read_response(reader)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "endless", [b"a" * 8192, b"x: y\r\n" * 1000], ids=["one-trailer", "many-trailers"]
+)
+async def test_trailers_without_end_are_not_collected(
+    bounded: Stack, key: str, endless: bytes
+) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(head(key, "transfer-encoding: chunked") + b"2\r\n{}\r\n0\r\nx: ")
+        assert await flood(writer, endless, most_bytes=ENDLESS) < ENDLESS
+        await ended(reader)
+
+
+async def test_chunk_extension_without_end_is_not_read(bounded: Stack, key: str) -> None:
+    async with connection(bounded.url) as (_, writer):
+        writer.write(head(key, "transfer-encoding: chunked") + b"2;x=")
+        assert await flood(writer, b"a" * 8192, most_bytes=ENDLESS) < ENDLESS
+
+
+async def test_largest_body_in_small_chunks_is_read(bounded: Stack, key: str) -> None:
+    content = b'{"model": "none", "prompt": "x"}'
+    content += b" " * (MAX_BODY_BYTES - len(content))
+    chunks = [content[i : i + 10] for i in range(0, len(content), 10)]
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(head(key, "transfer-encoding: chunked"))
+        writer.write(b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks))
+        writer.write(b"0\r\n\r\n")
+        assert (await read_response(reader)).status_code == 404
+
+
+# -- many at once --------------------------------------------------------------------------------------
+
+
+async def test_few_requests_in_a_row_are_answered_in_order(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        for i in range(MAX_PIPELINED // 2):
+            writer.write(GET + b"x-request-id: %d\r\n\r\n" % i)
+        for i in range(MAX_PIPELINED // 2):
+            assert (await read_response(reader)).headers["x-request-id"] == str(i)
+
+
+async def test_flood_of_requests_in_a_row_is_cut_off(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write((GET + b"\r\n") * 2000)
+        assert (await ended(reader)).count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{bounded.url}/healthz")).status_code == 200
+
+
+async def test_connections_beyond_the_bound_get_503_until_one_is_closed(bounded: Stack) -> None:
+    url = bounded.gateways[1]
+    async with AsyncExitStack() as stack:
+        kept = [await stack.enter_async_context(connection(url)) for _ in range(MOST_CONNECTIONS)]
+        for reader, writer in kept:
+            writer.write(GET + b"\r\n")
+            assert (await read_response(reader)).status_code == 200
+        async with connection(url) as (reader, writer):
+            writer.write(GET + b"\r\n")
+            response = await read_response(reader)
+            message_of(response, status=503, kind="service_unavailable", code="overloaded")
+            assert int(response.headers["retry-after"]) >= 1
+            assert await ended(reader) == b""
+        kept[0][1].close()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                async with connection(url) as (reader, writer):
+                    writer.write(GET + b"\r\n")
+                    if (await read_response(reader)).status_code == 200:
+                        break
+        kept[1][1].write(GET + b"\r\n")
+        assert (await read_response(kept[1][0])).status_code == 200
