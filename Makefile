@@ -1,7 +1,7 @@
 # Sluice: `make` alone lists what can be done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench setup setup-dev setup-servers check
+.PHONY: help run test lint format bench chaos setup setup-dev setup-servers check
 
 BIN := .venv/bin
 ARGS ?=
@@ -25,17 +25,22 @@ format: setup-dev ## Format the code and fix what can be fixed
 bench: setup-dev ## Measure against vLLM's own server (ARGS="--help" lists options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
+chaos: setup-dev setup-servers ## Break a deployment while it is used (ARGS="--minutes 30 --seed 7")
+	@exec $(BIN)/python -m tests.chaos $(ARGS)
+
 setup:
 	@scripts/setup.sh gateway worker
 
 setup-dev:
 	@scripts/setup.sh gateway worker dev
 
-# Redis 7 beside the bundled 6.2. Where it cannot be installed, the tests on it are skipped by name.
+# Redis 7 beside the bundled 6.2, and a clock that can be set. Where they cannot be installed, what needs
+# them is skipped by name.
 setup-servers: setup-dev
-	@if ! command -v redis-server >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "setup: Installing redis-server for the tests ..."; \
-		scripts/debian.sh redis-server || echo "setup: That failed; the tests on it are skipped."; \
+	@if { ! command -v redis-server || ! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: Installing redis-server and libfaketime for the tests ..."; \
+		scripts/debian.sh redis-server libfaketime || echo "setup: That failed; what needs them is skipped."; \
 	fi
 
 check: setup-dev

@@ -1,0 +1,286 @@
+"""Processes that can be killed, stopped, started again and cut off from Redis, each with a network of its own."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.chaos import plants, program
+from tests.chaos.clock_library import clock_variables
+from tests.chaos.proxy import Proxy
+from tests.support.postgres_server import PostgresServer
+from tests.support.processes import free_port
+from tests.support.stack import CHECKPOINT, MODEL, Stack, http_status, metric
+
+START_SECONDS = 90.0
+LOOK_SECONDS = 0.2
+STOP_SECONDS = 60.0
+STATE_SECONDS = 10.0
+
+STEP_SECONDS = 0.02
+COMPLETION_TOKENS = 320
+"""Where the scripted engine ends a text, unless it is told to ignore that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How many processes there are of each kind."""
+
+    gateways: int = 2
+    workers: int = 3
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of the deployment, under a name that stays the same over restarts."""
+
+    name: str
+    role: str
+    arguments: list[str]
+    environment: dict[str, str]
+    proxy: Proxy
+    url: str = ""
+    """Base URL of its health endpoints; empty if it has none."""
+    process: "subprocess.Popen[bytes] | None" = None
+    is_expected_to_end: bool = False
+    is_busy: bool = False
+    """Whether something is being done to it just now."""
+    was_ready: bool = False
+    """Whether it has been ready since it was started."""
+    starts: int = 0
+
+    @property
+    def pid(self) -> int:
+        """Process id; raises AssertionError if it does not run."""
+        assert self.process is not None
+        return self.process.pid
+
+
+@dataclass
+class Deployment:
+    """All processes. Faults are done to them by name."""
+
+    stack: Stack
+    postgres: PostgresServer | None
+    members: dict[str, Member] = field(default_factory=dict)
+    unexpected_ends: list[str] = field(default_factory=list)
+    """Processes that ended by themselves after they had been ready."""
+    is_closing: bool = False
+
+    def named(self, role: str) -> list[Member]:
+        """Return the members of a role."""
+        return [member for member in self.members.values() if member.role == role]
+
+    @property
+    def gateway_urls(self) -> dict[str, str]:
+        """Base URLs by name."""
+        return {member.name: member.url for member in self.named("gateway")}
+
+    async def add(self, role: str, number: int | None, environment: Mapping[str, str]) -> Member:
+        """Add a process, with a network of its own, and start it."""
+        name = role if number is None else f"{role}-{number}"
+        proxy = Proxy(self.stack.redis.port)
+        await proxy.start()
+        arguments, url = [], ""
+        variables = {"SLUICE_REDIS_URL": proxy.url, **environment}
+        if role == "gateway":
+            port = free_port()
+            arguments, url = ["--port", str(port)], f"http://127.0.0.1:{port}"
+        elif role == "worker":
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            variables |= _worker_variables(port)
+        variables[program.STATE_FILE] = str(self._state_file(name))
+        member = self.members[name] = Member(name, role, arguments, variables, proxy, url)
+        self.start(member)
+        return member
+
+    def start(self, member: Member) -> None:
+        """Start a process that does not run."""
+        member.is_expected_to_end, member.was_ready = False, False
+        member.starts += 1
+        # Its environment wins over the deployment's own.
+        self.stack._start(
+            member.name,
+            [sys.executable, "-m", "tests.chaos.program", member.role, *member.arguments],
+            member.environment,
+        )
+        member.process = self.stack.processes[member.name]
+
+    async def ready(self, member: Member) -> None:
+        """Wait until a process serves. Raises TimeoutError, with what it has printed."""
+        deadline = time.monotonic() + START_SECONDS
+        while not await self.is_ready(member):
+            if time.monotonic() > deadline:
+                said = self.stack.log(member.name)[-2_000:]
+                raise TimeoutError(f"{member.name} was not ready in {START_SECONDS} s:\n{said}")
+            await asyncio.sleep(LOOK_SECONDS)
+        member.was_ready = True
+
+    async def is_ready(self, member: Member) -> bool:
+        """Whether a process serves now. Background jobs do as soon as they run."""
+        if not self.is_running(member):
+            return False
+        return not member.url or await asyncio.to_thread(http_status, f"{member.url}/readyz") == 200
+
+    def is_running(self, member: Member) -> bool:
+        """Whether its process runs."""
+        return member.process is not None and member.process.poll() is None
+
+    async def kill(self, member: Member) -> None:
+        """End a process and its children by SIGKILL."""
+        member.is_expected_to_end = True
+        if self.is_running(member):
+            os.killpg(member.pid, signal.SIGKILL)
+        await self._gone(member)
+
+    async def terminate(self, member: Member) -> int:
+        """Ask a process to end; return its exit code. One that does not end is killed, and complained of."""
+        member.is_expected_to_end = True
+        if self.is_running(member):
+            os.kill(member.pid, signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self._gone(member), STOP_SECONDS)
+        except TimeoutError:
+            self.unexpected_ends.append(f"{member.name} did not end after SIGTERM")
+            await self.kill(member)
+            return -signal.SIGKILL
+
+    async def _gone(self, member: Member) -> int:
+        assert member.process is not None
+        while (code := member.process.poll()) is None:
+            await asyncio.sleep(0.05)
+        return code
+
+    def signal(self, member: Member, number: signal.Signals) -> None:
+        """Send a signal to a process and its children, if it runs."""
+        if self.is_running(member):
+            os.killpg(member.pid, number)
+
+    def kill_engine(self, member: Member) -> None:
+        """Let a worker's engine die."""
+        if self.is_running(member):
+            os.kill(member.pid, signal.SIGUSR1)
+
+    def limit_files(self, member: Member, size: int) -> None:
+        """Let a process write no file beyond a size, as if the disk were full; -1 sets it free."""
+        limit = resource.RLIM_INFINITY if size < 0 else size
+        if self.is_running(member):
+            resource.prlimit(member.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    async def supervise(self) -> None:
+        """Start again whatever ended by itself, like any supervisor; one that was ready should not have."""
+        while True:
+            for member in self.members.values():
+                if self.is_closing or self.is_running(member) or member.is_expected_to_end:
+                    continue
+                code = member.process.returncode if member.process is not None else None
+                if member.was_ready:
+                    self.unexpected_ends.append(f"{member.name} ended by itself with {code}")
+                self.start(member)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def notice_ready(self) -> None:
+        """Note which processes have been ready."""
+        while True:
+            for member in list(self.members.values()):
+                if not member.was_ready and not member.is_busy:
+                    member.was_ready = await self.is_ready(member)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def tasks_of(self, member: Member) -> dict[str, int]:
+        """Return how many tasks a process has, by what they run. Raises TimeoutError."""
+        target = self._state_file(member.name)
+        target.unlink(missing_ok=True)
+        async with asyncio.timeout(STATE_SECONDS):
+            while not target.exists():
+                os.kill(member.pid, signal.SIGUSR2)
+                await asyncio.sleep(0.1)
+        tasks: dict[str, int] = json.loads(target.read_text())["tasks"]
+        return tasks
+
+    async def metric(self, member: Member, name: str) -> float:
+        """Return a metric's sum. Raises OSError if the process does not answer."""
+        return await asyncio.to_thread(metric, member.url, name)
+
+    async def aclose(self) -> None:
+        """End everything, and the networks with it."""
+        self.is_closing = True
+        for member in self.members.values():
+            member.proxy.clear()
+            self.signal(member, signal.SIGCONT)
+            await self.kill(member)
+        for member in self.members.values():
+            await member.proxy.aclose()
+
+    @property
+    def armed_file(self) -> Path:
+        """The file that makes planted defects show."""
+        return self.stack.directory / "armed"
+
+    def _state_file(self, name: str) -> Path:
+        return self.stack.directory / f"{name}.state"
+
+
+def _worker_variables(port: int) -> dict[str, str]:
+    return {
+        "SLUICE_MODEL_PATH": str(CHECKPOINT),
+        "SLUICE_MODEL_NAME": MODEL,
+        "SLUICE_HEALTH_PORT": str(port),
+        "SLUICE_ENGINE": "scripted",
+        "SLUICE_SCRIPTED_STEP_SECONDS": str(STEP_SECONDS),
+        "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
+        "SLUICE_MAX_SEQUENCES": "64",
+    }
+
+
+@asynccontextmanager
+async def deployed(
+    stack: Stack,
+    size: Size,
+    *,
+    postgres: PostgresServer | None = None,
+    plant: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Deployment]:
+    """Run all processes for the length of a block, on a stack that has none yet."""
+    deployment = Deployment(stack, postgres)
+    common = dict(environment or {})
+    if plant:
+        common |= {program.PLANT: plant, plants.ARMED_FILE: str(deployment.armed_file)}
+    async with AsyncExitStack() as exits:
+        exits.push_async_callback(deployment.aclose)
+        for role, count in (("gateway", size.gateways), ("worker", size.workers)):
+            for number in range(1, count + 1):
+                # The last of each kind has a clock that can be set.
+                clock = clock_variables(stack.directory, f"{role}-{number}")
+                own = clock if number == count else {}
+                await deployment.add(role, number, {**common, **own})
+        for role in ("jobs", "beat"):
+            await deployment.add(role, None, common)
+        await asyncio.gather(*(deployment.ready(each) for each in deployment.members.values()))
+        watching = [
+            asyncio.create_task(work)
+            for work in (deployment.supervise(), deployment.notice_ready())
+        ]
+        try:
+            yield deployment
+        finally:
+            deployment.is_closing = True
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+
+def port_of(url: str) -> int:
+    """Return the port of a URL."""
+    return urlsplit(url).port or 0

@@ -1,0 +1,353 @@
+"""Everything that is done to a deployment while it is used."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tests.chaos.clock_library import HINT, library, set_clock
+from tests.chaos.deployment import Deployment, Member
+
+FULL_DISK_BYTES = 4096
+"""Beyond this no file grows while the disk is "full"."""
+
+
+class Kind(StrEnum):
+    """What can go wrong."""
+
+    KILL_WORKER = "worker killed"
+    STOP_WORKER = "worker stopped (SIGSTOP)"
+    RESTART_WORKER = "worker restarted (SIGTERM)"
+    KILL_ENGINE = "engine died"
+    PARTITION_WORKER = "worker cut off from Redis"
+    KILL_GATEWAY = "gateway killed"
+    STOP_GATEWAY = "gateway stopped (SIGSTOP)"
+    RESTART_GATEWAY = "gateway restarted (SIGTERM)"
+    PARTITION_GATEWAY = "gateway cut off from Redis"
+    SLOW_NETWORK = "slow network to Redis"
+    LOSSY_NETWORK = "lost packets, then a reset"
+    KILL_REDIS = "Redis killed"
+    STOP_REDIS = "Redis stopped (SIGSTOP)"
+    KILL_JOBS = "background jobs killed"
+    RESTART_JOBS = "background jobs restarted (SIGTERM)"
+    STOP_DATABASE = "PostgreSQL stopped"
+    FULL_DISK = "disk full"
+    SET_CLOCK = "clock set"
+
+
+WEIGHTS = {
+    Kind.KILL_WORKER: 5,
+    Kind.STOP_WORKER: 3,
+    Kind.RESTART_WORKER: 2,
+    Kind.KILL_ENGINE: 4,
+    Kind.PARTITION_WORKER: 3,
+    Kind.KILL_GATEWAY: 3,
+    Kind.STOP_GATEWAY: 2,
+    Kind.RESTART_GATEWAY: 2,
+    Kind.PARTITION_GATEWAY: 2,
+    Kind.SLOW_NETWORK: 2,
+    Kind.LOSSY_NETWORK: 2,
+    Kind.KILL_REDIS: 1,
+    Kind.STOP_REDIS: 1,
+    Kind.KILL_JOBS: 1,
+    Kind.RESTART_JOBS: 1,
+    Kind.STOP_DATABASE: 1,
+    Kind.FULL_DISK: 1,
+    Kind.SET_CLOCK: 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A fault of the schedule."""
+
+    kind: Kind
+    seconds: float
+    """How long it lasts, where it is something that lasts."""
+    choice: float
+    """Which process it befalls: 0 the first, just below 1 the last."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fault that happened."""
+
+    kind: Kind
+    target: str
+    began: float
+    ended: float = 0.0
+    """0 until its target serves again."""
+    note: str = ""
+
+    def told(self, since: float) -> str:
+        """Return one line of the log."""
+        end = f"{self.ended - since:7.2f}" if self.ended else "   open"
+        return (
+            f"{self.began - since:7.2f} - {end} s  {self.kind}: {self.target} {self.note}".rstrip()
+        )
+
+
+def schedule(seed: int, kinds: Sequence[Kind]) -> Iterator[Planned]:
+    """Yield faults without end; the same ones for the same seed and kinds."""
+    rng = random.Random(seed)
+    weights = [WEIGHTS[kind] for kind in kinds]
+    while True:
+        (kind,) = rng.choices(kinds, weights)
+        yield Planned(kind, rng.uniform(0.5, 6.0), rng.random())
+
+
+@dataclass
+class Havoc:
+    """Does faults to a deployment, and keeps their log."""
+
+    deployment: Deployment
+    log: list[Fault] = field(default_factory=list)
+    skipped: dict[Kind, str] = field(default_factory=dict)
+    """Kinds that cannot be done here, and why."""
+    _is_store_busy: bool = False
+    _running: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def kinds(self) -> list[Kind]:
+        """Return what can be done here, and note what cannot."""
+        if self.deployment.postgres is None:
+            self.skipped[Kind.STOP_DATABASE] = "the database is SQLite"
+        else:
+            self.skipped[Kind.FULL_DISK] = "the database is PostgreSQL"
+        if library() is None:
+            self.skipped[Kind.SET_CLOCK] = HINT
+        return [kind for kind in Kind if kind not in self.skipped]
+
+    async def run(self, plan: Iterator[Planned], *, every: float, until: float) -> None:
+        """Begin a fault each `every` seconds until a moment of the monotonic clock; wait for their ends."""
+        while time.monotonic() < until:
+            self.begin(next(plan))
+            await asyncio.sleep(every)
+        await self.over()
+
+    def begin(self, planned: Planned) -> None:
+        """Begin a fault, unless everything that it could befall is in trouble already."""
+        act = _ACTS[planned.kind](self, planned)
+        if act is not None:
+            task = asyncio.create_task(act)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def over(self) -> None:
+        """Wait until the last fault is over and every process serves."""
+        while self._running:
+            await asyncio.gather(*self._running)
+        await asyncio.gather(
+            *(self.deployment.ready(each) for each in self.deployment.members.values())
+        )
+
+    def faults_of(self, target: str) -> list[Fault]:
+        """Return what was done to a process."""
+        return [fault for fault in self.log if fault.target == target]
+
+    def pick(self, planned: Planned, role: str) -> Member | None:
+        """Return the process that a fault befalls: one that is well; None if there is none."""
+        well = [each for each in self.deployment.named(role) if not each.is_busy and each.was_ready]
+        return well[int(planned.choice * len(well))] if well else None
+
+    @contextmanager
+    def noting(self, kind: Kind, target: str, note: str = "") -> Iterator[Fault]:
+        """Keep the log of one fault."""
+        fault = Fault(kind, target, time.monotonic(), note=note)
+        self.log.append(fault)
+        yield fault
+        fault.ended = time.monotonic()
+
+    @contextmanager
+    def noting_member(self, kind: Kind, member: Member, note: str = "") -> Iterator[Fault]:
+        """Keep the log of a fault of one process, which nothing else befalls meanwhile."""
+        member.is_busy = True
+        try:
+            with self.noting(kind, member.name, note) as fault:
+                yield fault
+        finally:
+            member.is_busy = False
+
+    @contextmanager
+    def noting_store(self, kind: Kind, target: str, note: str = "") -> Iterator[Fault]:
+        """Keep the log of a fault of Redis or the database, of which there is one at a time."""
+        self._is_store_busy = True
+        try:
+            with self.noting(kind, target, note) as fault:
+                yield fault
+        finally:
+            self._is_store_busy = False
+
+    @property
+    def is_store_busy(self) -> bool:
+        """Whether Redis or the database is in trouble."""
+        return self._is_store_busy
+
+
+Act = Callable[[Havoc, Planned], Coroutine[Any, Any, None] | None]
+
+
+def _to_member(
+    role: str, act: Callable[[Havoc, Planned, Member], Coroutine[Any, Any, None]]
+) -> Callable[[Havoc, Planned], Coroutine[Any, Any, None] | None]:
+    def begin(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
+        member = havoc.pick(planned, role)
+        return None if member is None else act(havoc, planned, member)
+
+    return begin
+
+
+def _to_store(
+    act: Callable[[Havoc, Planned], Coroutine[Any, Any, None]],
+) -> Callable[[Havoc, Planned], Coroutine[Any, Any, None] | None]:
+    def begin(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
+        return None if havoc.is_store_busy else act(havoc, planned)
+
+    return begin
+
+
+async def _kill(havoc: Havoc, planned: Planned, member: Member) -> None:
+    with havoc.noting_member(planned.kind, member):
+        await havoc.deployment.kill(member)
+        havoc.deployment.start(member)
+        await havoc.deployment.ready(member)
+
+
+async def _restart(havoc: Havoc, planned: Planned, member: Member) -> None:
+    with havoc.noting_member(planned.kind, member) as fault:
+        code = await havoc.deployment.terminate(member)
+        fault.note = f"exit code {code}"
+        if code != 0:
+            havoc.deployment.unexpected_ends.append(f"{member.name} ended with {code} by SIGTERM")
+        havoc.deployment.start(member)
+        await havoc.deployment.ready(member)
+
+
+async def _stop(havoc: Havoc, planned: Planned, member: Member) -> None:
+    with havoc.noting_member(planned.kind, member, f"for {planned.seconds:.1f} s"):
+        havoc.deployment.signal(member, signal.SIGSTOP)
+        await asyncio.sleep(planned.seconds)
+        havoc.deployment.signal(member, signal.SIGCONT)
+        await havoc.deployment.ready(member)
+
+
+async def _kill_engine(havoc: Havoc, planned: Planned, member: Member) -> None:
+    with havoc.noting_member(planned.kind, member):
+        havoc.deployment.kill_engine(member)
+        await asyncio.sleep(0.2)
+        await havoc.deployment.ready(member)
+
+
+async def _partition(havoc: Havoc, planned: Planned, member: Member) -> None:
+    seconds = planned.seconds * 1.5
+    is_reset = planned.choice * 1000 % 1 < 0.5
+    note = f"for {seconds:.1f} s, then {'reset' if is_reset else 'healed'}"
+    with havoc.noting_member(planned.kind, member, note):
+        member.proxy.silence()
+        await asyncio.sleep(seconds)
+        if is_reset:
+            member.proxy.reset()
+        member.proxy.clear()
+        await havoc.deployment.ready(member)
+
+
+async def _slow(havoc: Havoc, planned: Planned, member: Member) -> None:
+    delay = planned.choice * 1000 % 1 * 0.25
+    with havoc.noting_member(
+        planned.kind, member, f"{delay * 1000:.0f} ms for {planned.seconds:.1f} s"
+    ):
+        member.proxy.delay_seconds = delay
+        await asyncio.sleep(planned.seconds)
+        member.proxy.delay_seconds = 0.0
+        await havoc.deployment.ready(member)
+
+
+async def _lossy(havoc: Havoc, planned: Planned, member: Member) -> None:
+    seconds = planned.seconds / 3
+    with havoc.noting_member(planned.kind, member, f"for {seconds:.1f} s"):
+        member.proxy.silence()
+        await asyncio.sleep(seconds)
+        member.proxy.cut()
+        await asyncio.sleep(0.3)
+        member.proxy.clear()
+        await havoc.deployment.ready(member)
+
+
+async def _kill_redis(havoc: Havoc, planned: Planned) -> None:
+    redis = havoc.deployment.stack.redis
+    with havoc.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
+        await asyncio.to_thread(redis.kill)
+        await asyncio.sleep(planned.seconds)
+        await asyncio.to_thread(redis.start)
+
+
+async def _stop_redis(havoc: Havoc, planned: Planned) -> None:
+    redis = havoc.deployment.stack.redis
+    with havoc.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
+        redis.freeze()
+        await asyncio.sleep(planned.seconds)
+        redis.thaw()
+
+
+async def _stop_database(havoc: Havoc, planned: Planned) -> None:
+    postgres = havoc.deployment.postgres
+    assert postgres is not None
+    with havoc.noting_store(planned.kind, "PostgreSQL", f"for {planned.seconds:.1f} s"):
+        await asyncio.to_thread(postgres.stop)
+        await asyncio.sleep(planned.seconds)
+        await asyncio.to_thread(postgres.start)
+
+
+async def _fill_disk(havoc: Havoc, planned: Planned) -> None:
+    deployment = havoc.deployment
+    users = [*deployment.named("gateway"), *deployment.named("jobs")]
+    with havoc.noting_store(planned.kind, "SQLite", f"for {planned.seconds:.1f} s"):
+        for member in users:
+            deployment.limit_files(member, FULL_DISK_BYTES)
+        await asyncio.sleep(planned.seconds)
+        for member in users:
+            deployment.limit_files(member, -1)
+
+
+def _set_clock(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
+    """Set the clock of the last gateway or the last worker, which have one that can be set."""
+    role = "gateway" if planned.choice < 0.5 else "worker"
+    member = havoc.deployment.named(role)[-1]
+    return None if member.is_busy or not member.was_ready else _shift(havoc, planned, member)
+
+
+async def _shift(havoc: Havoc, planned: Planned, member: Member) -> None:
+    offset = (planned.choice * 1000 % 1 - 0.5) * 240
+    with havoc.noting_member(
+        planned.kind, member, f"by {offset:+.0f} s for {planned.seconds:.1f} s"
+    ):
+        set_clock(havoc.deployment.stack.directory, member.name, offset)
+        await asyncio.sleep(planned.seconds)
+        set_clock(havoc.deployment.stack.directory, member.name, 0)
+        await havoc.deployment.ready(member)
+
+
+_ACTS: dict[Kind, Act] = {
+    Kind.KILL_WORKER: _to_member("worker", _kill),
+    Kind.STOP_WORKER: _to_member("worker", _stop),
+    Kind.RESTART_WORKER: _to_member("worker", _restart),
+    Kind.KILL_ENGINE: _to_member("worker", _kill_engine),
+    Kind.PARTITION_WORKER: _to_member("worker", _partition),
+    Kind.KILL_GATEWAY: _to_member("gateway", _kill),
+    Kind.STOP_GATEWAY: _to_member("gateway", _stop),
+    Kind.RESTART_GATEWAY: _to_member("gateway", _restart),
+    Kind.PARTITION_GATEWAY: _to_member("gateway", _partition),
+    Kind.SLOW_NETWORK: _to_member("worker", _slow),
+    Kind.LOSSY_NETWORK: _to_member("gateway", _lossy),
+    Kind.KILL_REDIS: _to_store(_kill_redis),
+    Kind.STOP_REDIS: _to_store(_stop_redis),
+    Kind.KILL_JOBS: _to_member("jobs", _kill),
+    Kind.RESTART_JOBS: _to_member("jobs", _restart),
+    Kind.STOP_DATABASE: _to_store(_stop_database),
+    Kind.FULL_DISK: _to_store(_fill_disk),
+    Kind.SET_CLOCK: _set_clock,
+}

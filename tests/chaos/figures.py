@@ -1,0 +1,102 @@
+"""What a run came to, in numbers."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.faults import Fault
+from tests.chaos.story import Ending, Story
+
+PAUSE_SECONDS = 0.5
+"""A silence between two events of a stream that is longer than this counts as a pause."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Numbers of one run, for people and for docs/reliability.md."""
+
+    seed: int
+    seconds: float
+    database: str
+    faults: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Kinds of faults that were not possible, and why."""
+    requests: int = 0
+    endings: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    """Completion tokens that clients were told."""
+    returns: int = 0
+    """How often clients came back after a connection had broken or a refusal."""
+    resumed_jobs: int = 0
+    """As the gateways counted them, but for what was not read before one was killed."""
+    paused_streams: int = 0
+    pause_p50_seconds: float = 0.0
+    pause_p99_seconds: float = 0.0
+    pause_most_seconds: float = 0.0
+    violations: int = 0
+
+    def write(self, path: Path) -> None:
+        """Write the numbers as JSON."""
+        path.write_text(json.dumps(self.as_dict(), indent=2) + "\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers by their names."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def table(self) -> str:
+        """Return the table of docs/reliability.md."""
+        pauses = " / ".join(
+            f"{seconds:.1f}"
+            for seconds in (
+                self.pause_p50_seconds,
+                self.pause_p99_seconds,
+                self.pause_most_seconds,
+            )
+        )
+        rows = [
+            (
+                "seed, length, database",
+                f"{self.seed}, {self.seconds / 60:.1f} min, {self.database}",
+            ),
+            ("faults", f"{sum(self.faults.values())}"),
+            *((f"— {kind}", f"{count}") for kind, count in sorted(self.faults.items())),
+            ("requests", f"{self.requests}"),
+            *((f"— {ending}", f"{count}") for ending, count in sorted(self.endings.items())),
+            ("completion tokens told", f"{self.tokens}"),
+            ("times that clients came back", f"{self.returns}"),
+            ("jobs resumed on another worker", f"{self.resumed_jobs}"),
+            ("streams with a pause over half a second", f"{self.paused_streams}"),
+            ("length of such a pause, p50 / p99 / longest", f"{pauses} s"),
+            ("violated invariants", f"{self.violations}"),
+        ]
+        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def figures_of(
+    figures: Figures, stories: Sequence[Story], faults: Sequence[Fault], *, resumed_jobs: float
+) -> Figures:
+    """Fill in what follows from stories and faults."""
+    figures.faults = dict(Counter(str(fault.kind) for fault in faults))
+    figures.requests = len(stories)
+    figures.endings = dict(Counter(str(story.ending) for story in stories))
+    figures.tokens = sum(
+        max(story.transcript.tokens, (story.transcript.usage or {}).get("completion_tokens", 0))
+        for story in stories
+        if story.ending is not Ending.REFUSED
+    )
+    figures.returns = sum(story.returns for story in stories if story.request_id)
+    figures.resumed_jobs = round(resumed_jobs)
+    pauses = sorted(s.longest_gap for s in stories if s.longest_gap > PAUSE_SECONDS)
+    figures.paused_streams = len(pauses)
+    if pauses:
+        figures.pause_p50_seconds = _quantile(pauses, 0.5)
+        figures.pause_p99_seconds = _quantile(pauses, 0.99)
+        figures.pause_most_seconds = pauses[-1]
+    return figures
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    return values[min(int(len(values) * part), len(values) - 1)]

@@ -1,0 +1,124 @@
+"""What must hold when everything has settled, and what did not."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.accounts.usage import Outcome
+from tests.chaos.faults import Fault, Kind
+from tests.chaos.story import Ending, Story
+from tests.proofs.ledger import Row
+
+GRACE_SECONDS: Final = 1.0
+"""How far the times of a fault and of what it does to a client may be apart."""
+
+_BREAKS_CONNECTIONS: Final = frozenset(
+    {Kind.KILL_GATEWAY, Kind.RESTART_GATEWAY, Kind.STOP_GATEWAY, Kind.PARTITION_GATEWAY}
+)
+"""Faults of a gateway in which it may end a client's connection."""
+
+TOLD_CODES: Final[frozenset[str]] = frozenset({"taken_over", "gateway_draining"})
+"""Codes of errors by which a stream may end although its client is not to blame: its answer goes on elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that did not hold."""
+
+    invariant: str
+    what: str
+    story: Story | None = None
+
+
+def judge_stories(stories: Iterable[Story], faults: Sequence[Fault]) -> list[Violation]:
+    """Return what clients were told that they must not be told, or were not told."""
+    found = []
+    for story in stories:
+        found += [Violation("told right", what, story) for what in story.complaints]
+        if story.ending is Ending.HUNG:
+            found.append(Violation("ends", "nothing ended it", story))
+        elif story.transcript.error is not None:
+            code = story.transcript.error.get("code")
+            if code not in TOLD_CODES:
+                found.append(Violation("goes on", f"it failed with {code}", story))
+        for stretch in story.stretches:
+            if stretch.is_broken and not _has_excuse(
+                stretch.gateway, faults, stretch.began, stretch.ended
+            ):
+                what = f"{stretch.gateway} broke the connection, and nothing was done to it"
+                found.append(Violation("connections", what, story))
+    return found
+
+
+def _has_excuse(gateway: str, faults: Sequence[Fault], began: float, ended: float) -> bool:
+    return any(
+        fault.target == gateway
+        and fault.kind in _BREAKS_CONNECTIONS
+        and fault.began <= ended + GRACE_SECONDS
+        and (not fault.ended or fault.ended >= began - GRACE_SECONDS)
+        for fault in faults
+    )
+
+
+def judge_rows(stories: Iterable[Story], rows: Sequence[Row]) -> list[Violation]:
+    """Return where the ledger does not say what clients were told."""
+    by_request: dict[str, list[Row]] = {}
+    for row in rows:
+        by_request.setdefault(row["request_id"].partition(".")[0], []).append(row)
+    twice = [
+        name for name, times in Counter(row["request_id"] for row in rows).items() if times > 1
+    ]
+    found = [Violation("one record", f"{name} has several rows") for name in twice]
+    for story in stories:
+        if story.request_id:
+            own = by_request.get(story.request_id, [])
+            found += [Violation("one record", what, story) for what in _judge_row(story, own)]
+    return found
+
+
+def _judge_row(story: Story, rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ["it has no row in the ledger"]
+    prompt = sum(row["prompt_tokens"] for row in rows)
+    completion = sum(row["completion_tokens"] for row in rows)
+    if story.ending is Ending.COMPLETE:
+        found = []
+        usage = story.transcript.usage
+        if usage is not None and (prompt, completion) != tuple(usage.values()):
+            found.append(f"its rows count {prompt} and {completion} tokens, its client {usage}")
+        outcomes = [row["outcome"] for row in rows]
+        if Outcome.FINISHED not in outcomes:
+            found.append(f"its client has everything, its outcome is {outcomes}")
+        return found
+    if story.ending is Ending.LEFT and completion < story.transcript.tokens:
+        outcomes = [row["outcome"] for row in rows]
+        if Outcome.LOST not in outcomes:
+            told = story.transcript.tokens
+            return [f"its client had {told} tokens, its rows count {completion} ({outcomes})"]
+    return []
+
+
+def judge_growth(
+    name: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    allowed: Mapping[str, float],
+) -> list[Violation]:
+    """Return what a process holds more of than it may after everything has settled."""
+    return [
+        Violation("nothing left over", f"{name}: {what} went from {before.get(what, 0)} to {value}")
+        for what, value in after.items()
+        if value > before.get(what, 0) + allowed.get(what, 0)
+    ]
+
+
+def judge_manners(stories: Collection[Story]) -> list[Violation]:
+    """Return manners none of whose requests was completed: such a run proves nothing about them."""
+    asked = {story.manner for story in stories}
+    done = {
+        story.manner
+        for story in stories
+        if story.ending in (Ending.COMPLETE, Ending.LEFT, Ending.CANCELLED)
+    }
+    return [Violation("all kinds", f"no request was completed: {each}") for each in asked - done]

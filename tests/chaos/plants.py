@@ -1,0 +1,86 @@
+"""Defects that a process is given on purpose, to see that the suite finds them."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARMED_FILE = "CHAOS_ARMED_FILE"
+"""Names the file without which no defect shows yet."""
+
+
+def plant(name: str) -> None:
+    """Give this process a defect, which shows as soon as the file that ARMED_FILE names is there."""
+    PLANTS[name]()
+
+
+def _is_armed() -> bool:
+    return Path(os.environ[ARMED_FILE]).exists()
+
+
+def _never_reclaim() -> None:
+    """Nobody takes back the jobs of a worker that is gone."""
+    from contract.queue import JobQueue
+
+    take_back = JobQueue.reclaim
+
+    async def reclaim(self: JobQueue, *given: Any, **named: Any) -> list[Any]:
+        return [] if _is_armed() else await take_back(self, *given, **named)
+
+    JobQueue.reclaim = reclaim  # type: ignore[method-assign]
+
+
+def _skip_settling() -> None:
+    """Every tenth request is not settled when it ends."""
+    from gateway.quota.reservations import Reservations
+
+    settle, calls = Reservations.settle, [0]
+
+    async def settle_most(self: Reservations, *given: Any, **named: Any) -> Any:
+        calls[0] += 1
+        return None if calls[0] % 10 == 0 and _is_armed() else await settle(self, *given, **named)
+
+    Reservations.settle = settle_most  # type: ignore[method-assign]
+
+
+def _tell_twice() -> None:
+    """Every tenth delta is handed to its request twice."""
+    from contract.messages import Delta
+    from gateway.dispatch.generation import Generation
+
+    push, calls = Generation.push, [0]
+
+    def push_again(self: Generation, prompt_index: int, message: Any) -> bool:
+        calls[0] += 1
+        if isinstance(message, Delta) and calls[0] % 10 == 0 and _is_armed():
+            push(self, prompt_index, message)
+        return push(self, prompt_index, message)
+
+    Generation.push = push_again  # type: ignore[method-assign]
+
+
+def _leave_tasks() -> None:
+    """Every request leaves a task behind that never ends."""
+    from gateway.dispatch.generation import Generation
+
+    begin, left = Generation.__init__, list[asyncio.Task[Any]]()
+
+    def begin_and_leave(self: Generation, **named: Any) -> None:
+        begin(self, **named)
+        if _is_armed():
+            left.append(asyncio.create_task(_wait_for_ever()))
+
+    Generation.__init__ = begin_and_leave  # type: ignore[method-assign]
+
+
+async def _wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+PLANTS: dict[str, Callable[[], None]] = {
+    "lease never reclaimed": _never_reclaim,
+    "settlement skipped": _skip_settling,
+    "delta twice": _tell_twice,
+    "task left behind": _leave_tasks,
+}

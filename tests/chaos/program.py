@@ -1,0 +1,77 @@
+"""A process of Sluice that can be looked into, and told to be broken.
+
+    python -m tests.chaos.program gateway --port 8080
+    python -m tests.chaos.program worker
+
+It runs the same command as `sluice` does. SIGUSR2 writes down what the process holds, SIGUSR1 kills the
+scripted engine of a worker, and `CHAOS_PLANT` names a defect that the process is to have.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.plants import plant
+
+STATE_FILE = "CHAOS_STATE_FILE"
+PLANT = "CHAOS_PLANT"
+
+
+def main() -> None:
+    """Run the role that the first argument names."""
+    role, arguments = sys.argv[1], sys.argv[2:]
+    signal.signal(signal.SIGUSR2, _write_state)
+    if name := os.environ.get(PLANT):
+        plant(name)
+    if role == "worker":
+        _run_worker(arguments)
+    else:
+        from gateway.cli import main as sluice
+
+        sys.argv = ["sluice", role, *arguments]
+        sluice(prog_name="sluice")
+
+
+def _run_worker(arguments: list[str]) -> None:
+    import worker.main
+    from worker.__main__ import command
+    from worker.engine.base import Engine
+    from worker.settings import Settings
+
+    engines: list[Any] = []
+    make_engine = worker.main.make_engine
+
+    def make_and_remember(settings: Settings) -> Engine:
+        engine = make_engine(settings)
+        engines[:] = [engine]
+        return engine
+
+    worker.main.make_engine = make_and_remember
+    signal.signal(signal.SIGUSR1, lambda *_: engines[-1].die() if engines else None)
+    command(arguments, prog_name="python -m worker")
+
+
+def _write_state(*_: object) -> None:
+    """Write down the tasks of this process, by what they run."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    tasks = Counter(_what_runs(task) for task in asyncio.all_tasks(loop))
+    target = Path(os.environ[STATE_FILE])
+    draft = target.with_suffix(".draft")
+    draft.write_text(json.dumps({"tasks": tasks}))
+    draft.rename(target)
+
+
+def _what_runs(task: "asyncio.Task[Any]") -> str:
+    return str(getattr(task.get_coro(), "__qualname__", task.get_coro()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""The judges find what is wrong in stories and rows that were made up, and nothing where nothing is wrong."""
+
+from typing import Any
+
+import pytest
+
+from gateway.accounts.usage import Outcome
+from tests.chaos.faults import Fault, Kind, schedule
+from tests.chaos.judge import judge_growth, judge_manners, judge_rows, judge_stories
+from tests.chaos.story import Ending, Manner, Story, Stretch
+from tests.chaos.transcript import Transcript
+
+
+def chunk(
+    text: str, ids: list[int], *, index: int = 0, reason: str | None = None, **more: Any
+) -> dict[str, Any]:
+    piece = {"index": index, "text": text, "token_ids": ids, "finish_reason": reason, **more}
+    return {"id": "cmpl-1", "choices": [piece]}
+
+
+def transcript(*events: dict[str, Any], is_done: bool = True) -> Transcript:
+    found = Transcript()
+    for event in events:
+        found.add(event)
+    found.is_done = is_done
+    return found
+
+
+EXPECTED = transcript(
+    chunk("one", [1]),
+    chunk(" two", [2]),
+    chunk(" three", [3], reason="length"),
+    {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}},
+)
+
+
+def test_pieces_of_any_size_are_the_same_answer() -> None:
+    whole = transcript(
+        {
+            **chunk("one two three", [1, 2, 3], reason="length"),
+            "usage": {"prompt_tokens": 2, "completion_tokens": 3},
+        }
+    )
+    assert whole.difference(EXPECTED) == ""
+    assert EXPECTED.difference(whole) == ""
+
+
+def test_what_was_cut_off_may_end_anywhere() -> None:
+    assert transcript(is_done=False).difference(EXPECTED) == ""
+    assert transcript(chunk("one", [1]), is_done=False).difference(EXPECTED) == ""
+
+
+@pytest.mark.parametrize(
+    ("events", "is_done", "complaint"),
+    [
+        ([chunk("one", [1]), chunk("one", [1])], False, "text differs at 3"),
+        ([chunk("one", [1]), chunk(" three", [3])], False, "text differs at 5"),
+        ([chunk("one", [1]), chunk(" two", [9])], False, "token_ids differs at 1"),
+        ([chunk("one two", [1, 2], reason="stop")], False, "text has 7 instead of 13"),
+        ([chunk("one", [1])], True, "text has 3 instead of 13"),
+        ([chunk("one two three", [1, 2, 3], reason="stop")], True, "ended with ('stop', None)"),
+        ([chunk("one", [1], index=1)], False, "choices [1] that nobody asked for"),
+        (
+            [chunk("one two three", [1, 2, 3], reason="length"), chunk("", [])],
+            False,
+            "1 pieces after the end",
+        ),
+        (
+            [
+                chunk("one two three", [1, 2, 3], reason="length"),
+                {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4}},
+            ],
+            True,
+            "usage is",
+        ),
+        (
+            [chunk("one", [1], logprobs={"tokens": ["one"], "text_offset": [0]})],
+            False,
+            "tokens differs",
+        ),
+    ],
+    ids=[
+        "twice",
+        "missing",
+        "other-token",
+        "too-early",
+        "incomplete",
+        "other-reason",
+        "other-choice",
+        "after-the-end",
+        "usage",
+        "log-probabilities",
+    ],
+)
+def test_difference_is_found(events: list[dict[str, Any]], is_done: bool, complaint: str) -> None:
+    expected = EXPECTED
+    if complaint == "tokens differs":
+        expected = transcript(
+            chunk("one", [1], logprobs={"tokens": ["1"], "text_offset": [0]}), is_done=False
+        )
+    assert complaint in transcript(*events, is_done=is_done).difference(expected)
+
+
+def story(ending: Ending = Ending.COMPLETE, **fields: Any) -> Story:
+    found = Story(1, "greedy", Manner.STREAM, "free", **fields)
+    found.request_id = "cmpl-1"
+    found.end(ending)
+    return found
+
+
+def broken(began: float, ended: float) -> Story:
+    found = story(Ending.CUT)
+    found.stretches.append(Stretch("gateway-1", began, ended, is_broken=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_excused"),
+    [
+        (Fault(Kind.KILL_GATEWAY, "gateway-1", 9.5, 12), True),
+        (Fault(Kind.KILL_GATEWAY, "gateway-1", 9.5, 0), True),
+        (Fault(Kind.KILL_GATEWAY, "gateway-2", 9.5, 12), False),
+        (Fault(Kind.KILL_GATEWAY, "gateway-1", 20, 21), False),
+        (Fault(Kind.KILL_GATEWAY, "gateway-1", 1, 2), False),
+        (Fault(Kind.SET_CLOCK, "gateway-1", 9.5, 12), False),
+        (Fault(Kind.KILL_WORKER, "worker-1", 9.5, 12), False),
+    ],
+    ids=["at-its-end", "still-going-on", "other-gateway", "later", "earlier", "clock", "worker"],
+)
+def test_only_a_fault_of_its_gateway_excuses_a_broken_connection(
+    fault: Fault, is_excused: bool
+) -> None:
+    found = judge_stories([broken(5, 10)], [fault])
+    assert [each.invariant for each in found] == ([] if is_excused else ["connections"])
+
+
+def test_what_hangs_fails_or_complains_is_found() -> None:
+    failed = story(Ending.FAILED)
+    failed.transcript.add({"error": {"code": "worker_lost"}})
+    complaining = story()
+    complaining.complain("event 4 came after 2")
+    found = judge_stories([story(), story(Ending.HUNG), failed, complaining], [])
+    assert [each.invariant for each in found] == ["ends", "goes on", "told right"]
+
+
+def row(outcome: Outcome = Outcome.FINISHED, **fields: Any) -> dict[str, Any]:
+    counts = {"prompt_tokens": 2, "completion_tokens": 3}
+    return {"request_id": "cmpl-1", "outcome": outcome, **counts, **fields}
+
+
+def complete() -> Story:
+    found = story()
+    found.transcript = EXPECTED
+    return found
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row()],
+        # One that was continued for a client that came back is recorded in parts.
+        [
+            row(Outcome.CANCELLED, completion_tokens=1),
+            row(request_id="cmpl-1.2", prompt_tokens=0, completion_tokens=2),
+        ],
+    ],
+    ids=["one", "continued"],
+)
+def test_right_rows_are_right(rows: list[dict[str, Any]]) -> None:
+    assert judge_rows([complete()], rows) == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [row(), row()],
+        [row(completion_tokens=4)],
+        [row(prompt_tokens=4)],
+        [row(Outcome.LOST)],
+    ],
+    ids=["none", "twice", "completion", "prompt", "outcome"],
+)
+def test_wrong_rows_are_found(rows: list[dict[str, Any]]) -> None:
+    found = judge_rows([complete()], rows)
+    assert {each.invariant for each in found} == {"one record"}
+
+
+def test_who_left_is_not_charged_less_than_he_was_told() -> None:
+    left = story(Ending.LEFT)
+    left.transcript.add(chunk("one two", [1, 2]))
+    assert judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=2)]) == []
+    assert len(judge_rows([left], [row(Outcome.CANCELLED, completion_tokens=1)])) == 1
+
+
+def test_growth_is_found_beyond_what_is_allowed() -> None:
+    before = {"open files": 10.0, "serve": 1.0}
+    after = {"open files": 12.0, "serve": 1.0, "leak": 3.0}
+    found = judge_growth("gateway-1", before, after, {"open files": 2, "leak": 2})
+    assert [each.what for each in found] == ["gateway-1: leak went from 0 to 3.0"]
+
+
+def test_manner_that_was_never_completed_is_found() -> None:
+    assert judge_manners([story()]) == []
+    assert len(judge_manners([story(Ending.CUT)])) == 1
+
+
+def test_seed_says_which_faults_come() -> None:
+    def first(seed: int) -> list[Any]:
+        faults = schedule(seed, list(Kind))
+        return [next(faults) for _ in range(20)]
+
+    assert first(1) == first(1)
+    assert first(1) != first(2)

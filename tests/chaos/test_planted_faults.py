@@ -1,0 +1,66 @@
+"""A suite that finds nothing proves nothing: defects that are put into the processes must be found."""
+
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from tests.chaos.deployment import Size
+from tests.chaos.faults import Havoc, Kind, Planned
+from tests.chaos.load import MANNERS
+from tests.chaos.run import Options, Report, run
+from tests.chaos.story import Manner
+
+pytestmark = pytest.mark.timeout(300)
+
+PLAIN = {manner: MANNERS[manner] for manner in (Manner.STREAM, Manner.WHOLE)}
+
+
+def kill_workers(_: Havoc) -> Iterator[Planned]:
+    """One worker after the other, each time the first that is well."""
+    while True:
+        yield Planned(Kind.KILL_WORKER, 0, 0)
+
+
+def nothing(_: Havoc) -> Iterator[Planned]:
+    """A fault that changes nothing: it is so short."""
+    while True:
+        yield Planned(Kind.SLOW_NETWORK, 0, 0)
+
+
+def run_with(plant: str, plan: object) -> Report:
+    options = Options(
+        seconds=5,
+        size=Size(gateways=1, workers=2),
+        clients=8,
+        plan=plan,  # type: ignore[arg-type]
+        manners=PLAIN,
+        plant=plant,
+        settle_seconds=20,
+        patience=15,
+        recipes=1,
+    )
+    return uvloop.run(run(options))
+
+
+def invariants(report: Report) -> set[str]:
+    return {violation.invariant for violation in report.violations}
+
+
+@pytest.mark.parametrize(
+    ("plant", "plan", "expected"),
+    [
+        ("lease never reclaimed", kill_workers, "ends"),
+        ("settlement skipped", nothing, "nothing left over"),
+        ("delta twice", nothing, "told right"),
+        ("task left behind", nothing, "nothing left over"),
+    ],
+)
+def test_planted_fault_is_found(plant: str, plan: object, expected: str) -> None:
+    report = run_with(plant, plan)
+    assert expected in invariants(report), report.told()
+
+
+def test_nothing_is_found_where_nothing_was_planted() -> None:
+    report = run_with("", kill_workers)
+    assert not report.violations, report.told()
