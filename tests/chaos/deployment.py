@@ -19,6 +19,7 @@ from tests.chaos.clock_library import clock_variables
 from tests.chaos.proxy import Proxy
 from tests.support.postgres_server import PostgresServer
 from tests.support.processes import free_port
+from tests.support.redis_server import RedisServer
 from tests.support.stack import CHECKPOINT, MODEL, Stack, http_status, metric
 
 START_SECONDS = 90.0
@@ -70,6 +71,7 @@ class Deployment:
     """All processes. Faults are done to them by name."""
 
     stack: Stack
+    redis: RedisServer
     postgres: PostgresServer | None
     members: dict[str, Member] = field(default_factory=dict)
     unexpected_ends: list[str] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Deployment:
     async def add(self, role: str, number: int | None, environment: Mapping[str, str]) -> Member:
         """Add a process, with a network of its own, and start it."""
         name = role if number is None else f"{role}-{number}"
-        proxy = Proxy(self.stack.redis.port)
+        proxy = Proxy(self.redis.port)
         await proxy.start()
         arguments, url = [], ""
         variables = {"SLUICE_REDIS_URL": proxy.url, **environment}
@@ -246,14 +248,15 @@ def _worker_variables(port: int) -> dict[str, str]:
 @asynccontextmanager
 async def deployed(
     stack: Stack,
-    size: Size,
+    redis: RedisServer,
     *,
+    size: Size,
     postgres: PostgresServer | None = None,
     plant: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Deployment]:
     """Run all processes for the length of a block, on a stack that has none yet."""
-    deployment = Deployment(stack, postgres)
+    deployment = Deployment(stack, redis, postgres)
     common = dict(environment or {})
     if plant:
         common |= {program.PLANT: plant, plants.ARMED_FILE: str(deployment.armed_file)}

@@ -278,7 +278,7 @@ async def _lossy(havoc: Havoc, planned: Planned, member: Member) -> None:
 
 
 async def _kill_redis(havoc: Havoc, planned: Planned) -> None:
-    redis = havoc.deployment.stack.redis
+    redis = havoc.deployment.redis
     with havoc.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
         await asyncio.to_thread(redis.kill)
         await asyncio.sleep(planned.seconds)
@@ -286,7 +286,7 @@ async def _kill_redis(havoc: Havoc, planned: Planned) -> None:
 
 
 async def _stop_redis(havoc: Havoc, planned: Planned) -> None:
-    redis = havoc.deployment.stack.redis
+    redis = havoc.deployment.redis
     with havoc.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
         redis.freeze()
         await asyncio.sleep(planned.seconds)

@@ -116,7 +116,9 @@ async def run(options: Options, *, say: Callable[[str], None] = lambda _: None) 
             await schema.upgrade(url)
             stack = Stack(Path(folder), redis, {"SLUICE_DATABASE_URL": url})
             async with (
-                deployed(stack, options.size, postgres=postgres, plant=options.plant) as deployment,
+                deployed(
+                    stack, redis, size=options.size, postgres=postgres, plant=options.plant
+                ) as deployment,
                 open_books(stack) as books,
             ):
                 say("Everything runs; asking each request once without disturbance ...")
