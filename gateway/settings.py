@@ -81,8 +81,8 @@ class Settings(BaseSettings):
     queue_timeout: Duration = timedelta(seconds=120)
     """How long a request waits for its first token before it is refused with 503."""
     resume_after: Duration = timedelta(seconds=5)
-    """How long a worker may be silent before its jobs go on elsewhere, and how long after an outage of Redis
-    nothing is taken to be lost. Longer than the workers' SLUICE_LEASE_SECONDS."""
+    """How long after an outage of Redis no job is taken to be lost, so that living workers can say first what they
+    hold. Longer than their SLUICE_LEASE_SECONDS."""
     request_timeout: Duration = timedelta(minutes=30)
     """How long a request may take in all."""
     commit_after: Duration = timedelta(seconds=10)

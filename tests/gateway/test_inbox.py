@@ -1,14 +1,17 @@
 """The bounded inbox between the reply reader and one request."""
 
 import asyncio
+from typing import Any
 
-from contract.messages import Delta, JobFinished
+from contract.messages import Delta, JobFinished, JobStarted, PromptScored
 from gateway.dispatch.generation import DELTA_BYTES, Generation
+from gateway.dispatch.selection import Message, Selection
+from tests.contract.test_queue import job
 
 
-def delta(text: str) -> Delta:
-    """Make a delta."""
-    return Delta(1, 1, 0, 0, text, [])
+def delta(text: str, choice: int = 0) -> Delta:
+    """Make a delta of one token."""
+    return Delta(1, 1, choice, 0, text, [7])
 
 
 async def test_replies_are_taken_once_and_in_order() -> None:
@@ -71,3 +74,67 @@ async def test_consumer_hears_of_an_overflow_by_a_single_delta() -> None:
     async with asyncio.timeout(1):
         assert await waiting == []
     assert inbox.overflowed
+
+
+async def test_everything_received_is_noted_before_it_is_held_back_or_dropped() -> None:
+    inbox = Generation(max_unread_bytes=1)
+    inbox.expect(1, job("j1", n=1, best_of=2))
+    noted: list[Any] = []
+    inbox.on_reply = lambda index, message: noted.append((index, message))
+    said: list[tuple[int, Any]] = [
+        (0, JobStarted(1, 1, 3, 0)),
+        (0, delta("there is no room for this")),
+        (1, delta("a candidate")),
+        (1, JobFinished(2, 1, 3, 1, 0, chosen=[0])),
+    ]
+    for index, message in said:
+        inbox.push(index, message)
+    assert noted == said
+    assert inbox.started == {0: said[0][1]}
+    assert inbox.received_tokens == {0: 1, 1: 1}
+    assert inbox.finished == {1: said[3][1]}
+
+
+async def test_start_of_a_job_is_kept_and_not_told() -> None:
+    inbox = Generation(max_unread_bytes=1000)
+    inbox.push(0, JobStarted(1, 1, 3, 0))
+    inbox.push(0, delta("a"))
+    assert [message for _, message in await inbox.replies()] == [delta("a")]
+
+
+async def test_inbox_without_a_consumer_keeps_nothing_and_counts_on() -> None:
+    inbox = Generation(max_unread_bytes=100)
+    inbox.expect(1, job("j1", n=1, best_of=2))
+    inbox.push(0, delta("a"))
+    inbox.detach()
+    for _ in range(100):
+        assert inbox.push(0, delta("x" * 50))
+        assert inbox.push(1, delta("x" * 50))
+    end = JobFinished(1, 1, 1, 101, 0)
+    assert inbox.push(0, end)
+    assert not inbox.overflowed
+    assert inbox.received_tokens == {0: 101, 1: 100}
+    assert inbox.finished == {0: end}
+    inbox.wake()
+    waiting = asyncio.create_task(inbox.replies())
+    await asyncio.sleep(0)
+    inbox.wake()
+    assert await waiting == []
+
+
+def test_chosen_candidates_come_with_the_choices_that_a_client_knows() -> None:
+    selection = Selection()
+    scored = PromptScored(1, 1, [])
+    end = JobFinished(1, 1, 3, 5, 0, chosen=[2, 0])
+    told: list[Message] = []
+    for message in (
+        delta("0a"),
+        scored,
+        delta("1a", 1),
+        delta("2a", 2),
+        delta("0b"),
+        delta("2b", 2),
+        end,
+    ):
+        told += selection.take(message)
+    assert told == [scored, delta("2a"), delta("2b"), delta("0a", 1), delta("0b", 1), end]

@@ -1,0 +1,192 @@
+"""Redis restarts, and what gateways and workers know of their jobs has to do without it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from contract import keys, messages
+from contract.messages import Delta, Frame, JobFinished
+from contract.queue import Claim, JobQueue, LeaseReport
+from gateway.dispatch import dispatcher as dispatching
+from tests.gateway.conftest import eventually, nothing_left
+from tests.gateway.desk import GATEWAY, MODEL, Desk, take, texts
+from tests.gateway.test_resumption import received
+from tests.support.fake_worker import FakeWorker
+from tests.support.redis_server import BUNDLED, RedisServer
+
+RESUME_AFTER_SECONDS = 1.5
+
+
+@pytest.fixture(params=[None, "always"], ids=["without a file", "with a file"])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server that may be restarted."""
+    server = RedisServer(BUNDLED, append=request.param)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def client(server: RedisServer) -> AsyncIterator["Redis"]:
+    """A client that waits for a server that is being started."""
+    client = Redis.from_url(server.url, retry=Retry(ConstantBackoff(0.05), 100))
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def worker(client: "Redis") -> FakeWorker:
+    """A worker with a short lease."""
+    worker = FakeWorker(client, MODEL, lease_ms=400)
+    await worker.announce()
+    return worker
+
+
+@pytest.fixture
+async def desk(
+    server: RedisServer, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Desk]:
+    """A dispatcher that gives workers time after an outage; its own client does not wait."""
+    monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(dispatching, "HEARTBEAT_SECONDS", 0.2)
+    client = Redis.from_url(server.url, retry=Retry(ConstantBackoff(0), 1))
+    desk = Desk(client, GATEWAY, resume_after_seconds=RESUME_AFTER_SECONDS)
+    await desk.open()
+    yield desk
+    await desk.close()
+    await client.aclose()
+
+
+def is_kept(server: RedisServer) -> bool:
+    """Whether the server has its data again once it is restarted."""
+    return server._append is not None
+
+
+async def restart(server: RedisServer) -> None:
+    """Kill the server, and start it again after leases have run out."""
+    await asyncio.to_thread(server.kill)
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(server.start)
+
+
+async def test_worker_that_lives_keeps_its_job_if_redis_does(
+    server: RedisServer, desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    assert texts(await take(generation, 1)) == ["a"]
+    await restart(server)
+    # It has not heard for a while that Redis is back.
+    await asyncio.sleep(RESUME_AFTER_SECONDS / 3)
+    report = LeaseReport(claim.job.id, claim.attempt, 1)
+    lost = await worker.queue.extend(worker.name, [report], lease_ms=60_000)
+    if is_kept(server):
+        assert lost == []
+        await asyncio.sleep(RESUME_AFTER_SECONDS)
+        await worker.say(claim, "b")
+        await worker.finish(claim)
+    else:
+        assert lost == [claim.job.id]
+        await worker.announce()
+        again = await worker.claim_one()
+        assert (again.attempt, again.job.resumption) == (2, received(1))
+        assert await worker._redis.exists(keys.gateway_alive(GATEWAY))
+        await worker.say(again, "b")
+        await worker.finish(again)
+    assert texts(await take(generation, 2)) == ["b"]
+    assert desk.dispatcher.jobs_in_flight == 0
+
+
+async def test_job_of_a_worker_that_is_gone_goes_on_when_redis_is_back(
+    server: RedisServer, desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    assert texts(await take(generation, 1)) == ["a"]
+    await restart(server)
+    other = FakeWorker(worker._redis, MODEL, name="fake-2")
+    await other.announce()
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, received(1))
+    await other.finish(again)
+    assert isinstance((await take(generation, 1))[0], JobFinished)
+
+
+async def test_waiting_job_is_waiting_again(
+    server: RedisServer, desk: Desk, worker: FakeWorker
+) -> None:
+    generation = await desk.request()
+    await restart(server)
+    await worker.announce()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.finish(claim)
+    assert texts(await take(generation, 2)) == ["a"]
+
+
+async def write(client: "Redis", claim: Claim, number: int, entry: str) -> None:
+    """Write a worker's frame, whose number its token has as well, under a certain id."""
+    text = "abc"[number - 1]
+    delta = Delta(claim.job.handle, 1, 0, number - 1, text, [number])
+    frame = messages.encode(Frame("fake-1", number, deltas=[delta]))
+    await client.xadd(keys.replies(GATEWAY), {"f": frame}, id=entry)
+
+
+async def test_stream_that_begins_anew_with_lower_ids_is_read(
+    server: RedisServer, desk: Desk, worker: FakeWorker, client: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await write(client, claim, 1, "*")
+    assert texts(await take(generation, 1)) == ["a"]
+    await restart(server)
+    await client.delete(keys.replies(GATEWAY))
+    # The server's clock is behind the one that it had before.
+    await write(client, claim, 2, "5-1")
+    assert texts(await take(generation, 1)) == ["b"]
+    await write(client, claim, 3, "5-2")
+    assert texts(await take(generation, 1)) == ["c"]
+
+
+async def test_frames_that_a_replica_has_kept_are_not_applied_twice(
+    server: RedisServer, desk: Desk, worker: FakeWorker, client: "Redis"
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await write(client, claim, 1, "*")
+    await write(client, claim, 2, "*")
+    assert texts(await take(generation, 2)) == ["a", "b"]
+    await desk.close()
+    await restart(server)
+    await client.delete(keys.replies(GATEWAY))
+    await write(client, claim, 1, "5-1")
+    await write(client, claim, 2, "5-2")
+    await write(client, claim, 3, "5-3")
+    await desk.open()
+    assert texts(await take(generation, 1, seconds=5)) == ["c"]
+    assert generation.tickets[0].attempt == 1
+
+
+async def test_job_that_could_not_be_cancelled_is_cancelled_later(
+    desk: Desk, client: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = await desk.request()
+
+    async def unreachable(*_arguments: Any) -> bool:
+        raise RedisConnectionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobQueue, "cancel", unreachable)
+        await desk.dispatcher.cancel(generation)
+    assert not await nothing_left(client, MODEL)
+    await eventually(lambda: nothing_left(client, MODEL), seconds=5, what="the job being dropped")
