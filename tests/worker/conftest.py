@@ -151,7 +151,7 @@ class Gateway:
                 self._last = entry_id
                 self.frames.append(messages.decode_frame(values[b"f"]))
 
-    async def read_until(self, condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    async def read_until(self, condition: Callable[[], object], *, seconds: float = 10.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await self.read()

@@ -342,7 +342,7 @@ async def test_best_of_ranks_by_the_engines_logprobs(engine: VllmEngine) -> None
     job = make_job(prompt_token_ids=DEF, max_tokens=12, n=2, best_of=6, logprobs=0, seed=3)
     results = await run_jobs(engine, [job])
     means = []
-    for choice in range(2):
+    for choice in results.outboxes[0].finished[0].chosen:
         deltas = [d for d in results.outboxes[0].deltas if d.choice == choice]
         entries = [entry for delta in deltas for entry in delta.logprobs or []]
         means.append(sum(entry.logprob or 0.0 for entry in entries) / len(entries))

@@ -4,16 +4,21 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
-from contract.messages import JobFinished
+from contract import keys, messages
+from contract.messages import JobFinished, ReturnReason, WorkerState
+from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import Gateway, RedisServer, make_job
+from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed
 from tests.worker.test_process import ready, worker_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
 
@@ -87,3 +92,79 @@ async def test_end_of_a_worker(
         # The engine's processes share the pipe that `wait` waits for: look at them first.
         assert await gone({process.pid, *processes}, 15)
         assert await asyncio.wait_for(process.wait(), 5) == code
+
+
+def worker_of_core(pid: int) -> int:
+    """Return the process in which the model runs: it has more memory than the core's other children."""
+    return max(children(engine_core(pid)), key=resident_pages)
+
+
+def resident_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+async def test_dead_engines_are_followed_by_others_in_the_same_process(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    """Its core is killed, then its model's process, then both hang."""
+
+    def kill_core(pid: int) -> None:
+        os.kill(engine_core(pid), signal.SIGKILL)
+
+    def kill_worker(pid: int) -> None:
+        os.kill(worker_of_core(pid), signal.SIGKILL)
+
+    def stop_both(pid: int) -> None:
+        for process in (worker_of_core(pid), engine_core(pid)):
+            os.kill(process, signal.SIGSTOP)
+
+    options = ("--engine=vllm", "--context-window=1024", "--stall-seconds=8")
+    async with worker_process(redis_server, *options) as process:
+        whole = make_job(max_tokens=900, sampling=ENDLESS)
+        await ready_slowly(gateway)
+        for number, harm in enumerate((kill_core, kill_worker, stop_both), start=1):
+            before = descendants(process.pid) - trackers(process.pid)
+            job = make_job(max_tokens=900, sampling=ENDLESS)
+            await gateway.enqueue(job)
+            await gateway.read_until(partial(gateway.deltas, job), seconds=60)
+            harm(process.pid)
+            await gateway.read_until(partial(gateway.returned, job), seconds=60)
+            (returned,) = gateway.returned(job)
+            assert (returned.reason, returned.has_progressed) == (ReturnReason.ENGINE_DIED, True)
+            assert 0 < len(gateway.token_ids(job)) < 900
+            assert await gone(before, 30)
+            await restarted(redis, number)
+            again = resumed(gateway, job)
+            requeued = await gateway.queue.requeue(again, 1, is_returned=True)
+            assert requeued is RequeueResult.REQUEUED
+            await gateway.finished(job, seconds=120)
+            end = gateway.end(job)
+            assert isinstance(end, JobFinished)
+            assert (end.attempt, end.completion_tokens) == (2, 900)
+            assert len(gateway.token_ids(job)) == 900
+        await gateway.enqueue(whole)
+        await gateway.finished(whole, seconds=120)
+        left = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert await gone({process.pid, *left}, 30)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+
+
+def trackers(pid: int) -> set[int]:
+    """Return the process with which `multiprocessing` tracks what is shared; it lives on."""
+    return {
+        child
+        for child in children(pid)
+        if b"resource_tracker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
+
+
+async def restarted(redis: Redis, times: int) -> None:
+    async with asyncio.timeout(240):
+        while True:
+            card: Any = await redis.get(keys.worker_card(MODEL, "w1"))
+            if card is not None:
+                known = messages.decode_card(card)
+                if known.state is WorkerState.READY and known.engine_restarts == times:
+                    return
+            await asyncio.sleep(0.1)

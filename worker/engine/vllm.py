@@ -8,7 +8,6 @@ each step. These parts of vLLM are private, so this module fits one version of i
 import asyncio
 import copy
 import logging
-import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from worker.engine.base import (
 from worker.engine.description import describe
 from worker.engine.outputs import step_of
 from worker.engine.parameters import SamplingParameters
+from worker.engine.processes import EngineProcesses
 from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.engine.resumption import ResumedSequences, replayed_token_ids
 from worker.settings import Settings
@@ -48,6 +48,7 @@ class VllmEngine:
         self._llm: Any = None
         self._closing = False
         self._starting: asyncio.Future[None] | None = None
+        self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
         # vLLM's tokenizer is no matter for two threads at once, so one thread does all that needs it;
         # the other one sees to it that grammars do not wait for images.
@@ -77,6 +78,7 @@ class VllmEngine:
 
         Thread(target=start, name="start-engine", daemon=True).start()
         await asyncio.shield(starting)
+        self._processes.look()
         self._tasks = await self._llm.get_supported_tasks()
         await self._warm_up()
 
@@ -84,8 +86,7 @@ class VllmEngine:
         """Stop the engine's processes."""
         self._closing = True
         if self._starting is not None and not self._starting.done():
-            for child in multiprocessing.active_children():
-                child.kill()
+            await asyncio.to_thread(self._processes.kill)
             await asyncio.wait([self._starting], timeout=_START_STOP_SECONDS)
         for executor in (self._tokenizing, self._compiling):
             executor.shutdown(wait=False, cancel_futures=True)
@@ -93,6 +94,7 @@ class VllmEngine:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
             await _end_messaging(llm.engine_core)
+        await asyncio.to_thread(self._processes.kill)
 
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Add the sequences of one job.
