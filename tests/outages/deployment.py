@@ -22,7 +22,9 @@ GATEWAYS: Final = ("gateway-1", "gateway-2")
 WORKERS: Final = ("worker-1", "worker-2")
 FAST_MODEL: Final = "sluice-fast"
 """The same text at once: what the scripted engine writes is a function of the prompt and the seed."""
+PATIENCE_SECONDS: Final = 30.0
 SLOW_STEP_SECONDS: Final = 0.02
+SHOWN_CHARACTERS: Final = 6_000
 LIMITS: Final = {
     "requests_per_minute": 1_000_000,
     "tokens_per_day": 10**9,
@@ -53,7 +55,12 @@ class Wish:
         told = answer.body[-300:]
         assert answer.status == 200, (answer.status, told)
         assert answer.is_complete, told
-        assert texts_of(answer) == self.texts, told
+        texts = texts_of(answer)
+        assert texts.keys() == self.texts.keys()
+        for choice, text in texts.items():
+            pairs = zip(text, self.texts[choice], strict=False)
+            same = next((n for n, (is_, should) in enumerate(pairs) if is_ != should), "its end")
+            assert text == self.texts[choice], f"differs from character {same} on: {told!r}"
         assert answer.usage is not None, told
         for name in ("prompt_tokens", "completion_tokens"):
             assert answer.usage[name] == self.usage[name], (answer.usage, self.usage)
@@ -71,12 +78,12 @@ def long_wishes(seconds: float) -> list[Wish]:
     tokens = int(seconds / SLOW_STEP_SECONDS)
     streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     bodies: list[dict[str, Any]] = [
-        {"prompt": "one", **streamed},
+        {"prompt": "one", "seed": 1, "stop": ["never"], **streamed},
         {"prompt": "two", "temperature": 0, **streamed},
         {"prompt": "three", "seed": 3, "n": 2, **streamed},
         {"prompt": "four", "seed": 4, **streamed},
-        {"prompt": ["five", "six"], **streamed},
-        {"prompt": "seven"},
+        {"prompt": ["five", "six"], "temperature": 0, **streamed},
+        {"prompt": "seven", "seed": 7},
         {"prompt": "eight", "n": 2, "best_of": 3, "seed": 8},
     ]
     return [Wish({"max_tokens": tokens, "ignore_eos": True, **body}) for body in bodies]
@@ -93,6 +100,16 @@ class Deployment:
         async with open_office(self.stack) as office:
             await office.tenant(name, limits=LIMITS)
             return await office.key(name, limits=LIMITS)
+
+    async def serves(self, key: Credential) -> None:
+        """Wait until both gateways know both models."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for url in self.stack.gateways:
+                for model in (MODEL, FAST_MODEL):
+                    while (
+                        await ask(url, key.text, model=model, prompt="x", max_tokens=1)
+                    ).status != 200:
+                        await asyncio.sleep(0.1)
 
     async def learn(self, wishes: Sequence[Wish], key: Credential) -> None:
         """Note the right answers."""
@@ -152,7 +169,12 @@ def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
         stack.start_worker("fast", **_worker(FAST_MODEL, 0))
         for name, address in gateways.items():
             stack.await_gateway(name, address)
-        yield Deployment(stack)
+        try:
+            yield Deployment(stack)
+        finally:
+            for name in stack.processes:
+                # Shown where a test fails.
+                print(f"--- {name}\n{stack.log(name)[-SHOWN_CHARACTERS:]}")  # noqa: T201
 
 
 def _worker(model: str, step_seconds: float) -> dict[str, Any]:

@@ -131,6 +131,7 @@ async def test_what_runs_ends_right_and_what_comes_is_refused_at_once(
     stack = deployment.stack
     key = await deployment.customer("acme")
     wishes = long_wishes(seconds + 4)
+    await deployment.serves(key)
     await deployment.learn(wishes, key)
     async with open_books(stack) as books:
         await books.settled()
@@ -147,13 +148,12 @@ async def test_what_runs_ends_right_and_what_comes_is_refused_at_once(
         await deployment.quiet(books)
         rows = await books.rows()
 
-    slowest = max(answer.ended_at - answer.sent_at for answer in tried)
-    assert slowest < AT_ONCE_SECONDS
-    for answer in tried:
-        if answer.status != 200:
-            _check_refusal(answer)
-    if isinstance(case.redis, RedisServer):
-        assert any(answer.status == 503 for answer in tried)
+    # What was admitted at the last moment waits like everything that runs.
+    refused = [answer for answer in tried if answer.status != 200]
+    for answer in refused:
+        assert answer.ended_at - answer.sent_at < AT_ONCE_SECONDS
+        _check_refusal(answer)
+    assert refused or isinstance(case.redis, WatchedRedis)
     assert set(Counter(row["request_id"] for row in rows).values()) == {1}
     by_id = {row["request_id"]: row for row in rows}
     for wish, answer in zip(wishes, answers, strict=True):
