@@ -137,4 +137,6 @@ def unavailable_as_store_error() -> Iterator[None]:
     except (IntegrityError, ProgrammingError):
         raise
     except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
-        raise StoreUnavailableError("The database cannot be reached at the moment.") from error
+        raise StoreUnavailableError(
+            "The database cannot be reached at the moment.", retry_after_seconds=1.0
+        ) from error

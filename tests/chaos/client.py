@@ -36,6 +36,8 @@ class Reply:
     """Of an answer that is no stream."""
     is_complete: bool = False
     """Whether the whole answer has come."""
+    was_reached: bool = False
+    """Whether somebody took the connection."""
     has_left: bool = False
     """Whether this client closed the connection before the end."""
     is_late: bool = False
@@ -143,6 +145,7 @@ def _request(
 async def _exchange(url: str, content: bytes, reply: Reply, reading: _Reading) -> None:
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    reply.was_reached = True
     parser = httptools.HttpResponseParser(reading)
     try:
         writer.write(content)
@@ -152,7 +155,7 @@ async def _exchange(url: str, content: bytes, reply: Reply, reading: _Reading) -
                 return
             parser.feed_data(data)
             reply.status = parser.get_status_code()
-            if reading.leaves and not reply.is_complete:
+            if reading.leaves:
                 reply.has_left = True
                 return
     finally:

@@ -220,7 +220,7 @@ async def _kill(havoc: Havoc, planned: Planned, member: Member) -> None:
 async def _restart(havoc: Havoc, planned: Planned, member: Member) -> None:
     with havoc.noting_member(planned.kind, member) as fault:
         code = await havoc.deployment.terminate(member)
-        fault.note = f"exit code {code}"
+        fault.note = f"exit code {code} after {time.monotonic() - fault.began:.1f} s"
         if code != 0:
             havoc.deployment.unexpected_ends.append(f"{member.name} ended with {code} by SIGTERM")
         havoc.deployment.start(member)

@@ -62,7 +62,7 @@ class Load:
         while not self.is_over:
             story, visit = self._next()
             await visit.run()
-            if story.ending is Ending.REFUSED:
+            if story.ending in (Ending.REFUSED, Ending.UNREACHED):
                 await asyncio.sleep(PAUSE_SECONDS)
 
     def _next(self) -> tuple[Story, "Visit"]:
@@ -264,7 +264,7 @@ class Visit:
         elif reply.status in COME_AGAIN and reply.is_complete:
             await self._come_again(reply)
         elif not reply.is_complete:
-            await self._broken()
+            await self._broken(reply)
         elif reply.status not in (200, 202):
             story.complain(f"status {reply.status}: {reply.body[:300]!r}")
             story.end(Ending.FAILED)
@@ -281,9 +281,9 @@ class Visit:
             return
         await asyncio.sleep(min(reply.retry_after or 1.0, MOST_PAUSE_SECONDS))
 
-    async def _broken(self) -> None:
+    async def _broken(self, reply: Reply) -> None:
         if not (self._comes_back and self._has_begun):
-            self._story.end(Ending.CUT)
+            self._story.end(Ending.CUT if reply.was_reached else Ending.UNREACHED)
             return
         await asyncio.sleep(PAUSE_SECONDS)
 

@@ -28,6 +28,7 @@ class Ending(StrEnum):
 
     UNFINISHED = "unfinished"  # It has not ended yet.
     COMPLETE = "complete"  # All was told.
+    UNREACHED = "unreached"  # Nobody took its connection.
     REFUSED = "refused"  # A status that says to come again, before anything was told.
     FAILED = "failed"  # An error that says that it will not go on.
     CUT = "cut"  # The connection broke, and its client did not come back.
