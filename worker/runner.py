@@ -192,6 +192,9 @@ class Runner:
                 self._turn_away(claim)
             elif (generation := self._take_in(claim)) is not None:
                 taken.append(generation)
+            if claim.job.resumption is not None:
+                # Many tokens may have been gone through: running sequences are not to wait for all jobs.
+                await asyncio.sleep(0)
         for generation in taken:
             if generation.job.is_suspect:
                 self._suspects.add(generation)

@@ -1,0 +1,82 @@
+"""A worker that comes back from a long silence finds its jobs elsewhere, drops them, and works on."""
+
+import asyncio
+import signal
+from itertools import pairwise
+
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import JobFinished
+from contract.queue import RequeueResult
+from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed
+from tests.worker.test_process import ready, worker_process
+
+LEASE = "--lease-seconds=1"
+
+
+async def test_stopped_worker_drops_what_another_one_runs(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    jobs = [make_job(max_tokens=1000, n=2) for _ in range(3)]
+    async with worker_process(redis_server, LEASE) as first:
+        await ready(gateway)
+        await gateway.enqueue(*jobs)
+        await gateway.read_until(lambda: all(map(gateway.deltas, jobs)))
+        first.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            while len(await gateway.queue.reclaim()) < len(jobs):
+                await asyncio.sleep(0.05)
+        await gateway.read()
+        known = len(gateway.frames)
+        for job in jobs:
+            result = await gateway.queue.requeue(resumed(gateway, job), 1)
+            assert result is RequeueResult.REQUEUED
+        second_worker = worker_process(redis_server, LEASE, "--worker-id=w2")
+        async with second_worker as second:
+            await gateway.read_until(
+                lambda: all(gateway.deltas(job)[-1].attempt == 2 for job in jobs), seconds=20
+            )
+            first.send_signal(signal.SIGCONT)
+            # What the first worker had not told yet comes late, then it finds its leases lost.
+            await gateway.finished(*jobs, seconds=60)
+            late = [frame for frame in gateway.frames[known:] if frame.worker == "w1"]
+            assert {delta.attempt for frame in late for delta in frame.deltas} <= {1}
+            assert not any(frame.finished or frame.failed or frame.returned for frame in late)
+            # As a gateway does, leave out what is fenced off.
+            for frame in late:
+                gateway.frames.remove(frame)
+            for job in jobs:
+                end = gateway.end(job)
+                assert isinstance(end, JobFinished)
+                assert (end.attempt, end.completion_tokens) == (2, 2000)
+                for choice in range(2):
+                    deltas = gateway.deltas(job, choice)
+                    for before, after in pairwise(deltas):
+                        assert after.start == before.start + len(before.token_ids)
+            second.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(second.wait(), 10) == 0
+        assert first.returncode is None
+        again = make_job()
+        await gateway.enqueue(again)
+        await gateway.finished(again)
+        first.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(first.wait(), 10) == 0
+    assert not await redis.zcard(keys.leases(MODEL))
+
+
+async def test_worker_that_stands_still_longer_than_its_engine_may_does_not_restart_it(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=300)
+    options = ("--stall-seconds=2", "--lease-seconds=30")
+    async with worker_process(redis_server, *options) as process:
+        await ready(gateway)
+        await gateway.enqueue(job)
+        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        await gateway.finished(job, seconds=30)
+    assert isinstance(gateway.end(job), JobFinished)
+    assert not gateway.returned(job)
