@@ -1,5 +1,6 @@
 """`sluice up`, for real: Redis, SQLite, gateways, and a worker with the scripted engine."""
 
+import json
 import os
 import shlex
 import signal
@@ -8,9 +9,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import redis
@@ -100,18 +105,21 @@ def up(tmp_path: Path) -> Iterator[Up]:
         up.process.wait()
 
 
-def _complete(variables: dict[str, str]) -> int:
-    body = f'{{"model": "{variables["SLUICE_MODEL"]}", "prompt": "Hi", "max_tokens": 3}}'
-    request = urllib.request.Request(
+def _request(variables: dict[str, str], body: dict[str, Any]) -> urllib.request.Request:
+    return urllib.request.Request(
         f"{variables['SLUICE_URL']}/v1/completions",
-        data=body.encode(),
+        data=json.dumps(body).encode(),
         headers={
             "Authorization": f"Bearer {variables['SLUICE_KEY']}",
             "Content-Type": "application/json",
         },
     )
+
+
+def _complete(variables: dict[str, str]) -> int:
+    body = {"model": variables["SLUICE_MODEL"], "prompt": "Hi", "max_tokens": 3}
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(_request(variables, body), timeout=10) as response:
             status: int = response.status
             return status
     except OSError:
@@ -208,6 +216,78 @@ def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
     assert "ended (killed by SIGKILL); starting it again in 1 s" in up.output
     assert _complete(variables) == 200
     assert up.stop() == 0
+
+
+def test_streams_outlive_killed_workers_and_a_killed_redis(up: Up) -> None:
+    step = ("--", "--scripted-step-seconds", "0.02")
+    variables = up.start_and_wait("--port", str(free_port()), "--workers", "2", *step)
+    undisturbed = _stream(variables).result()
+    assert undisturbed.count('"text"') > 100
+    with_kills = [_stream(variables) for _ in range(4)]
+    time.sleep(1)
+    for worker in up.children("-m worker"):
+        os.kill(worker, signal.SIGKILL)
+        time.sleep(2)
+    [redis_server] = up.children("redis-server")
+    os.kill(redis_server, signal.SIGKILL)
+    for stream in with_kills:
+        assert _text(stream.result()) == _text(undisturbed)
+    wait_until(
+        lambda: len(up.children()) == 6 and _complete(variables) == 200,
+        seconds=30,
+        what="everything being there again",
+    )
+    assert up.output.count("starting it again in 1 s") == 3
+    assert up.stop() == 0
+
+
+def test_killed_gateway_and_one_that_was_asked_to_stop_come_back(up: Up) -> None:
+    variables = up.start_and_wait("--port", str(free_port()))
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        [gateway] = up.children("gateway.cli gateway")
+        os.kill(gateway, number)
+        wait_until(
+            lambda gateway=gateway: gateway not in up.children() and _complete(variables) == 200,  # type: ignore[misc]
+            seconds=30,
+            what="the gateway's restart",
+        )
+    assert "ended (killed by SIGKILL)" in up.output
+    assert "ended (exit status 0)" in up.output
+    assert up.stop() == 0
+
+
+def _stream(variables: dict[str, str]) -> "Future[str]":
+    """Read a long stream in a thread of its own; the future is the whole body."""
+    body = {
+        "model": variables["SLUICE_MODEL"],
+        "prompt": "Hi",
+        "seed": 7,
+        "max_tokens": 500,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    found: Future[str] = Future()
+
+    def read() -> None:
+        try:
+            with urllib.request.urlopen(_request(variables, body), timeout=60) as response:
+                found.set_result(response.read().decode())
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            found.set_exception(error)
+
+    Thread(target=read, daemon=True).start()
+    return found
+
+
+def _text(body: str) -> str:
+    """Return the text of a stream, which must have come to its end."""
+    assert "[DONE]" in body, body[-300:]
+    chunks = [
+        json.loads(line.removeprefix("data: "))
+        for line in body.splitlines()
+        if line.startswith("data: {")
+    ]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
 def test_dead_supervisor_takes_everything_with_it(up: Up) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -157,15 +157,25 @@ class Deployment:
 
 
 @contextmanager
-def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
-    """Run a deployment on a Redis, which is started here, for the length of a block."""
+def deployed(
+    redis: RedisServer | WatchedRedis,
+    *,
+    gateway: Mapping[str, str] | None = None,
+    worker: Mapping[str, Any] | None = None,
+) -> Iterator[Deployment]:
+    """Run a deployment on a Redis, which is started here, for the length of a block.
+
+    `gateway` and `worker` are variables for the gateways and the slow workers.
+    """
     with running_stack(redis=redis) as stack:
         asyncio.run(_set_price(stack))
-        gateways = {name: stack.launch_gateway(name, port=free_port()) for name in GATEWAYS}
+        gateways = {
+            name: stack.launch_gateway(name, gateway, port=free_port()) for name in GATEWAYS
+        }
         stack.start_jobs()
         stack.start_beat()
         for name in WORKERS:
-            stack.start_worker(name, **_worker(MODEL, SLOW_STEP_SECONDS))
+            stack.start_worker(name, **slow_worker(), **(worker or {}))
         stack.start_worker("fast", **_worker(FAST_MODEL, 0))
         for name, address in gateways.items():
             stack.await_gateway(name, address)
@@ -175,6 +185,11 @@ def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
             for name in stack.processes:
                 # Shown where a test fails.
                 print(f"--- {name}\n{stack.log(name)[-SHOWN_CHARACTERS:]}")  # noqa: T201
+
+
+def slow_worker() -> dict[str, Any]:
+    """Return the variables of a worker of MODEL."""
+    return _worker(MODEL, SLOW_STEP_SECONDS)
 
 
 def _worker(model: str, step_seconds: float) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Every process restarted, one after the other, under steady load: no client sees anything of it."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.outages.balancer import balancing
+from tests.outages.deployment import (
+    GATEWAYS,
+    SLOW_STEP_SECONDS,
+    WORKERS,
+    Deployment,
+    Wish,
+    deployed,
+    slow_worker,
+)
+from tests.proofs.client import Answer, ask
+from tests.proofs.ledger import open_books
+from tests.support.redis_server import BUNDLED, RedisServer
+from tests.support.stack import metric
+
+pytestmark = pytest.mark.timeout(400)
+
+CLIENTS: Final = 12
+WORKER_GRACE_SECONDS: Final = 1.0
+"""Shorter than most requests, so that workers hand some of them back half-way."""
+LEAVING: Final = {"SLUICE_DRAIN_DELAY": "1"}
+"""Longer than the balancer takes to notice."""
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    """A deployment that is restarted."""
+    with deployed(
+        RedisServer(BUNDLED),
+        gateway=LEAVING,
+        worker={"SLUICE_DRAIN_SECONDS": str(WORKER_GRACE_SECONDS)},
+    ) as deployment:
+        yield deployment
+
+
+def load() -> list[Wish]:
+    """Return requests of one to five seconds."""
+    streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    return [
+        Wish(
+            {
+                "prompt": f"number {number}",
+                "seed": number,
+                "ignore_eos": True,
+                "max_tokens": int((1 + number % 5) / SLOW_STEP_SECONDS),
+                "n": 1 + (number % 4 == 0),
+                **(streamed if number % 3 else {}),
+            }
+        )
+        for number in range(15)
+    ]
+
+
+async def test_a_rolling_restart_of_every_process_fails_nothing(deployment: Deployment) -> None:
+    stack = deployment.stack
+    key = await deployment.customer("acme")
+    await deployment.serves(key)
+    wishes = load()
+    await deployment.learn(wishes, key)
+    answers: list[tuple[Wish, Answer]] = []
+    numbers, is_over = itertools.count(), False
+
+    async def client(url: str) -> None:
+        while not is_over:
+            wish = wishes[next(numbers) % len(wishes)]
+            answers.append((wish, await ask(url, key.text, **wish.body)))
+
+    async with balancing(stack.gateways) as balancer, open_books(stack) as books:
+        await books.settled()
+        clients = [asyncio.create_task(client(balancer.url)) for _ in range(CLIENTS)]
+        await deployment.running(CLIENTS)
+        for name, start in restarts(deployment):
+            before = len(answers)
+            assert await asyncio.to_thread(stack.stop, name) == 0, stack.log(name)
+            await start()
+            assert len(answers) > before, f"nothing was served while {name} was restarted"
+        is_over = True
+        await asyncio.gather(*clients)
+        resumed = sum(metric(url, "sluice_gateway_resumed_jobs_total") for url in stack.gateways)
+        assert resumed > 0, "the workers' grace was too short for some requests"
+        for wish, answer in answers:
+            wish.check(answer)
+        await deployment.quiet(books)
+        rows = {row["request_id"]: row for row in await books.rows()}
+        assert len(rows) == len(await books.rows())
+    assert {rows[str(answer.request_id)]["outcome"] for _, answer in answers} == {"finished"}
+    print(Counter(wish.body["max_tokens"] for wish, _ in answers))  # noqa: T201 - for -rP
+
+
+def restarts(deployment: Deployment) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """Return each process' name and how it is started again."""
+    stack = deployment.stack
+
+    async def gateway(name: str, url: str) -> None:
+        port = int(urlsplit(url).port or 0)
+        await asyncio.to_thread(stack.launch_gateway, name, LEAVING, port=port)
+        await asyncio.to_thread(stack.await_gateway, name, url)
+
+    async def worker(name: str) -> None:
+        variables = slow_worker() | {"SLUICE_DRAIN_SECONDS": str(WORKER_GRACE_SECONDS)}
+        await asyncio.to_thread(lambda: stack.start_worker(name, **variables))
+
+    async def jobs() -> None:
+        stack.start_jobs()
+
+    async def beat() -> None:
+        stack.start_beat()
+
+    for name, url in zip(GATEWAYS, list(stack.gateways), strict=True):
+        yield name, partial(gateway, name, url)
+    for name in WORKERS:
+        yield name, partial(worker, name)
+    yield "jobs", jobs
+    yield "beat", beat
