@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.accounts.usage import Outcome
 from tests.chaos.faults import Fault, Kind
-from tests.chaos.story import Ending, Story
+from tests.chaos.story import Ending, Story, Stretch
 from tests.proofs.ledger import Row
 
 GRACE_SECONDS: Final = 1.0
@@ -17,9 +17,6 @@ _BREAKS_CONNECTIONS: Final = frozenset(
     {Kind.KILL_GATEWAY, Kind.RESTART_GATEWAY, Kind.STOP_GATEWAY, Kind.PARTITION_GATEWAY}
 )
 """Faults of a gateway in which it may end a client's connection."""
-
-TOLD_CODES: Final[frozenset[str]] = frozenset({"taken_over", "gateway_draining"})
-"""Codes of errors by which a stream may end although its client is not to blame: its answer goes on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +36,25 @@ def judge_stories(stories: Iterable[Story], faults: Sequence[Fault]) -> list[Vio
         if story.ending is Ending.HUNG:
             found.append(Violation("ends", "nothing ended it", story))
         elif story.transcript.error is not None:
-            code = story.transcript.error.get("code")
-            if code not in TOLD_CODES:
-                found.append(Violation("goes on", f"it failed with {code}", story))
+            what = f"it failed with {story.transcript.error.get('code')}"
+            found.append(Violation("goes on", what, story))
+        elif story.farewell and not _is_excused(story.stretches[-1], faults):
+            what = f"its gateway gave it up with {story.farewell}"
+            found.append(Violation("goes on", what, story))
         for stretch in story.stretches:
-            if stretch.is_broken and not _has_excuse(
-                stretch.gateway, faults, stretch.began, stretch.ended
-            ):
+            if stretch.is_broken and not _is_excused(stretch, faults):
                 what = f"{stretch.gateway} broke the connection, and nothing was done to it"
                 found.append(Violation("connections", what, story))
     return found
 
 
-def _has_excuse(gateway: str, faults: Sequence[Fault], began: float, ended: float) -> bool:
+def _is_excused(stretch: Stretch, faults: Sequence[Fault]) -> bool:
+    """Whether something was done to a connection's gateway that may end connections."""
     return any(
-        fault.target == gateway
+        fault.target == stretch.gateway
         and fault.kind in _BREAKS_CONNECTIONS
-        and fault.began <= ended + GRACE_SECONDS
-        and (not fault.ended or fault.ended >= began - GRACE_SECONDS)
+        and fault.began <= stretch.ended + GRACE_SECONDS
+        and (not fault.ended or fault.ended >= stretch.began - GRACE_SECONDS)
         for fault in faults
     )
 

@@ -107,7 +107,10 @@ class Visit:
         self._draw = draw
         self._deadline = story.began + patience
         self._idempotency_key = str(uuid.UUID(int=int(draw * 2**64) << 64 | story.number))
-        self._unanswered_events = 0
+        self._told_before = 0
+        """Number of the last event that a replay from the beginning repeats."""
+        self._farewell: dict[str, Any] | None = None
+        """The error with which a stream has ended whose answer goes on."""
 
     async def run(self) -> None:
         """Do what a client of this manner does, until it is over."""
@@ -145,8 +148,8 @@ class Visit:
         while story.ending is Ending.UNFINISHED and self._has_patience():
             if story.manner is not Manner.REPEATING_STREAM and story.last_number:
                 headers["last-event-id"] = f"{story.request_id}:{story.last_number}"
-            elif story.manner is Manner.REPEATING_STREAM:
-                self._unanswered_events = story.last_number
+            self._told_before = story.last_number if "idempotency-key" in headers else 0
+            self._farewell = None
             reply = await self._talk("/v1/completions", body, headers, self._on_event)
             await self._after(reply, is_over=story.transcript.is_done)
 
@@ -218,20 +221,24 @@ class Visit:
         on_event: Callable[[Event], bool] | None = None,
     ) -> Reply:
         story = self._story
-        gateway, url = self._gateways[self._turn % len(self._gateways)]
-        self._turn += 1
         if story.stretches:
             story.returns += 1
-        began = time.monotonic()
-        reply = await talk(
-            url,
-            self._key,
-            path,
-            patience=max(self._deadline - began, 0.1),
-            body=body,
-            headers=headers,
-            on_event=on_event,
-        )
+        # Like a load balancer, it goes on to the next gateway where nobody takes the connection.
+        for _ in self._gateways:
+            gateway, url = self._gateways[self._turn % len(self._gateways)]
+            self._turn += 1
+            began = time.monotonic()
+            reply = await talk(
+                url,
+                self._key,
+                path,
+                patience=max(self._deadline - began, 0.1),
+                body=body,
+                headers=headers,
+                on_event=on_event,
+            )
+            if reply.was_reached:
+                break
         is_broken = not (reply.is_complete or reply.has_left)
         story.stretches.append(Stretch(gateway, began, time.monotonic(), is_broken))
         story.statuses.append(reply.status)
@@ -246,6 +253,8 @@ class Visit:
         return reply
 
     def _error_of(self, reply: Reply) -> str:
+        if self._farewell is not None:
+            return f"farewell: {json.dumps(self._farewell)}"
         if self._story.transcript.error:
             return json.dumps(self._story.transcript.error)
         return reply.body[:300].decode(errors="replace") if reply.status not in (0, 200) else ""
@@ -261,7 +270,9 @@ class Visit:
             story.end(Ending.LEFT)
         elif reply.is_late:
             story.end(Ending.HUNG)
-        elif reply.status in COME_AGAIN and reply.is_complete:
+        elif self._farewell is not None:
+            await self._after_farewell(self._farewell)
+        elif reply.status in COME_AGAIN and reply.is_complete and not _is_conflict(reply):
             await self._come_again(reply)
         elif not reply.is_complete:
             await self._broken(reply)
@@ -271,6 +282,13 @@ class Visit:
         elif reply.is_stream:
             story.complain("a stream ended without [DONE]")
             story.end(Ending.FAILED)
+
+    async def _after_farewell(self, error: dict[str, Any]) -> None:
+        if self._comes_back and self._has_begun:
+            await asyncio.sleep(PAUSE_SECONDS)
+            return
+        self._story.farewell = str(error["code"])
+        self._story.end(Ending.CUT)
 
     async def _come_again(self, reply: Reply) -> None:
         story = self._story
@@ -296,23 +314,35 @@ class Visit:
         return time.monotonic() < self._deadline
 
     def _on_event(self, event: Event) -> bool:
+        """Take in an event; return whether the client leaves now."""
         story = self._story
         number = self._number(event)
-        if number <= self._unanswered_events:
-            return False  # It was told before, and is told again from the beginning.
+        is_new = number > story.last_number
+        if event.data == DONE:
+            story.last_number = max(number, story.last_number)
+            # A stream that ends before its answer repeats the id of the last event.
+            story.transcript.is_done = is_new and story.transcript.error is None
+            return False
+        body = json.loads(event.data)
+        if not is_new:
+            self._repeated(number, body)
+            return False
         if number != story.last_number + 1:
             story.complain(f"event {number} came after {story.last_number}")
         story.last_number = number
         if story.last_at:
             story.longest_gap = max(story.longest_gap, event.at - story.last_at)
         story.last_at = event.at
-        if event.data == DONE:
-            story.transcript.is_done = story.transcript.error is None
-            return False
-        body = json.loads(event.data)
         story.identify(body)
         story.transcript.add(body)
         return story.manner is Manner.LEAVING and story.transcript.tokens > self._draw * 60
+
+    def _repeated(self, number: int, body: dict[str, Any]) -> None:
+        """Take in an event whose number was there before: of a replay, or of a stream's early end."""
+        if "error" in body:
+            self._farewell = body["error"]
+        elif body["choices"] and number > self._told_before:
+            self._story.complain(f"event {number} came twice")
 
     def _number(self, event: Event) -> int:
         """Return an event's number; without an id it is taken for the next one."""
@@ -323,6 +353,11 @@ class Visit:
         request_id, _, number = event.id.rpartition(":")
         self._story.identify({"id": request_id})
         return int(number)
+
+
+def _is_conflict(reply: Reply) -> bool:
+    """Whether a 409 is not of the kind that passes."""
+    return reply.status == 409 and reply.json["error"]["code"] != "idempotency_in_progress"
 
 
 async def answer_once(url: str, key: str, recipe: Recipe, *, stream: bool) -> None:

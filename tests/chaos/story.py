@@ -72,6 +72,8 @@ class Story:
     last_at: float = 0.0
     longest_gap: float = 0.0
     """The longest time between two events, reconnecting included, in seconds."""
+    farewell: str = ""
+    """Code of the error with which its gateway ended a stream whose answer could be had elsewhere."""
     returns: int = 0
     """How often the client came back."""
 
