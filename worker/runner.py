@@ -297,6 +297,8 @@ class Runner:
                 await self._abort_unwanted()
 
     def _apply(self, step: EngineStep) -> None:
+        # First: sequences that end with it for us, at a stop string, still run in what the engine counts.
+        telemetry.note_step(step)
         is_due = self._pace.is_due(time.monotonic(), len(self._by_sequence))
         for output in step.outputs:
             generation = self._by_sequence.get(output.sequence_id)
@@ -304,7 +306,6 @@ class Runner:
                 self._hand_over(output, generation, is_due=is_due)
         if step.stats is not None:
             self._stats = step.stats
-        telemetry.note_step(step)
 
     def _hand_over(self, output: SequenceOutput, generation: Generation, *, is_due: bool) -> None:
         if output.end is SequenceEnd.ABORTED:

@@ -28,7 +28,7 @@ STOP_SECONDS = 60.0
 STATE_SECONDS = 10.0
 
 STEP_SECONDS = 0.02
-COMPLETION_TOKENS = 320
+COMPLETION_TOKENS = 200
 """Where the scripted engine ends a text, unless it is told to ignore that."""
 
 

@@ -63,7 +63,7 @@ class Load:
             story, visit = self._next()
             await visit.run()
             if story.ending in (Ending.REFUSED, Ending.UNREACHED):
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(1)
 
     def _next(self) -> tuple[Story, "Visit"]:
         rng = self.rng

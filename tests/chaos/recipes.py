@@ -46,13 +46,13 @@ _GREEDY: Final = {"temperature": 0, "return_token_ids": True}
 
 _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "greedy": {"prompt": "Once upon a time", "max_tokens": 100, **_GREEDY},
-    "greedy, long": {"prompt": "The sea", "max_tokens": 350, "ignore_eos": True, **_GREEDY},
+    "greedy, long": {"prompt": "The sea", "max_tokens": 240, "ignore_eos": True, **_GREEDY},
     "greedy, three alike": {"prompt": "A dog", "max_tokens": 60, "n": 3, **_GREEDY},
     "seeded": {"prompt": "In the morning", "max_tokens": 150, "seed": 11, **_SEEDED},
     "seeded, n": {"prompt": "A cat and", "max_tokens": 90, "n": 3, "seed": 12, **_SEEDED},
     "seeded, long": {
         "prompt": "It was",
-        "max_tokens": 300,
+        "max_tokens": 220,
         "ignore_eos": True,
         "seed": 13,
         **_SEEDED,
@@ -64,7 +64,7 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
         "seed": 14,
         **_SEEDED,
     },
-    "ends by itself": {"prompt": "She said", "max_tokens": 400, "seed": 15, **_SEEDED},
+    "ends by itself": {"prompt": "She said", "max_tokens": 300, "seed": 15, **_SEEDED},
     "log-probabilities": {
         "prompt": "My friend",
         "max_tokens": 80,

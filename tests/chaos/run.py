@@ -213,7 +213,7 @@ class _Run:
     async def _warm_up(self, recipes: list[Recipe], keys: Mapping[str, str]) -> None:
         """Open the connections that any load opens, so that they are no growth."""
         urls = self._deployment.gateway_urls
-        load = Load(urls, keys, recipes[:4], random.Random(0), manners={Manner.STREAM: 1})
+        load = Load(urls, keys, recipes[:1], random.Random(0), manners={Manner.STREAM: 1})
         load.is_over = False
         running = asyncio.create_task(load.run(self._options.clients))
         await asyncio.sleep(0.5)

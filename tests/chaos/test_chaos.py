@@ -7,7 +7,7 @@ from tests.chaos.run import Options, Report, completed, run
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
 
-SECONDS = 45.0
+SECONDS = 36.0
 LONG_SECONDS = 15 * 60.0
 CLIENTS = 12
 
