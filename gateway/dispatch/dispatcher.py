@@ -20,6 +20,7 @@ from contract import clock, keys, messages
 from contract.messages import (
     AnswerGrown,
     CancelAnswer,
+    Delta,
     Follow,
     Frame,
     GenerationJob,
@@ -266,7 +267,7 @@ class Dispatcher:
         for scored in frame.prompts:
             self._hear(worker, scored, now)
         for delta in frame.deltas:
-            self._hear(worker, delta, now)
+            self._hear_delta(worker, delta, now)
         for finished in frame.finished:
             self._hear(worker, finished, now)
         for failed in frame.failed:
@@ -291,6 +292,25 @@ class Dispatcher:
             for cancel in frame.cancels:
                 self.on_cancel(cancel)
 
+    def _hear_delta(self, worker: str, delta: Delta, now: float) -> None:
+        """Take in what comes for every token, like `_hear`."""
+        ticket = self._tickets.get(delta.handle)
+        if ticket is None:
+            return
+        if (
+            delta.attempt != ticket.attempt or worker != ticket.worker
+        ) and not self._is_to_be_heard(ticket, worker, delta):
+            return
+        ticket.heard_at = now
+        if not ticket.receive_delta(delta, now):
+            self._disbelieve(ticket, worker)
+            return
+        if ticket.paused_at is not None and ticket.has_progressed:
+            telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at)
+            ticket.paused_at = None
+        if not ticket.generation.push(ticket.prompt_index, delta):
+            in_background(self.cancel(ticket.generation))
+
     def _hear(self, worker: str, message: JobMessage, now: float) -> None:
         ticket = self._tickets.get(message.handle)
         if ticket is None:
@@ -303,18 +323,18 @@ class Dispatcher:
         if ticket.is_known(message):
             return
         if not ticket.receive(message, now):
-            logger.error("what worker %s tells of job %s does not fit", worker, ticket.job.id)
-            self._revive(ticket, "replies_lost")
+            self._disbelieve(ticket, worker)
             return
-        if ticket.paused_at is not None and ticket.has_progressed:
-            telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at)
-            ticket.paused_at = None
         if isinstance(message, JobFinished):
             message = ticket.as_it_took(message, now)
         if isinstance(message, JobFinished | JobFailed):
             del self._tickets[message.handle]
         if not ticket.generation.push(ticket.prompt_index, message):
             in_background(self.cancel(ticket.generation))
+
+    def _disbelieve(self, ticket: Ticket, worker: str) -> None:
+        logger.error("what worker %s tells of job %s does not fit", worker, ticket.job.id)
+        self._revive(ticket, "replies_lost")
 
     def _is_to_be_heard(
         self, ticket: Ticket, worker: str, message: JobMessage | JobReturned
@@ -448,6 +468,8 @@ class Dispatcher:
         for worker, message in recovery.kept:
             if isinstance(message, JobReturned):
                 self._take_back(worker, message, now)
+            elif isinstance(message, Delta):
+                self._hear_delta(worker, message, now)
             else:
                 self._hear(worker, message, now)
         if recovery.has_gap and self._is_followed(ticket):

@@ -89,8 +89,6 @@ class Recoveries:
             recovery.job, recovery.attempt, is_returned=recovery.is_returned
         )
         if not self._is_open(ticket, recovery):
-            if not self._is_wanted(ticket):
-                await self._drop(ticket)
             return
         if result is RequeueResult.UNKNOWN:
             recovery.is_revival = True

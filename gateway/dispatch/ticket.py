@@ -36,10 +36,11 @@ class Progress:
 
     def add(self, delta: Delta) -> None:
         """Take in what comes next."""
-        self.token_ids.extend(delta.token_ids)
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
+        self.token_ids.fromlist(delta.token_ids)
         self.cumulative_logprob = delta.cumulative_logprob
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
 
     def snapshot(self) -> SequenceProgress:
         """Return it as it is told to another worker."""
@@ -139,13 +140,32 @@ class Ticket:
     def receive(self, message: JobMessage, now: float) -> bool:
         """Take in a message. Return False if it does not fit to what was received before."""
         if isinstance(message, Delta):
-            return self._receive_delta(message, now)
+            return self.receive_delta(message, now)
         if isinstance(message, JobFinished):
             return self._is_complete(message)
         if isinstance(message, JobStarted):
             self.started = self.started or message
         elif isinstance(message, PromptScored):
             self.is_prompt_scored = True
+        return True
+
+    def receive_delta(self, delta: Delta, now: float) -> bool:
+        """Take in new tokens. Return False, changing nothing, if they do not come right after the last ones."""
+        choice, received = delta.choice, self.received
+        if not 0 <= choice < len(received) or delta.start != received[choice]:
+            return False
+        try:
+            if choice == 0 or not self._is_replicated:
+                self.sequences[choice].add(delta)
+        except OverflowError:
+            # No vocabulary has such a token.
+            return False
+        if delta.token_ids:
+            received[choice] += len(delta.token_ids)
+            if not self.has_progressed:
+                self.has_progressed = True
+                self.revivals = 0
+                self.first_token_at = self.first_token_at or now
         return True
 
     def is_known(self, message: JobMessage) -> bool:
@@ -166,22 +186,6 @@ class Ticket:
             return finished
         generation_ms = (now - self.first_token_at) * 1000
         return msgspec.structs.replace(finished, generation_ms=generation_ms)
-
-    def _receive_delta(self, delta: Delta, now: float) -> bool:
-        choice = delta.choice
-        if not 0 <= choice < len(self.received) or delta.start != self.received[choice]:
-            return False
-        if not self._is_replicated:
-            self.sequences[choice].add(delta)
-        elif choice == 0:
-            self.sequences[0].add(delta)
-        if delta.token_ids:
-            self.received[choice] += len(delta.token_ids)
-            self.has_progressed = True
-            self.revivals = 0
-            if self.first_token_at is None:
-                self.first_token_at = now
-        return True
 
     def _is_complete(self, finished: JobFinished) -> bool:
         if finished.completion_tokens != sum(self.received):

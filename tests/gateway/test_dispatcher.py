@@ -215,6 +215,24 @@ async def test_newer_attempt_that_does_not_go_on_where_the_last_one_was_is_not_h
     assert texts(await take(generation, 3)) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "stray",
+    [{"choice": 1}, {"choice": -1}, {"token_ids": [1 << 40]}, {"start": 7}],
+    ids=["choice", "negative choice", "token", "start"],
+)
+async def test_delta_that_makes_no_sense_is_not_believed(
+    desk: Desk, worker: FakeWorker, stray: dict[str, Any]
+) -> None:
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.send(GATEWAY, deltas=[delta(claim, "not this", **stray)])
+    again = await worker.claim_one()
+    assert (again.attempt, again.job.resumption) == (2, None)
+    await worker.say(again, "a")
+    await worker.finish(again)
+    assert texts(await take(generation, 2)) == ["a"]
+
+
 async def test_newer_attempt_that_goes_on_where_the_last_one_was_is_followed(
     desk: Desk, worker: FakeWorker
 ) -> None:

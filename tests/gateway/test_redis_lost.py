@@ -134,6 +134,20 @@ async def test_waiting_job_is_waiting_again(
     assert texts(await take(generation, 2)) == ["a"]
 
 
+async def test_gateway_says_that_it_lives_before_its_jobs_are_run_again(
+    server: RedisServer, desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.close()
+    monkeypatch.setattr(dispatching, "HEARTBEAT_SECONDS", 600)
+    await desk.open()
+    await desk.request()
+    await restart(server)
+    await worker._redis.delete(keys.gateway_alive(GATEWAY), keys.job(MODEL, "gw-1-1"))
+    await worker.announce()
+    await worker.claim_one()
+    assert await worker._redis.exists(keys.gateway_alive(GATEWAY))
+
+
 async def write(client: "Redis", claim: Claim, number: int, entry: str) -> None:
     """Write a worker's frame, whose number its token has as well, under a certain id."""
     text = "abc"[number - 1]
