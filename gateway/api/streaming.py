@@ -134,10 +134,19 @@ class StreamedCompletion(Response):
                 events = await self._next_events()
                 if not events and alive.due:
                     events = KEEP_ALIVE
-            self._account.end(Outcome.CANCELLED)
-            self._measure.disconnected()
+            self._leave()
         finally:
             alive.stop()
+
+    def _leave(self) -> None:
+        failure = self._failure()
+        if isinstance(failure, SlowReaderError):
+            # It never read again, so that its connection was cut before it could be told.
+            self._account.fail(failure)
+            self._measure.failed(failure)
+        else:
+            self._account.end(Outcome.CANCELLED)
+            self._measure.disconnected()
 
     def _commit(self) -> None:
         self._committed = True

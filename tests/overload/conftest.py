@@ -11,6 +11,7 @@ HEADER_SECONDS = 1.0
 SEND_SECONDS = 1.5
 MOST_CONNECTIONS = 12
 MAX_BODY_BYTES = 300_000
+MAX_UNREAD_BYTES = 200_000
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,7 @@ def bounded() -> Iterator[Stack]:
         "SLUICE_HEADER_TIMEOUT": str(HEADER_SECONDS),
         "SLUICE_SEND_TIMEOUT": str(SEND_SECONDS),
         "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+        "SLUICE_MAX_UNREAD_BYTES": str(MAX_UNREAD_BYTES),
     }
     with running_stack() as stack:
         stack.start_gateway("gateway", **settings)

@@ -1,0 +1,178 @@
+"""Clients that ask and do not read: they are cut off, whatever they do, and nobody else notices."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import JobFinished
+from contract.outcomes import FinishReason
+from contract.queue import Claim
+from gateway.accounts.usage import Outcome, UsageRecord, decode_usage
+from tests.gateway.http import post
+from tests.overload.conftest import MAX_UNREAD_BYTES, SEND_SECONDS
+from tests.support.fake_worker import FakeWorker, delta
+from tests.support.stack import Stack, metric, wait_for_metric
+
+STREAMS, SLOW = 200, 50
+PIECE = "x" * 10_000
+IN_PROGRESS = "sluice_gateway_requests_in_progress"
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def narrow_connection(url: str) -> AsyncIterator[Connection]:
+    """Open a connection on which little is under way."""
+    host, port = url.removeprefix("http://").split(":")
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=plain)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    """Read to the end of a stream, or of the connection."""
+    data = b""
+    with suppress(ConnectionError):
+        async with asyncio.timeout(60):
+            while not data.endswith(b"\r\n0\r\n\r\n"):
+                part = await reader.read(1 << 20)
+                if not part:
+                    break
+                data += part
+    return data
+
+
+def words(stream: bytes) -> str:
+    """Return the text of a stream."""
+    lines = [line for line in stream.splitlines() if line.startswith(b"data: {")]
+    return "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
+
+
+async def records(redis: "Redis", tenant: str) -> list[UsageRecord]:
+    """Return what was settled for a tenant."""
+    entries: Any = await redis.xrange(keys.usage(keys.bucket_of(tenant)))
+    return [decode_usage(fields[b"u"]) for _, fields in entries]
+
+
+async def serve(redis: "Redis", model: str) -> FakeWorker:
+    """Announce a worker, which is known after the gateway has looked again."""
+    worker = FakeWorker(redis, model)
+    await worker.announce()
+    await asyncio.sleep(0.2)
+    return worker
+
+
+async def push(
+    worker: FakeWorker, slow: list[Claim], quick: list[Claim], frames: int, *, text: str = "word "
+) -> None:
+    """Send long pieces to some and a text to others, again and again, and end the others."""
+    for _ in range(frames):
+        deltas = [delta(claim, PIECE) for claim in slow]
+        deltas += [delta(claim, text) for claim in quick]
+        await worker.send((slow + quick)[0].job.gateway, deltas=deltas)
+        await asyncio.sleep(0.01)
+    for claim in quick:
+        end = JobFinished(claim.job.handle, 1, 3, 0, 0)
+        last = delta(claim, "end", finish_reason=FinishReason.STOP)
+        await worker.send(claim.job.gateway, deltas=[last], finished=[end])
+
+
+async def test_fifty_that_never_read_do_not_harm_the_others_and_are_cut_off(
+    bounded: Stack, store: "Redis"
+) -> None:
+    key = await asyncio.to_thread(bounded.key, "readers")
+    worker = await serve(store, "wordy")
+    frames = 2 * MAX_UNREAD_BYTES // len(PIECE) + 60
+    body = {"model": "wordy", "prompt": "x", "max_tokens": 1000, "stream": True}
+    async with AsyncExitStack() as stack:
+        connections: list[Connection] = []
+        for index in range(STREAMS):
+            reader, writer = await stack.enter_async_context(narrow_connection(bounded.url))
+            if index < SLOW:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+            connections.append((reader, writer))
+            writer.write(post(key, body | {"user": str(index)}))
+            if index == SLOW - 1:
+                slow = await worker.claim(SLOW)
+        quick = await worker.claim(STREAMS - SLOW)
+        reading = [asyncio.create_task(read_all(reader)) for reader, _ in connections[SLOW:]]
+        await push(worker, slow, quick, frames)
+
+        expected = "word " * frames + "end"
+        for stream in await asyncio.gather(*reading):
+            assert words(stream) == expected
+        told: Any = await store.lrange(keys.control("wordy", worker.name), 0, -1)
+        assert {job_id.decode() for job_id in told} == {claim.job.id for claim in slow}
+        # Nobody reads the error either: the connections are cut, and the requests end.
+        await asyncio.to_thread(
+            wait_for_metric, bounded.url, IN_PROGRESS, 0, seconds=SEND_SECONDS * 2 + 30
+        )
+        for claim in slow:
+            await worker.drop(claim, tokens=5)
+        for reader, writer in connections[:SLOW]:
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert b"[DONE]" not in await read_all(reader)
+    async with asyncio.timeout(30):
+        while len(settled := await records(store, "readers")) < STREAMS:
+            await asyncio.sleep(0.1)
+    cut = [record for record in settled if record.outcome is Outcome.CANCELLED]
+    assert len(cut) == SLOW
+    assert {record.code for record in cut} == {"slow_reader"}
+
+
+async def test_whole_answer_that_nobody_reads_does_not_stay(bounded: Stack, store: "Redis") -> None:
+    key = await asyncio.to_thread(bounded.key, "readers")
+    worker = await serve(store, "whole")
+    before = len(_connections_of(bounded))
+    async with narrow_connection(bounded.url) as (_, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(post(key, {"model": "whole", "prompt": "x", "max_tokens": 9}))
+        claim = await worker.claim_one()
+        await push(worker, [], [claim], 80, text=PIECE * 10)
+        async with asyncio.timeout(30):
+            while metric(bounded.url, IN_PROGRESS):
+                await asyncio.sleep(0.05)
+        async with asyncio.timeout(SEND_SECONDS * 3 + 30):
+            while len(_connections_of(bounded)) > before:
+                await asyncio.sleep(0.1)
+
+
+async def test_reader_that_is_merely_slow_gets_the_whole_answer(
+    bounded: Stack, store: "Redis"
+) -> None:
+    key = await asyncio.to_thread(bounded.key, "readers")
+    worker = await serve(store, "whole")
+    async with narrow_connection(bounded.url) as (reader, writer):
+        writer.write(post(key, {"model": "whole", "prompt": "x", "max_tokens": 9}))
+        claim = await worker.claim_one()
+        text = PIECE * 10 * 40
+        await push(worker, [], [claim], 40, text=PIECE * 10)
+        content = b""
+        pause = 2 * SEND_SECONDS / 20
+        async with asyncio.timeout(90):
+            while not content.endswith(b"}}"):
+                part = await reader.read(len(text) // 20)
+                assert part, "the connection was cut"
+                content += part
+                await asyncio.sleep(pause * len(part) * 20 / len(text))
+    assert text.encode() in content
+
+
+def _connections_of(stack: Stack) -> list[str]:
+    """Return the lines of the kernel's table that are the gateway's ends of connections."""
+    port = int(stack.url.rpartition(":")[2])
+    with open("/proc/net/tcp") as table:  # noqa: PTH123
+        lines = [line.split() for line in table]
+    return [line[2] for line in lines[1:] if line[1].endswith(f":{port:04X}") and line[3] == "01"]
