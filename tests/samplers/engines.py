@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from contract.sampling import SamplingSpec
 from tests.support.interpreter import environment
+from worker.engine.base import EngineRequest
+from worker.engine.resumption import output_arguments, replayed_token_ids
 from worker.samplers.arguments import PROCESSOR, chain_arguments
 
 MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
@@ -57,12 +59,15 @@ class Request:
     wants_logprobs: bool = False
     regex: str = ""
     """What the text has to match; any text if empty."""
+    output: Sequence[int] = ()
+    """What an earlier engine has generated of `max_tokens`; with mirostat, it is generated once more."""
     extra_args: dict[str, Any] | None = None
     """In place of those that follow from `sampling`."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the prompt, and what vLLM's SamplingParams take."""
         spec = self.sampling
+        resumed = self._resumed()
         arguments = {
             "prompt": list(self.prompt),
             "max_tokens": self.max_tokens,
@@ -71,7 +76,7 @@ class Request:
             "temperature": 0.0 if spec.is_greedy else 1.0,
             "regex": self.regex,
             "allowed_token_ids": spec.allowed_token_ids or None,
-            "extra_args": self.extra_args,
+            "extra_args": self.extra_args or output_arguments(resumed),
         }
         if spec.chain is None:
             arguments |= {name: getattr(spec, name) for name in _NATIVE}
@@ -82,10 +87,22 @@ class Request:
                 prompt_tokens=len(self.prompt),
                 breakers=list(self.breakers),
                 spared_token_ids=[],
-            )
+                replayed=replayed_token_ids(resumed),
+            ) | output_arguments(resumed)
         if self.wants_logprobs:
             arguments |= {"logprobs": VOCABULARY, "flat_logprobs": True}
         return arguments
+
+    def _resumed(self) -> EngineRequest:
+        return EngineRequest(
+            id="",
+            prompt_token_ids=list(self.prompt),
+            output_token_ids=list(self.output),
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            seed=self.sampling.seed,
+            cache_salt="",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +121,7 @@ class Engines:
     still runs, as only the newer runner can on a CPU.
     """
 
-    def __init__(self, runner: str) -> None:
+    def __init__(self, runner: str, *, dtype: str = "auto") -> None:
         ours, theirs = socket.socketpair()
         runner_environment = environment() if runner == "v2" else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
         with theirs:
@@ -115,13 +132,14 @@ class Engines:
                 cwd=Path(__file__).parents[2],
             )
         self._connection = Connection(ours.detach())
+        arguments = _ARGUMENTS | {"dtype": dtype}
         chains = {"logits_processors": [PROCESSOR]}
         engines = {
-            "plain": _ARGUMENTS | {"is_async": False},
-            "chained": _ARGUMENTS | chains | {"is_async": False},
+            "plain": arguments | {"is_async": False},
+            "chained": arguments | chains | {"is_async": False},
         }
         if runner == "v2":
-            engines["ahead"] = _ARGUMENTS | chains | {"is_async": True}
+            engines["ahead"] = arguments | chains | {"is_async": True}
         self._connection.send(engines)
 
     @cached_property

@@ -1,12 +1,14 @@
 """Mirostat: what is kept, how the state moves, and that the surprise comes out as asked."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.samplers import reference
+from worker.samplers.batch import ChainedSequence, Group, grouped
 from worker.samplers.candidates import Placement
 from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu
 from worker.samplers.parameters import ChainParameters
@@ -15,11 +17,20 @@ CPU = torch.device("cpu")
 
 
 def chain(
-    version: int, *, tau: float = 5.0, eta: float = 0.1, temperature: float = 1.0
+    version: int,
+    *,
+    tau: float = 5.0,
+    eta: float = 0.1,
+    temperature: float = 1.0,
+    prompt_tokens: int = 0,
 ) -> ChainParameters:
     """Parameters of mirostat alone."""
     return ChainParameters(
-        mirostat_version=version, mirostat_tau=tau, mirostat_eta=eta, temperature=temperature
+        mirostat_version=version,
+        mirostat_tau=tau,
+        mirostat_eta=eta,
+        temperature=temperature,
+        prompt_tokens=prompt_tokens,
     )
 
 
@@ -102,6 +113,45 @@ def test_the_most_probable_token_is_always_left() -> None:
     mu = torch.tensor([-50.0, -50.0, 0.0, 0.0])
     logits, _ = apply_mirostat(torch.tensor([[1.0, 1.0, 0.0]]).repeat(4, 1), rows, mu)
     assert logits.isfinite().tolist() == [[True, False, False]] * 4
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_replayed_sequence_comes_to_where_it_was(version: int) -> None:
+    def logits(step: int) -> torch.Tensor:
+        return 3 * torch.randn(1, 64, generator=torch.Generator().manual_seed(step))
+
+    def step(group: Group, rows: list[tuple[torch.Tensor, int, int]]) -> torch.Tensor:
+        return group.apply(
+            torch.cat([logits for logits, _, _ in rows]),
+            history=torch.tensor([[newest] for _, newest, _ in rows]),
+            total_tokens=torch.tensor([total for _, _, total in rows]),
+        )
+
+    parameters = chain(version, tau=3.0, eta=0.3, prompt_tokens=5)
+    placement = Placement(device=CPU, vocab_size=64)
+    (alone,) = grouped({0: ChainedSequence(parameters)}, placement)
+    tokens, results = [9], []
+    for at in range(12):
+        results.append(step(alone, [(logits(at), tokens[-1], 5 + at)]))
+        noise = torch.Generator().manual_seed(at)
+        tokens.append(int(torch.multinomial(results[-1].softmax(-1), 1, generator=noise)))
+
+    # Another one stands beside it, which replays less, and after a while a third comes.
+    replayed = ChainedSequence(replace(parameters, replayed=tuple(tokens[1:8])))
+    other = ChainedSequence(replace(parameters, replayed=(63,), prompt_tokens=50))
+    members = {2: replayed, 7: other}
+    (group,) = grouped(members, placement)
+    for at in range(12):
+        if at == 4:
+            (group,) = grouped({1: ChainedSequence(parameters), **members}, placement)
+        beside = [(logits(99), 4, 5)] if at >= 4 else []
+        rows = [*beside, (logits(at), tokens[at], 5 + at), (logits(50 + at), 63, 50 + at)]
+        *_, ours, theirs = step(group, rows)
+        if at < 7:
+            assert ours.isfinite().nonzero().flatten().tolist() == [tokens[at + 1]]
+        else:
+            assert ours.tolist() == results[at][0].tolist()
+        assert (theirs.isfinite().sum() == 1) == (at == 0)
 
 
 @pytest.mark.parametrize("version", [1, 2])

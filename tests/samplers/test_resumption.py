@@ -1,0 +1,82 @@
+"""Going on behind earlier tokens, on both of vLLM's model runners.
+
+The model computes in float32: with fewer bits a CPU's results depend on how many tokens are read at once.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from contract.sampling import SamplingSpec
+from tests.samplers.engines import Engines, Request
+from tests.samplers.test_engine import (
+    FEW,
+    FLAT_DRY,
+    FLAT_XTC,
+    GREEDY,
+    LLAMA_CPP,
+    MIROSTAT,
+    MIROSTAT_1,
+    PROMPT,
+    SIGMA,
+    Side,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+RESUMED = {
+    "greedy": GREEDY,
+    "seeded": SamplingSpec(seed=21, temperature=1.6),
+    "truncated": SamplingSpec(seed=22, temperature=2.0, top_p=0.9, top_k=5, min_p=0.01),
+    "presence": SamplingSpec(seed=23, temperature=2.0, presence_penalty=1.5, allowed_token_ids=FEW),
+    "repetition": replace(GREEDY, repetition_penalty=1.3, allowed_token_ids=FEW),
+    "penalties": replace(SIGMA, temperature=0.0, allowed_token_ids=FEW),
+    "chain": replace(LLAMA_CPP, temperature=2.0, allowed_token_ids=FEW),
+    "dry": FLAT_DRY,
+    "xtc": FLAT_XTC,
+    "mirostat": MIROSTAT,
+    "mirostat 1": MIROSTAT_1,
+}
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[dict[str, Engines]]:
+    runners = {runner: Engines(runner, dtype="float32") for runner in ("v1", "v2")}
+    yield runners
+    for engines in runners.values():
+        engines.close()
+
+
+@pytest.fixture(params=["v1", "v2", "v2-ahead"])
+def side(request: pytest.FixtureRequest, runners: dict[str, Engines]) -> Side:
+    runner, _, ahead = request.param.partition("-")
+    return Side(runners[runner], ahead or "chained", is_fast=runner == "v1")
+
+
+def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(side: Side) -> None:
+    length = 40 if side.is_fast else 12
+    whole = [Request(prompt=PROMPT, max_tokens=length, sampling=spec) for spec in RESUMED.values()]
+    undisturbed = [each.tokens for each in side.generate(whole)]
+    for cut in (1, 5, length - 1):
+        requests = [
+            dataclasses.replace(each, output=tokens[:cut])
+            for each, tokens in zip(whole, undisturbed, strict=True)
+        ]
+        rest = side.generate(requests)
+        for name, tokens, completion in zip(RESUMED, undisturbed, rest, strict=True):
+            again = cut if name.startswith("mirostat") else 0
+            assert (name, cut, completion.tokens[again:]) == (name, cut, tokens[cut:])
+            assert completion.tokens[:again] == tokens[:again]
+
+
+def test_a_grammar_goes_on_behind_earlier_tokens(side: Side) -> None:
+    regex = "[0-9]{3}-alphanumerical( [a-z]{3}){1,4}"
+    whole = Request(
+        prompt=PROMPT, max_tokens=16, sampling=SamplingSpec(seed=3, temperature=1.6), regex=regex
+    )
+    (undisturbed,) = side.generate([whole])
+    requests = [dataclasses.replace(whole, output=undisturbed.tokens[:cut]) for cut in range(1, 12)]
+    rest = [each.tokens for each in side.generate(requests)]
+    assert rest == [undisturbed.tokens[cut:] for cut in range(1, 12)]
