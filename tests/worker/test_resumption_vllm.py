@@ -376,6 +376,27 @@ async def test_earlier_tokens_that_a_grammar_forbids_end_their_sequence_alone(
     assert told["right"].token_ids == whole["json"].token_ids[5:]
 
 
+async def test_what_is_replayed_is_what_was_put_out_whatever_would_be_sampled(
+    engine: VllmEngine, whole: dict[str, Told]
+) -> None:
+    earlier = whole["greedy"].token_ids[20:5:-1]
+    mirostat = CASES["mirostat 2"]
+    unseeded = msgspec.structs.replace(mirostat.sampling, is_seed_requested=False, ignore_eos=True)
+    case = replace(mirostat, sampling=unseeded)
+    looks = Case(sampling=greedy(), max_tokens=1, logprobs=2)
+    requests = [
+        request_of(case, "replayed", earlier),
+        replace(request_of(looks, "looked at"), prompt_token_ids=PROMPT + earlier),
+    ]
+
+    told = await run(engine, requests)
+
+    # The alternatives are the model's own: they tell what came before, and not what was sampled.
+    first, expected = (dict(told[each.id].logprobs[0][1:]) for each in requests)
+    assert first == pytest.approx(expected, abs=1e-4)
+    assert len(told["replayed"].token_ids) == case.max_tokens - len(earlier)
+
+
 async def test_a_sequence_aborted_while_it_replays_is_forgotten(
     engine: VllmEngine, whole: dict[str, Told]
 ) -> None:
