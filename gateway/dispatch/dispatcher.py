@@ -86,7 +86,7 @@ class Dispatcher:
     ) -> None:
         self.gateway = gateway
         self.on_follow: Callable[[Follow], None] | None = None
-        """Called when another gateway wants to be told of an answer."""
+        """Called when another gateway wants to be told of an answer. Like the other three, must not raise."""
         self.on_grown: Callable[[AnswerGrown], None] | None = None
         """Called when an answer of another gateway, which is followed here, has grown."""
         self.on_cancel: Callable[[CancelAnswer], None] | None = None
@@ -103,7 +103,8 @@ class Dispatcher:
         self._tickets: dict[int, Ticket] = {}
         self._to_drop: dict[int, Ticket] = {}
         self._run_id = ""
-        self._steady_since = time.monotonic()
+        self._began_at = time.monotonic()
+        self._steady_since = float("-inf")
         self._is_announced = False
         self._reader = ReplyReader(
             client,
@@ -256,6 +257,10 @@ class Dispatcher:
 
     def _is_steady(self) -> bool:
         return time.monotonic() - self._steady_since >= self._resume_after_seconds
+
+    def _may_judge_others(self) -> bool:
+        """Whether other gateways, of which a restarted Redis may not know, have had time to say that they live."""
+        return time.monotonic() - self._began_at >= self._resume_after_seconds
 
     # -- replies ---------------------------------------------------------------------------------
 
@@ -520,6 +525,8 @@ class Dispatcher:
         elif not is_ours and await self._client.exists(keys.gateway_alive(lost.gateway)):
             frame = messages.encode(Frame(self.gateway, 0, lost=[notice]))
             await self._client.xadd(keys.replies(lost.gateway), {"f": frame})
+        elif not is_ours and not self._may_judge_others():
+            return
         elif is_ours or self.on_orphan is None or not await self.on_orphan(model, lost):
             # Nobody waits for it: its gateway is gone, or has taken it back.
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)

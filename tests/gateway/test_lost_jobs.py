@@ -188,6 +188,30 @@ async def test_lease_of_a_dead_gateways_job_is_cleaned_up_by_another(
     await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
 
 
+async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
+    open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
+) -> None:
+    silent = await open_desk("gw-silent")
+    await silent.request()
+    await silent.close()
+    await redis.delete(keys.gateway_alive("gw-silent"))
+    claim = await worker.claim_one()
+    await worker.lose(claim)
+    young = await open_desk("gw-young", resume_after_seconds=600.0)
+    own = await young.request()
+    again = await worker.claim_one()
+    await worker.lose(again)
+    # Its own jobs it knows.
+    assert (await worker.claim_one()).attempt == 2
+    assert own.tickets[0].attempt == 2
+    (receipt,) = await worker.queue.receipts([claim.job.id])
+    assert receipt.state is JobState.RUNNING
+    await silent.dispatcher.beat()
+    await eventually(
+        lambda: redis.exists(keys.replies("gw-silent")), seconds=5, what="its being told"
+    )
+
+
 async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
