@@ -18,6 +18,13 @@ _BREAKS_CONNECTIONS: Final = frozenset(
 )
 """Faults of a gateway in which it may end a client's connection."""
 
+_AWAY: Final = _BREAKS_CONNECTIONS | {Kind.KILL_REDIS, Kind.STOP_REDIS, Kind.LOSSY_NETWORK}
+"""Faults that nothing gets past while they last: those of Redis, and of a stream's own gateway."""
+RESUME_SECONDS: Final = 5.0
+"""In which a stream goes on after its worker was lost, each time."""
+MARGIN_SECONDS: Final = 5.0
+"""What a crowded machine needs, to start a process above all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -41,11 +48,29 @@ def judge_stories(stories: Iterable[Story], faults: Sequence[Fault]) -> list[Vio
         elif story.farewell and not _is_excused(story.stretches[-1], faults):
             what = f"its gateway gave it up with {story.farewell}"
             found.append(Violation("goes on", what, story))
+        if story.longest_gap > (allowed := _longest_pause(story, faults)):
+            what = f"a pause of {story.longest_gap:.1f} s, of which {allowed:.1f} s are explained"
+            found.append(Violation("soon", what, story))
         for stretch in story.stretches:
             if stretch.is_broken and not _is_excused(stretch, faults):
                 what = f"{stretch.gateway} broke the connection, and nothing was done to it"
                 found.append(Violation("connections", what, story))
     return found
+
+
+def _longest_pause(story: Story, faults: Sequence[Fault]) -> float:
+    """Return how long a stream may have paused, given what happened meanwhile."""
+    began, ended = story.longest_gap_began, story.longest_gap_began + story.longest_gap
+    gateways = {stretch.gateway for stretch in story.stretches}
+    allowed = MARGIN_SECONDS
+    for fault in faults:
+        overlap = min(ended, fault.ended or ended) - max(began - RESUME_SECONDS, fault.began)
+        if overlap < 0:
+            continue
+        if fault.kind in _AWAY and fault.target in {"redis", *gateways}:
+            allowed += overlap
+        allowed += RESUME_SECONDS
+    return allowed
 
 
 def _is_excused(stretch: Stretch, faults: Sequence[Fault]) -> bool:

@@ -330,9 +330,7 @@ class Visit:
         if number != story.last_number + 1:
             story.complain(f"event {number} came after {story.last_number}")
         story.last_number = number
-        if story.last_at:
-            story.longest_gap = max(story.longest_gap, event.at - story.last_at)
-        story.last_at = event.at
+        story.heard(event.at)
         story.identify(body)
         story.transcript.add(body)
         return story.manner is Manner.LEAVING and story.transcript.tokens > self._draw * 60

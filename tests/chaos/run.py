@@ -108,6 +108,15 @@ class Report:
                 lines.append(violation.story.told(self.began))
         return "\n".join(lines)
 
+    def slowest(self, most: int = 3) -> str:
+        """Return the stories with the longest pauses."""
+        stories = sorted(self.stories, key=lambda story: -story.longest_gap)[:most]
+        return "\n".join(
+            f"Paused {story.longest_gap:.1f} s from {story.longest_gap_began - self.began:.1f} s on: "
+            + story.told(self.began)
+            for story in stories
+        )
+
 
 async def run(options: Options, *, say: Callable[[str], None] = lambda _: None) -> Report:
     """Do a whole run."""

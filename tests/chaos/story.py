@@ -72,6 +72,7 @@ class Story:
     last_at: float = 0.0
     longest_gap: float = 0.0
     """The longest time between two events, reconnecting included, in seconds."""
+    longest_gap_began: float = 0.0
     farewell: str = ""
     """Code of the error with which its gateway ended a stream whose answer could be had elsewhere."""
     returns: int = 0
@@ -85,6 +86,12 @@ class Story:
         """Write down something that must not be."""
         self.note(f"WRONG: {text}")
         self.complaints.append(text)
+
+    def heard(self, at: float) -> None:
+        """An event came."""
+        if self.last_at and at - self.last_at > self.longest_gap:
+            self.longest_gap, self.longest_gap_began = at - self.last_at, self.last_at
+        self.last_at = at
 
     def end(self, ending: Ending) -> None:
         """The client has got what it will get."""

@@ -143,6 +143,28 @@ def test_what_hangs_fails_or_complains_is_found() -> None:
     assert [each.invariant for each in found] == ["ends", "goes on", "told right"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "fault", "is_soon"),
+    [
+        (4, None, True),
+        (6, None, False),
+        (9, Fault(Kind.KILL_WORKER, "worker-1", 99.5, 101), True),
+        (11, Fault(Kind.KILL_WORKER, "worker-1", 99.5, 101), False),
+        (9, Fault(Kind.KILL_WORKER, "worker-1", 1, 2), False),
+        (15, Fault(Kind.STOP_REDIS, "redis", 99, 106), True),
+        (15, Fault(Kind.STOP_GATEWAY, "gateway-2", 99, 106), False),
+        (15, Fault(Kind.STOP_GATEWAY, "gateway-1", 99, 106), True),
+    ],
+)
+def test_pause_must_be_explained(seconds: float, fault: Fault | None, is_soon: bool) -> None:
+    paused = story()
+    paused.stretches.append(Stretch("gateway-1", 98, 200, is_broken=False))
+    paused.heard(100)
+    paused.heard(100 + seconds)
+    found = judge_stories([paused], [] if fault is None else [fault])
+    assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
+
+
 def row(outcome: Outcome = Outcome.FINISHED, **fields: Any) -> dict[str, Any]:
     counts = {"prompt_tokens": 2, "completion_tokens": 3}
     return {"request_id": "cmpl-1", "outcome": outcome, **counts, **fields}
