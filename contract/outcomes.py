@@ -27,4 +27,5 @@ class FailureCode(StrEnum):
     POISONOUS = "poisonous"  # Engines died with it aboard: it is not given to another one.
     GATEWAY_STOPPING = "gateway_stopping"  # Its gateway stops, and its time to finish is over.
     TAKEN_OVER = "taken_over"  # Another gateway goes on with it.
+    CANCELLED = "cancelled"  # Somebody asked for it to be.
     SHED = "shed"  # It waited in a full queue, and a more urgent job took its place.

@@ -20,6 +20,7 @@
     ├── MethodNotAllowedError 405
     ├── RequestTimeoutError 408
     ├── ConflictError 409
+    │   └── RequestCancelledError
     ├── PayloadTooLargeError 413
     ├── TargetTooLongError 414
     ├── HeadersTooLargeError 431
@@ -313,6 +314,17 @@ class ConflictError(ApiError):
     status = 409
     type = "conflict"
     code = "already_exists"
+
+
+class RequestCancelledError(ConflictError):
+    """What is to be read was cancelled, so there is no more of it."""
+
+    code = "request_cancelled"
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Tell clients not to try again."""
+        return {"x-should-retry": "false"}
 
 
 class PayloadTooLargeError(ApiError):

@@ -83,6 +83,7 @@ class LeavingServer(uvicorn.Server):
         left = len(self.server_state.tasks)
         logger.warning("%d requests did not end in time; they are told to try again", left)
         context: ProcessContext = self._app.state.context
+        context.answers.hand_over()
         deadline = time.monotonic() + CUT_SECONDS
         while not self._is_idle() and time.monotonic() < deadline:
             # Again and again: what was still being read or checked is on the queue only now.

@@ -29,6 +29,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """
 
     request_id: str
+    """That of a request which went on after it was settled ends with a point and a number."""
     tenant_id: str
     project_id: str | None
     credential_id: str
@@ -42,7 +43,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Whether the cost is taken from the tenant's credits."""
     gateway: str = ""
     jobs: int = 1
-    """Prompts of the request; job `i` has the id `REQUEST_ID-i`."""
+    """Prompts of the request: see `job_ids`."""
     prompt_price: int = 0
     """Micro-dollars per million tokens, as are the other prices."""
     cached_price: int = 0
@@ -54,11 +55,29 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     code: str = ""
     """Code of the error that ended the request; empty without one."""
     prompt_tokens: int = 0
+    """In the draft of a request that goes on, like the next two, what it was settled with before."""
     cached_tokens: int = 0
     completion_tokens: int = 0
     cost_micros: int = 0
     first_token_ms: int = 0
     """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Ids of the request's jobs, one for each prompt."""
+        first_id = self.request_id.partition(".")[0]
+        return [f"{first_id}-{index}" for index in range(self.jobs)]
+
+    def used(
+        self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int
+    ) -> "UsageRecord":
+        """Return the record of a draft whose jobs came to these tokens in all."""
+        return msgspec.structs.replace(
+            self,
+            prompt_tokens=max(prompt_tokens - self.prompt_tokens, 0),
+            cached_tokens=max(cached_tokens - self.cached_tokens, 0),
+            completion_tokens=max(completion_tokens - self.completion_tokens, 0),
+        )
 
     def id_of(self, scope: LimitScope) -> str | None:
         """Return whose limits the request met: its key's (or token's), project's or tenant's id."""

@@ -6,6 +6,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
+from contract import clock
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from gateway.accounts.limits import SubjectLimits
@@ -59,6 +60,8 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     shows_cost: bool = False
     is_background: bool = False
     """Whether it goes on though nobody waits for it."""
+    most_ms: int
+    """How long it may take, from its beginning or from when it goes on."""
     retention_ms: int
     """How long it can be read after its end."""
 
@@ -100,6 +103,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             weight=weight,
             shows_cost=completion.cost_of is not None,
             is_background=is_background,
+            most_ms=max(max(job.deadline_ms for job in jobs) - clock.now_ms(), 0),
             retention_ms=retention_ms,
         )
 

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 
 import msgspec
 from redis.exceptions import RedisError
@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from contract import clock
 from contract.receipts import JobReceipt, JobState
 from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.answers.store import Counts
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
@@ -35,10 +36,17 @@ CLOSE_SECONDS: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class _Counts(NamedTuple):
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+class Keeper(Protocol):
+    """Keeps a request's answer for clients that come back, and hears how its account ends."""
+
+    def ending(self, outcome: Outcome) -> None:
+        """The account ends so; it is being settled."""
+
+    async def may_settle(self) -> bool:
+        """Whether the account is this gateway's to settle, and not another's that has taken over."""
+
+    def settled(self, record: UsageRecord) -> None:
+        """The account was settled with this record, before everything had come."""
 
 
 class SettlementDesk:
@@ -68,6 +76,13 @@ class SettlementDesk:
         """Drop the receipts of jobs that are settled, soon."""
         if sum(map(len, self._to_forget.values())) < MAX_TO_FORGET:
             self._to_forget[model] += job_ids
+
+    async def forget_now(self, model: str, job_ids: list[str]) -> None:
+        """Drop the receipts of jobs that are settled at once, if Redis answers."""
+        try:
+            await self.catalogue.queue(model).forget(job_ids)
+        except RedisError as error:
+            logger.warning("cannot drop receipts now: %s", type(error).__name__)
 
     async def run(self) -> None:
         """Drop receipts until cancelled."""
@@ -111,10 +126,25 @@ class Account:
         self.admission = admission
         self.record = record
         self._desk = desk
-        self._generation = generation
+        self.generation = generation
         self._opened_at = time.monotonic()
         self._first_token_ms = 0
         self._has_ended = False
+        self._keeper: Keeper | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is settled, or being settled."""
+        return self._has_ended
+
+    def keep(self, keeper: Keeper) -> None:
+        """Tell somebody how the account ends."""
+        self._keeper = keeper
+
+    def hand_over(self) -> None:
+        """Leave the request to another gateway, which settles it."""
+        self._has_ended = True
+        self._desk.reservations.hand_over(self.record.request_id)
 
     def replied(self) -> None:
         """A worker was heard of; the first time counts."""
@@ -136,22 +166,23 @@ class Account:
         """
         if self._has_ended:
             return
-        self._has_ended = True
-        finished = self._generation.finished.values()
+        self._begin_ending(Outcome.FINISHED)
+        finished = self.generation.finished.values()
         if not self._first_token_ms:
             # Nobody read along; the worker knows how long it has generated since its first token.
             generated_ms = max(each.generation_ms for each in finished)
             self._first_token_ms = max(int(self._age_ms() - generated_ms), 1)
         counts = [
-            _Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
+            Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
             for each in finished
         ]
-        await self._settle(Outcome.FINISHED, "", counts)
+        record = await self._settle(Outcome.FINISHED, "", counts)
+        self._desk.forget(record.model, record.job_ids)
 
     def end(self, outcome: Outcome, code: str = "") -> None:
         """Settle a request that ends in any other way, as soon as its engine has told its counts."""
         if not self._has_ended:
-            self._has_ended = True
+            self._begin_ending(outcome)
             self._desk.start(self._end(outcome, code))
 
     def fail(self, error: BaseException) -> None:
@@ -164,30 +195,42 @@ class Account:
             code = error.code if isinstance(error, ApiError) else InternalError.code
             self.end(Outcome.FAILED, code)
 
+    def _begin_ending(self, outcome: Outcome) -> None:
+        self._has_ended = True
+        if self._keeper is not None:
+            self._keeper.ending(outcome)
+
     def _age_ms(self) -> float:
         return (time.monotonic() - self._opened_at) * 1000
 
     async def _end(self, outcome: Outcome, code: str) -> None:
-        await self._desk.dispatcher.cancel(self._generation)
-        await self._settle(outcome, code, await self._counts())
+        if self._keeper is not None and not await self._keeper.may_settle():
+            self.hand_over()
+            return
+        await self._desk.dispatcher.cancel(self.generation)
+        record = await self._settle(outcome, code, await self._counts())
+        if self._keeper is None:
+            self._desk.forget(record.model, record.job_ids)
+        else:
+            # The answer may go on as soon as its keeper knows, with jobs of the same ids.
+            await self._desk.forget_now(record.model, record.job_ids)
+            self._keeper.settled(record)
 
-    async def _settle(self, outcome: Outcome, code: str, counts: list[_Counts]) -> None:
-        totals = _Counts(*map(sum, zip(*counts, strict=True)))
+    async def _settle(self, outcome: Outcome, code: str, counts: list[Counts]) -> UsageRecord:
+        totals = Counts(*map(sum, zip(*counts, strict=True)))
         record = msgspec.structs.replace(
-            self.record,
+            self.record.used(**totals._asdict()),
             outcome=outcome,
             code=code,
             ended_ms=clock.now_ms(),
             first_token_ms=self._first_token_ms,
-            **totals._asdict(),
         )
         await self._desk.reservations.settle(record.priced())
-        self._desk.forget(record.model, [ticket.job.id for ticket in self._generation.tickets])
+        return record
 
-    async def _counts(self) -> list[_Counts]:
+    async def _counts(self) -> list[Counts]:
         """Return what the engine counted for each job, and never less than what was received of it."""
-        tickets = self._generation.tickets
-        receipts = await self._receipts([ticket.job.id for ticket in tickets])
+        receipts = await self._receipts(self.record.job_ids)
         return [self._counts_of(index, receipt) for index, receipt in enumerate(receipts)]
 
     async def _receipts(self, job_ids: list[str]) -> list[JobReceipt]:
@@ -205,16 +248,21 @@ class Account:
             pause = min(2 * pause, LAST_LOOK_SECONDS)
         return receipts
 
-    def _counts_of(self, index: int, receipt: JobReceipt) -> _Counts:
-        finished = self._generation.finished.get(index)
+    def _counts_of(self, index: int, receipt: JobReceipt) -> Counts:
+        finished = self.generation.finished.get(index)
         if finished is not None:
-            return _Counts(
+            return Counts(
                 finished.prompt_tokens, finished.cached_tokens, finished.completion_tokens
             )
-        received = self._generation.received_tokens[index]
+        received = self.generation.received_tokens[index]
         prompt_tokens = receipt.prompt_tokens
         if received and not prompt_tokens:
-            prompt_tokens = len(self._generation.tickets[index].job.prompt_token_ids)
-        return _Counts(
+            prompt_tokens = self._prompt_tokens(index)
+        return Counts(
             prompt_tokens, receipt.cached_tokens, max(receipt.completion_tokens, received)
         )
+
+    def _prompt_tokens(self, index: int) -> int:
+        """Return how long a prompt is whose job was followed."""
+        tickets = self.generation.tickets
+        return sum(len(t.job.prompt_token_ids) for t in tickets if t.prompt_index == index)

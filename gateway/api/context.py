@@ -97,7 +97,14 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         seeder = Seeder(quotas, LedgerBalances(database))
         reservations = Reservations(quotas, seeder)
         desk = SettlementDesk(reservations, dispatcher, catalogue)
-        answers = Answers()
+        answers = Answers(
+            redis,
+            executor,
+            dispatcher,
+            desk,
+            journal_interval=settings.journal_interval,
+            max_unread_bytes=settings.max_unread_bytes,
+        )
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
         loops = (
@@ -106,6 +113,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             prices.run(),
             reservations.run(),
             desk.run(),
+            answers.run(),
         )
         for loop in loops:
             task = asyncio.create_task(loop)
@@ -114,6 +122,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         # What ends here is settled while the loops still run.
         stack.push_async_callback(reservations.aclose)
         stack.push_async_callback(desk.aclose)
+        stack.push_async_callback(answers.aclose)
         yield ProcessContext(
             settings=settings,
             redis=redis,

@@ -132,6 +132,11 @@ class Dispatcher:
         """The last entry of this gateway's reply stream whose messages have been handed over."""
         return self._reader.last_entry
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether Redis has answered for so long that everybody who lives has told it so."""
+        return time.monotonic() - self._steady_since >= self._resume_after_seconds
+
     def next_handle(self) -> int:
         """Return a number for a new job, unique within this process."""
         return next(self._handles)
@@ -206,6 +211,12 @@ class Dispatcher:
         for ticket in list(self._tickets.values()):
             self._fail(ticket, code)
 
+    def give_up(self, generation: Generation) -> None:
+        """Follow a request no longer that another gateway goes on with. Its jobs stay as they are."""
+        for ticket in generation.tickets:
+            if self._tickets.get(ticket.job.handle) is ticket:
+                self._fail(ticket, FailureCode.TAKEN_OVER)
+
     # -- loops -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -254,9 +265,6 @@ class Dispatcher:
         """Give workers time to say what they hold, before anything is taken to be lost."""
         self._steady_since = time.monotonic()
         self._is_announced = False
-
-    def _is_steady(self) -> bool:
-        return time.monotonic() - self._steady_since >= self._resume_after_seconds
 
     def _may_judge_others(self) -> bool:
         """Whether other gateways, of which a restarted Redis may not know, have had time to say that they live."""
@@ -510,7 +518,7 @@ class Dispatcher:
         )
 
     async def _reclaim(self) -> None:
-        if not self._is_steady():
+        if not self.is_steady:
             return
         for model in self._catalogue.models:
             queue = self._catalogue.queue(model.card.model)
@@ -537,7 +545,7 @@ class Dispatcher:
         Nobody may have claimed them in time. Redis may have lost them, or another gateway taken them over. They may
         have ended, and the reply that said so got lost.
         """
-        if not self._is_steady():
+        if not self.is_steady:
             return
         if not self._is_announced:
             # Workers would drop jobs of a gateway of which an emptied Redis has not heard yet.

@@ -1,7 +1,8 @@
 """Settles requests whose gateway died: nobody renews their reservations any more.
 
 Their jobs are cancelled, the engine's counts are read from the receipts, and the requests are settled as
-lost. A gateway that comes back may settle the same requests: the first settle of a request counts.
+lost. A gateway that comes back may settle the same requests: the first settle of a request counts. One that
+takes a request over renews its reservation first, and then nothing is settled here.
 """
 
 import asyncio
@@ -82,13 +83,17 @@ class Sweep:
         if record.gateway in alive and not is_overdue:
             return False
         queue = JobQueue(self._executor, record.model)
-        job_ids = [f"{record.request_id}-{index}" for index in range(record.jobs)]
+        job_ids = record.job_ids
         receipts = await self._cancel(queue, record.tenant_id, job_ids)
         if not is_overdue and not all(map(_has_ended, receipts)):
             return False
-        is_first = await self._store.settle(_settled(record, receipts))
-        await queue.forget(job_ids)
-        return is_first
+        # Not if another gateway has taken the request over in the meantime.
+        is_settled = await self._store.settle(
+            _settled(record, receipts), expired_ms=abandoned.expired_ms
+        )
+        if is_settled:
+            await queue.forget(job_ids)
+        return is_settled
 
     async def _cancel(
         self, queue: JobQueue, tenant_id: str, job_ids: Sequence[str]
@@ -121,12 +126,11 @@ def _has_ended(receipt: JobReceipt) -> bool:
 
 
 def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
-    return msgspec.structs.replace(
-        draft,
-        outcome=Outcome.LOST,
-        code=LOST_CODE,
-        ended_ms=clock.now_ms(),
+    used = draft.used(
         prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
         cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
         completion_tokens=sum(receipt.completion_tokens for receipt in receipts),
+    )
+    return msgspec.structs.replace(
+        used, outcome=Outcome.LOST, code=LOST_CODE, ended_ms=clock.now_ms()
     ).priced()

@@ -80,6 +80,25 @@ class Reservations:
         self._restoring.remember(request)
         return Admission(answer.created_ms, headers_of(answer))
 
+    async def take_over(self, request: ReservationRequest) -> bool:
+        """Go on with a request that another gateway has reserved for, by what it was asked for now.
+
+        Return False if its reservation is not open any more. Raises StoreUnavailableError.
+        """
+        try:
+            is_taken = await self._store.take_over(request, lease_ms=LEASE_MS)
+        except RedisError:
+            raise _unavailable() from None
+        if is_taken:
+            self._open[request.request_id] = request.tenant_id
+            self._restoring.remember(request)
+        return is_taken
+
+    def hand_over(self, request_id: str) -> None:
+        """Leave a reservation to another gateway, or to the sweep."""
+        self._open.pop(request_id, None)
+        self._restoring.forget(request_id)
+
     async def settle(self, record: UsageRecord) -> bool:
         """End a reservation of this process with what was really used; a second time does nothing.
 

@@ -33,6 +33,7 @@ _PACKAGE = "gateway.quota.scripts"
 _RESERVE = LuaScript("quota_reserve", _PACKAGE)
 _END = LuaScript("quota_end", _PACKAGE)
 _RENEW = LuaScript("quota_renew", _PACKAGE)
+_TAKE_OVER = LuaScript("quota_take_over", _PACKAGE)
 _SEED = LuaScript("quota_seed", _PACKAGE)
 _UNSEED = LuaScript("quota_unseed", _PACKAGE)
 _STATUS = LuaScript("quota_status", _PACKAGE)
@@ -80,11 +81,12 @@ class QuotaStore:
         told: Any = await self._executor.execute_command("INFO", "server")
         return str(told["run_id"])
 
-    async def settle(self, record: UsageRecord) -> bool:
+    async def settle(self, record: UsageRecord, *, expired_ms: int | None = None) -> bool:
         """End a reservation with what was really used, and append the record for the ledger.
 
         Return False if the reservation was not open any more: then the record is appended all the same,
-        and the ledger keeps the first one of the request.
+        and the ledger keeps the first one of the request. With `expired_ms` only a reservation is ended
+        whose lease ran out then and was not renewed since; else nothing happens.
         """
         subjects = [
             subject_of(scope, id_)
@@ -93,7 +95,9 @@ class QuotaStore:
         ]
         used = [1, record.prompt_tokens, record.completion_tokens, record.cost_micros]
         return await self._end(
-            record.tenant_id, record.request_id, [*used, encode_usage(record), *subjects]
+            record.tenant_id,
+            record.request_id,
+            [*used, encode_usage(record), "" if expired_ms is None else expired_ms, *subjects],
         )
 
     async def release(self, tenant_id: str, request_id: str) -> bool:
@@ -101,7 +105,7 @@ class QuotaStore:
 
         Return False if it was not open. Should it come later than its release, it takes nothing.
         """
-        return await self._end(tenant_id, request_id, [0, 0, 0, 0, ""])
+        return await self._end(tenant_id, request_id, [0, 0, 0, 0, "", ""])
 
     async def _end(self, tenant_id: str, request_id: str, how: list[Argument]) -> bool:
         bucket = keys.bucket_of(tenant_id)
@@ -124,6 +128,19 @@ class QuotaStore:
             [keys.bucket_prefix(bucket), lease_ms, *request_ids],
         )
         return [request_id.decode() for request_id in unknown]
+
+    async def take_over(self, request: ReservationRequest, *, lease_ms: int) -> bool:
+        """Renew the lease of another gateway's reservation, which has this draft of its record from now on.
+
+        Return False if it is not open (any more).
+        """
+        bucket = keys.bucket_of(request.tenant_id)
+        taken = await _TAKE_OVER.run(
+            self._executor,
+            [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
+            [keys.bucket_prefix(bucket), request.request_id, lease_ms, request.record],
+        )
+        return bool(taken)
 
     async def seed(
         self,

@@ -13,6 +13,7 @@ from gateway.errors import (
     NoWorkerError,
     OverloadedError,
     PoisonousRequestError,
+    RequestCancelledError,
 )
 
 RETRY_AFTER_SECONDS = 1.0
@@ -46,6 +47,8 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
                 "The gateway that served this request is stopping. Please try again.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
+        case FailureCode.CANCELLED:
+            return RequestCancelledError("The request was cancelled.")
         case FailureCode.POISONOUS:
             return PoisonousRequestError(
                 "Engines died twice while they ran this request; it is not tried again."

@@ -7,11 +7,13 @@ from contract.outcomes import FailureCode
 from gateway.errors import (
     ApiError,
     BadRequestError,
+    GatewayStoppingError,
     GenerationFailedError,
     GenerationTimeoutError,
     NoWorkerError,
     OverloadedError,
     PoisonousRequestError,
+    RequestCancelledError,
 )
 from gateway.stream.failures import to_api_error
 
@@ -26,6 +28,8 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.POISONOUS: (PoisonousRequestError, 500, False),
     FailureCode.TAKEN_OVER: (GenerationFailedError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
+    FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),
+    FailureCode.CANCELLED: (RequestCancelledError, 409, False),
 }
 
 

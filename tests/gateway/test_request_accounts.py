@@ -289,10 +289,11 @@ async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
     claim = await worker.claim_one()
     job = claim.job
     await worker.send(job.gateway, deltas=[Delta(job.handle, 1, 0, 0, "word", [5, 6])])
-    await asyncio.sleep(0.1)
-    await worker.lose(claim)
+    failed = JobFailed(job.handle, 1, FailureCode.ENGINE_ERROR, "")
+    await worker.send(job.gateway, failed=[failed])
     response = await task
     assert '"error"' in response.text
+    await worker.lose(claim)
     [record] = await customer.records(1, seconds=8)
     assert record.outcome is Outcome.FAILED
     assert (record.prompt_tokens, record.completion_tokens) == (len(job.prompt_token_ids), 2)

@@ -8,11 +8,13 @@
 -- KEYS[1] reservation  KEYS[2] open reservations  KEYS[3] usage records
 -- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] 1 to settle, 0 to release
 -- ARGV[4] prompt tokens  ARGV[5] completion tokens  ARGV[6] cost in micro-dollars (all 0 to release)
--- ARGV[7] usage record (empty to release)  ARGV[8..] names of the subjects, if there is no reservation
+-- ARGV[7] usage record (empty to release)  ARGV[8] when its lease ran out, to end it only if nobody has renewed it
+--   since and it is still open, or empty  ARGV[9..] names of the subjects, if there is no reservation
 -- Output 1 if the reservation was open, else 0
 local RELEASED_MS, ACCOUNT_MS = 120000, 3456000000
 local requests, prompt, completion = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local cost, is_settle = tonumber(ARGV[6]), ARGV[3] == '1'
+if ARGV[8] ~= '' and tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or '0') ~= tonumber(ARGV[8]) then return 0 end
 local fields = redis.call('HMGET', KEYS[1], 'created_ms', 'slot', 'day', 'month', 'prompt', 'completion', 'cost',
   'subjects', 'windows', 'held', 'slots_held', 'prepaid')
 
@@ -25,7 +27,7 @@ if not fields[1] then
     redis.call('PEXPIRE', KEYS[1], RELEASED_MS)
     return 0
   end
-  for i = 8, #ARGV do
+  for i = 9, #ARGV do
     local account = ARGV[1] .. 'account:' .. ARGV[i]
     redis.call('HINCRBY', account, 'v', 1)
     redis.call('HDEL', account, 'seeded')

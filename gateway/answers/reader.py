@@ -1,0 +1,217 @@
+"""Somebody who reads an answer from its journal, wherever its owner is."""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from redis.exceptions import RedisError
+from typing_extensions import override
+
+from contract.messages import Follow, JobFailed, JobFinished
+from contract.outcomes import FailureCode
+from gateway.answers.entries import Received, decode_entry
+from gateway.answers.head import AnswerHead
+from gateway.answers.store import AnswerState, AnswerStore, StoredAnswer
+from gateway.dispatch.generation import Generation, Reply
+from gateway.errors import ApiError, StoreUnavailableError
+from gateway.stream.completion import Completion
+from gateway.tasks import end_task, raise_if_cancelled
+
+REPEAT_SECONDS: Final = 2.0
+"""How often an owner is asked again to tell when there is more, and whether it lives."""
+PAUSE_SECONDS: Final = 0.2
+MISSING_SECONDS: Final = 10.0
+"""How long an answer may be missing that was there: a Redis that lost it has it again from its owner."""
+REPLIES_AT_ONCE: Final = 256
+"""Replies that are handed over before others have their turn."""
+OVERDUE_SECONDS: Final = 60.0
+"""How long after its deadline an answer is read at most that does not end."""
+
+logger = logging.getLogger(__name__)
+
+
+class Library(Protocol):
+    """What readers need of the process."""
+
+    store: AnswerStore
+
+    async def keep_running(self, answer: StoredAnswer) -> str:
+        """See to it that an answer has an owner that lives and follows its jobs; return it.
+
+        Raises an ApiError if it cannot go on, and RedisError.
+        """
+
+    def follow(self, owner: str, follow: Follow) -> None:
+        """Send a `Follow` to an owner."""
+
+    def forget_reader(self, handle: int) -> None:
+        """Somebody reads no longer."""
+
+
+class AttachedGeneration(Generation):
+    """Hands over what its reader has read, at the pace of whoever takes it."""
+
+    def __init__(self) -> None:
+        super().__init__(max_unread_bytes=sys.maxsize)
+        self._was_taken = asyncio.Event()
+
+    @override
+    async def replies(self) -> list[Reply]:
+        taken = await super().replies()
+        self._was_taken.set()
+        return taken
+
+    async def hand_over(self, received: Sequence[Received]) -> None:
+        """Hand messages over and wait until they were taken."""
+        for start in range(0, len(received), REPLIES_AT_ONCE):
+            self._was_taken.clear()
+            for index, message in received[start : start + REPLIES_AT_ONCE]:
+                self.push(index, message)
+            while self._replies and not self._was_taken.is_set():
+                await self._was_taken.wait()
+
+
+class Attachment:
+    """Somebody who reads an answer: everything from its beginning, then what comes."""
+
+    def __init__(self, library: Library, head: AnswerHead, *, gateway: str, handle: int) -> None:
+        self.completion: Completion = head.completion()
+        self.generation: Generation
+        """Hands the same replies over, in the same order, as the one that the answer began with.
+
+        It does not overflow: who reads slowly just reads later.
+        """
+        self._attached = self.generation = AttachedGeneration()
+        for index, job in enumerate(head.jobs):
+            self._attached.expect(index, job)
+        self._library = library
+        self._head = head
+        self._gateway = gateway
+        self._handle = handle
+        self._index = 0
+        self._unfinished = len(head.jobs)
+        self._has_failed = False
+        self._is_stuck = False
+        self._owner = ""
+        self._grown = asyncio.Event()
+        self._is_left = asyncio.Event()
+        # Who takes nothing for a while wants the answer all the same.
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._follow())]
+
+    def grown(self) -> None:
+        """Hear that there is more to read."""
+        self._grown.set()
+
+    async def aclose(self) -> None:
+        """Stop reading. An answer that nobody reads any more is ended, unless it is a background one."""
+        self._library.forget_reader(self._handle)
+        for task in self._tasks:
+            await end_task(task)
+        if self._owner and not self._is_complete:
+            self._tell_owner(is_over=True)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._has_failed or self._unfinished == 0
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            await self._read_all()
+        except Exception:
+            logger.exception("answer %s cannot be read", self._head.request_id)
+            self._fail(FailureCode.REPLIES_LOST)
+
+    async def _read_all(self) -> None:
+        overdue_at = time.monotonic() + self._head.most_ms / 1000 + OVERDUE_SECONDS
+        seen_at = time.monotonic()
+        while not self._is_complete:
+            if time.monotonic() > min(seen_at + MISSING_SECONDS, overdue_at):
+                self._fail(FailureCode.REPLIES_LOST)
+                return
+            self._grown.clear()
+            try:
+                is_there = await self._read_page()
+            except RedisError as error:
+                logger.warning("cannot read an answer now: %s", type(error).__name__)
+                is_there = True  # For all that can be known.
+                await asyncio.sleep(PAUSE_SECONDS)
+            raise_if_cancelled()
+            if is_there:
+                seen_at = time.monotonic()
+            else:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _read_page(self) -> bool:
+        """Read what there is, and wait for more if that was all. Return False if there is no such answer."""
+        answer = await self._library.store.read(self._head.request_id, index=self._index)
+        if answer is None:
+            return False
+        for entry in answer.entries:
+            await self._take(entry)
+        if self._index >= answer.entries_in_all and not self._is_complete:
+            await self._wait_for_more(answer.standing.state)
+        return True
+
+    async def _take(self, entry: bytes) -> None:
+        received, _ = decode_entry(entry)
+        for _, message in received:
+            if isinstance(message, JobFinished):
+                self._unfinished -= 1
+            elif isinstance(message, JobFailed):
+                self._has_failed = True
+        self._index += 1
+        await self._attached.hand_over(received)
+
+    async def _wait_for_more(self, state: AnswerState) -> None:
+        if state.is_end:
+            # The end of its journal says how it ended; it is missing only if something went wrong.
+            self._fail(FailureCode.REPLIES_LOST)
+        elif self._is_stuck:
+            self._fail(FailureCode.WORKER_LOST)
+        else:
+            if state is AnswerState.LEFT:
+                self._is_left.set()
+            # A notice may get lost.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_SECONDS):
+                    await self._grown.wait()
+
+    def _fail(self, code: FailureCode) -> None:
+        self._has_failed = True
+        self._attached.push(0, JobFailed(0, 0, code, ""))
+
+    # -- keeping it running ----------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Tell its owner again and again that the answer is wanted, and see whether the owner lives."""
+        while not self._is_complete:
+            self._is_left.clear()
+            try:
+                answer = await self._library.store.read(self._head.request_id, most=0)
+                if answer is not None and not answer.standing.state.is_end:
+                    self._owner = await self._library.keep_running(answer)
+                    self._tell_owner()
+            except RedisError as error:
+                logger.warning("cannot follow an answer now: %s", type(error).__name__)
+            except StoreUnavailableError:
+                pass  # Redis is away.
+            except ApiError as error:
+                # What the answer needs to go on is not to be had now; its reader may come back later.
+                logger.warning("answer %s cannot go on: %s", self._head.request_id, error.code)
+                self._is_stuck = True
+                self._grown.set()
+                return
+            raise_if_cancelled()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_SECONDS):
+                    await self._is_left.wait()
+
+    def _tell_owner(self, *, is_over: bool = False) -> None:
+        follow = Follow(self._head.request_id, self._gateway, self._handle, is_over)
+        self._library.follow(self._owner, follow)

@@ -1,0 +1,13 @@
+-- Begin a new term of an answer: make it another gateway's.
+--
+-- KEYS[1] answer  KEYS[2] journal
+-- ARGV[1] the term that ends  ARGV[2] its state  ARGV[3] milliseconds to live  ARGV[4] owner  ARGV[5] handles
+-- ARGV[6] state from now on  ARGV[7] head
+-- Output the new term, or 0 if the answer is gone or something else by now (nothing is changed)
+local known = redis.call('HMGET', KEYS[1], 'term', 'state')
+if known[1] ~= ARGV[1] or known[2] ~= ARGV[2] then return 0 end
+local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
+redis.call('HSET', KEYS[1], 'owner', ARGV[4], 'handles', ARGV[5], 'state', ARGV[6], 'head', ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return term

@@ -1,0 +1,16 @@
+-- Add to an answer's journal, and say how it stands. Entries that an earlier call has added are not added again.
+--
+-- KEYS[1] answer  KEYS[2] journal
+-- ARGV[1] term  ARGV[2] milliseconds to live  ARGV[3] entries that stand before the given ones  ARGV[4] handles
+-- ARGV[5] reservation  ARGV[6] state  ARGV[7] tokens settled  ARGV[8..] journal entries
+-- Output 1 done, 0 another's by now, -1 Redis has lost the answer or some of it (nothing is changed)
+local term = redis.call('HGET', KEYS[1], 'term')
+if not term or tonumber(term) < tonumber(ARGV[1]) then return -1 end
+if term ~= ARGV[1] then return 0 end
+local known = redis.call('LLEN', KEYS[2]) - ARGV[3]
+if known < 0 then return -1 end
+for i = 8 + known, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+redis.call('HSET', KEYS[1], 'handles', ARGV[4], 'reservation', ARGV[5], 'state', ARGV[6], 'settled', ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+return 1

@@ -1,0 +1,247 @@
+"""Going on with an answer whose owner is gone, or which everybody had left."""
+
+import asyncio
+import logging
+from typing import Any, Final, Protocol
+
+import msgspec
+from redis.asyncio import Redis
+
+from contract import clock, keys, messages
+from contract.dialect import Dialect
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
+from gateway import telemetry
+from gateway.accounts.usage import UsageRecord, encode_usage
+from gateway.answers.entries import Received, decode_entry, encode_entry
+from gateway.answers.head import AnswerHead
+from gateway.answers.history import History, frame_messages
+from gateway.answers.kept import LIVE_GRACE_MS, KeptAnswer, Office
+from gateway.answers.settlement import Account
+from gateway.answers.store import AnswerState, Counts, Standing, StoredAnswer
+from gateway.dispatch.dispatcher import Adopted
+from gateway.dispatch.generation import Generation
+from gateway.errors import ApiError, StoreUnavailableError
+from gateway.quota.answers import ReservationRequest
+from gateway.quota.reservations import Admission
+
+MOST_AT_ONCE: Final = 8
+"""Answers that are taken over at the same time, when a gateway with many of them is gone."""
+FRAMES_AT_ONCE: Final = 256
+
+logger = logging.getLogger(__name__)
+
+
+class Shelf(Office, Protocol):
+    """What taking over needs of the process."""
+
+    def keep(self, kept: KeptAnswer) -> None:
+        """Own an answer that was taken over."""
+
+
+class TakeOver:
+    """Takes answers over for one gateway process."""
+
+    def __init__(self, client: "Redis", shelf: Shelf, *, max_unread_bytes: int) -> None:
+        self._client = client
+        self._shelf = shelf
+        self._max_unread_bytes = max_unread_bytes
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def run(self, answer: StoredAnswer) -> None:
+        """Own an answer and follow its jobs from now on, unless somebody else was faster.
+
+        Raises an ApiError if it cannot go on, and RedisError: then it can be tried again.
+        """
+        async with self._turns:
+            await self._run(answer)
+
+    async def _run(self, answer: StoredAnswer) -> None:
+        head, shelf = answer.head, self._shelf
+        is_running = answer.standing.state is AnswerState.RUNNING
+        if not is_running:
+            head = _with_new_deadline(head)
+        term = await shelf.store.adopt(
+            head,
+            term=answer.term,
+            state=answer.standing.state,
+            owner=shelf.dispatcher.gateway,
+            live_ms=head.most_ms + LIVE_GRACE_MS + head.retention_ms,
+        )
+        if not term:
+            return
+        # What an earlier owner writes from now on is refused, so this is all there is.
+        history, entries, through = await self._read_journal(head)
+        unread: list[Received] = []
+        if is_running:
+            unread = history.add_unread(await self._read_replies(answer, through))
+        generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
+        try:
+            account, standing = await self._account(answer, term, history, generation)
+        except StoreUnavailableError:
+            raise
+        except ApiError:
+            await self._leave(answer, term, history, entries=entries, unread=unread)
+            raise
+        kept = KeptAnswer(
+            shelf,
+            head,
+            account,
+            term=term,
+            standing=standing,
+            entries=entries,
+            has_consumer=False,
+        )
+        kept.recall(history.received, unread=unread)
+        shelf.keep(kept)
+        self._follow_jobs(kept, history)
+        telemetry.ANSWERS_TAKEN_OVER.labels(answer.standing.state).inc()
+        logger.info("answer %s is this gateway's now", head.request_id)
+
+    def _follow_jobs(self, kept: KeptAnswer, history: History) -> None:
+        """Go on with the jobs that have not ended."""
+        head, generation = kept.head, kept.generation
+        adopted = [
+            Adopted(job, history.of(index), max(history.jobs[index].attempt, 1))
+            for index, job in enumerate(head.jobs)
+        ]
+        try:
+            if history.failure is None:
+                self._shelf.dispatcher.adopt(
+                    head.record.model, adopted, weight=head.weight, generation=generation
+                )
+        except ValueError:
+            logger.exception("answer %s cannot go on", head.request_id)
+            generation.push(0, JobFailed(0, 0, FailureCode.REPLIES_LOST, ""))
+        kept.has_begun(tuple(ticket.job.handle for ticket in generation.tickets))
+
+    # -- what there is of it ---------------------------------------------------------------------
+
+    async def _read_journal(self, head: AnswerHead) -> tuple[History, list[bytes], str]:
+        """Return what the journal says, its entries, and the last reply that is in it."""
+        history, through = History(head.jobs), ""
+        entries: list[bytes] = []
+        while True:
+            page = await self._shelf.store.read(head.request_id, index=len(entries))
+            if page is None or not page.entries:
+                return history, entries, through
+            for entry in page.entries:
+                received, through = decode_entry(entry)
+                history.add(received)
+                entries.append(entry)
+
+    async def _read_replies(self, answer: StoredAnswer, through: str) -> list[Received]:
+        """Return what came for an owner and is not in the journal, whether the owner has read it or not."""
+        prompts = {handle: index for index, handle in enumerate(answer.standing.handles)}
+        received: list[Received] = []
+        last = through
+        while prompts:
+            found: Any = await self._client.xrange(
+                keys.replies(answer.owner), min=f"({last}" if last else "-", count=FRAMES_AT_ONCE
+            )
+            for entry_id, fields in found:
+                last = entry_id.decode()
+                received += _messages(fields, prompts)
+            if len(found) < FRAMES_AT_ONCE:
+                break
+        return received
+
+    # -- who pays for it -------------------------------------------------------------------------
+
+    async def _account(
+        self, answer: StoredAnswer, term: int, history: History, generation: Generation
+    ) -> tuple[Account, Standing]:
+        """Go on with the reservation, or make a new one for what is left if it was settled."""
+        head, standing, desk = answer.head, answer.standing, self._shelf.desk
+        draft = self._draft(head, standing.reservation, standing.settled)
+        is_running = standing.state is AnswerState.RUNNING
+        is_open = is_running and await desk.reservations.take_over(
+            _reservation_request(head, draft)
+        )
+        if is_open or history.has_finished or history.failure is not None:
+            admission = Admission(head.record.created_ms, {})
+        else:
+            settled = history.counts() if is_running else standing.settled
+            draft = self._draft(head, f"{head.request_id}.{term}", settled)
+            standing = standing._replace(reservation=draft.request_id, settled=settled)
+            admission = await desk.reservations.reserve(
+                _reservation_request(head, draft), is_openai=draft.dialect == Dialect.OPENAI
+            )
+        account = desk.open(draft, admission, generation)
+        return account, standing._replace(state=AnswerState.RUNNING, handles=())
+
+    def _draft(self, head: AnswerHead, reservation: str, settled: Counts) -> UsageRecord:
+        return msgspec.structs.replace(
+            head.record,
+            request_id=reservation,
+            gateway=self._shelf.dispatcher.gateway,
+            **settled._asdict(),
+        )
+
+    async def _leave(
+        self,
+        answer: StoredAnswer,
+        term: int,
+        history: History,
+        *,
+        entries: list[bytes],
+        unread: list[Received],
+    ) -> None:
+        """Let an answer that cannot go on now wait for somebody who comes back."""
+        standing = answer.standing
+        settled = standing.settled if standing.state is AnswerState.LEFT else history.counts()
+        await self._shelf.store.append(
+            answer.head.request_id,
+            term=term,
+            index=len(entries),
+            entries=[encode_entry(unread, "")] if unread else [],
+            standing=Standing(AnswerState.LEFT, standing.reservation, settled, ()),
+            live_ms=answer.head.retention_ms,
+        )
+
+
+def _generation(history: History, *, max_unread_bytes: int) -> Generation:
+    """Return a generation that has received a history, and keeps no replies."""
+    generation = Generation(max_unread_bytes=max_unread_bytes)
+    generation.detach()
+    for index, message in history.received:
+        generation.push(index, message)
+    return generation
+
+
+def _messages(fields: dict[bytes, bytes], prompts: dict[int, int]) -> list[Received]:
+    try:
+        return list(frame_messages(messages.decode_frame(fields[b"f"]), prompts))
+    except (msgspec.MsgspecError, KeyError):
+        # What it said is lost; the job goes on from what came before.
+        logger.exception("a reply frame cannot be read")
+        return []
+
+
+def _with_new_deadline(head: AnswerHead) -> AnswerHead:
+    deadline_ms = clock.now_ms() + head.most_ms
+    jobs = [msgspec.structs.replace(job, deadline_ms=deadline_ms) for job in head.jobs]
+    return msgspec.structs.replace(head, jobs=jobs)
+
+
+def _reservation_request(head: AnswerHead, draft: UsageRecord) -> ReservationRequest:
+    """Return the most that an answer may use which was settled before."""
+    prompt_tokens = sum(len(job.prompt_token_ids) for job in head.jobs)
+    completion_tokens = sum(job.max_tokens * job.best_of for job in head.jobs)
+    most = draft.used(
+        prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=completion_tokens
+    )
+    return ReservationRequest(
+        request_id=draft.request_id,
+        tenant_id=draft.tenant_id,
+        subjects=head.subjects,
+        prompt_tokens=most.prompt_tokens,
+        completion_tokens=most.completion_tokens,
+        cost_micros=draft.cost_of(
+            prompt_tokens=most.prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=most.completion_tokens,
+        ),
+        is_prepaid=draft.is_prepaid,
+        record=encode_usage(draft),
+    )

@@ -1,0 +1,459 @@
+"""An answer outlives the gateway that owns it, and everybody who reads it."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import JobStarted
+from contract.outcomes import FailureCode, FinishReason
+from gateway.accounts.limits import Limits
+from gateway.accounts.usage import Outcome
+from gateway.answers.answers import AnswerState
+from gateway.errors import RateLimitError
+from tests.answers.conftest import OpenHouse
+from tests.answers.house import (
+    House,
+    Reader,
+    Submitted,
+    counts_of,
+    usage_records,
+)
+from tests.gateway.conftest import eventually, nothing_left
+from tests.support.fake_worker import FakeWorker
+
+LATE = 3600.0
+"""A journal interval after which nothing is written but what has to be at once."""
+
+
+async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int]]:
+    """Wait until these requests and no others have records; return outcomes and counts."""
+
+    async def are_settled() -> bool:
+        return len(await usage_records(redis)) >= len(request_ids)
+
+    await eventually(are_settled, seconds=8, what="the settlement")
+    records = await usage_records(redis)
+    assert list(records) == list(request_ids), records
+    assert not await redis.exists(*(keys.open_reservations(b) for b in range(keys.BUCKETS)))
+    return [counts_of(records[request_id]) for request_id in request_ids]
+
+
+async def state_is(house: House, request_id: str, state: AnswerState) -> None:
+    async def is_so() -> bool:
+        return (await house.find(request_id)).state is state
+
+    await eventually(is_so, seconds=8, what=f"the answer being {state}")
+
+
+@pytest.mark.parametrize("journal_seconds", [0.02, LATE], ids=["journal", "reply stream"])
+async def test_answer_goes_on_at_another_gateway_when_its_owner_dies(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis", journal_seconds: float
+) -> None:
+    first = await open_house("gw1", journal_seconds=journal_seconds)
+    second = await open_house("gw2")
+    request = await first.submit()
+    direct = Reader(request.generation)
+    claim = await worker.claim_one()
+    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 2)])
+    await worker.say(claim, "a", "b")
+    await direct.until_text("ab")
+    await first.kill()
+    await worker.say(claim, "c")
+
+    attachment = await second.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("abc")
+    again = await worker.claim_one()
+
+    resumption = again.job.resumption
+    assert resumption is not None
+    assert [each.token_ids for each in resumption.sequences] == [[100, 101, 102]]
+    assert (resumption.prompt_tokens, resumption.cached_tokens) == (3, 2)
+    await worker.say(claim, "late")
+    await worker.say(again, "d", finish=FinishReason.STOP)
+    await worker.finish(again)
+    await reader.to_the_end()
+    assert reader.text == "abcd"
+    await attachment.aclose()
+    assert await settled(redis, request.id) == [("finished", 3, 4)]
+    await state_is(second, request.id, AnswerState.FINISHED)
+    assert await nothing_left(redis, "m")
+
+
+async def test_answer_whose_end_its_owner_did_not_write_is_told_and_settled(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first = await open_house("gw1", journal_seconds=LATE)
+    second = await open_house("gw2")
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await first.kill()
+    await worker.say(claim, "a", "b", finish=FinishReason.STOP)
+    await worker.finish(claim)
+
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+
+    assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    await state_is(second, request.id, AnswerState.FINISHED)
+
+
+async def test_several_gateways_that_attach_take_an_answer_over_once(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first = await open_house("gw1")
+    others = [await open_house(f"gw{number}") for number in (2, 3, 4)]
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await Reader(request.generation).until_text("a")
+    await first.kill()
+
+    attachments = await asyncio.gather(*(house.attach(request.id) for house in others))
+    readers = [Reader(each.generation) for each in attachments]
+    again = await worker.claim_one()
+    await worker.say(again, "b", finish=FinishReason.STOP)
+    await worker.finish(again)
+
+    for reader in readers:
+        await reader.to_the_end()
+        assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    assert (await others[0].find(request.id)).term == 2
+
+
+async def test_answer_is_taken_over_again_and_again(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    houses = [await open_house(f"gw{number}") for number in range(1, 5)]
+    request = await houses[0].submit(prompts=2)
+    claims = await worker.claim(2)
+    for claim in claims:
+        await worker.say(claim, "a")
+    await Reader(request.generation).until(lambda r: r.text_of(0) and r.text_of(1))
+    expected = "a"
+    for number, house in enumerate(houses[1:], start=2):
+        await houses[number - 2].kill()
+        attachment = await house.attach(request.id)
+        reader = Reader(attachment.generation)
+        claims = await worker.claim(2)
+        for claim in claims:
+            await worker.say(claim, str(number))
+        expected += str(number)
+        await reader.until(lambda r, e=expected: r.text_of(0) == e and r.text_of(1) == e)  # type: ignore[misc]
+    for claim in claims:
+        await worker.say(claim, ".", finish=FinishReason.STOP)
+        await worker.finish(claim)
+    await reader.to_the_end(2)
+    assert reader.text_of(1) == "a234."
+    assert await settled(redis, request.id) == [("finished", 6, 10)]
+
+
+async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit()
+    direct = Reader(request.generation)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await direct.until_text("a")
+    await redis.delete(keys.gateway_alive("gw1"))
+
+    attachment = await second.attach(request.id)
+    reader = Reader(attachment.generation)
+    await worker.say(claim, "lost")
+    again = await worker.claim_one()
+    await direct.to_the_end()
+    assert direct.failure is not None
+    assert direct.failure.code is FailureCode.TAKEN_OVER
+    first.answers.leave(request.account)
+    await worker.say(again, "b", finish=FinishReason.STOP)
+    await worker.finish(again)
+    await reader.to_the_end()
+
+    assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    assert not first.answers._kept
+    assert first.dispatcher.jobs_in_flight == 0
+    assert first.reservations.open_requests == 0
+
+
+# -- answers that everybody left ----------------------------------------------------------------
+
+
+async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: object) -> Submitted:
+    """Begin an answer, of which two tokens come, and leave it."""
+    request = await first.submit(**parameters)  # type: ignore[arg-type]
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", "b")
+    await Reader(request.generation).until_text("ab")
+    first.answers.leave(request.account)
+    control = keys.control("m", worker.name)
+    await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
+    # The engine had gone further when it was told.
+    await worker.drop(claim, tokens=3)
+    await state_is(first, request.id, AnswerState.LEFT)
+    return request
+
+
+@pytest.mark.parametrize("at", ["gw1", "gw2"])
+async def test_left_answer_goes_on_and_every_token_is_charged_once(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
+) -> None:
+    request = await left(first, worker, redis)
+    assert await settled(redis, request.id) == [("cancelled", 3, 3)]
+
+    house = first if at == "gw1" else second
+    attachment = await house.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("ab")
+    claim = await worker.claim_one()
+    assert claim.job.resumption is not None
+    assert claim.job.resumption.sequences[0].token_ids == [100, 101]
+    await worker.say(claim, "c", "d", finish=FinishReason.STOP)
+    await worker.finish(claim)
+    await reader.to_the_end()
+
+    assert reader.text == "abcd"
+    assert await settled(redis, request.id, f"{request.id}.2") == [
+        ("cancelled", 3, 3),
+        ("finished", 0, 1),
+    ]
+    await attachment.aclose()
+
+
+async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    limits = Limits(concurrent_requests=1)
+    request = await left(first, worker, redis, limits=limits)
+    other = await first.submit(limits=limits)
+    with pytest.raises(RateLimitError):
+        await second.attach(request.id)
+    await state_is(second, request.id, AnswerState.LEFT)
+    other.account.end(Outcome.CANCELLED)
+
+    async def goes_on() -> bool:
+        try:
+            await second.attach(request.id)
+        except RateLimitError:
+            return False
+        return True
+
+    await eventually(goes_on, seconds=5, what="going on")
+    claim = await worker.claim_one()
+    assert claim.job.id == f"{request.id}-0"
+
+
+async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_when_it_goes_on(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit()
+    first.answers.leave(request.account)
+    await state_is(second, request.id, AnswerState.LEFT)
+    assert await settled(redis, request.id) == [("cancelled", 0, 0)]
+
+    reader = Reader((await second.attach(request.id)).generation)
+    claim = await worker.claim_one()
+    assert claim.job.resumption is None
+    await worker.say(claim, "a", finish=FinishReason.STOP)
+    await worker.finish(claim)
+    await reader.to_the_end()
+
+    assert (await settled(redis, request.id, f"{request.id}.2"))[1] == ("finished", 3, 1)
+
+
+async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await Reader(request.generation).until_text("a")
+    first.answers.leave(request.account)
+
+    reader = Reader((await second.attach(request.id)).generation)
+    control = keys.control("m", worker.name)
+    await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
+    await worker.drop(claim, tokens=1)
+    again = await worker.claim_one()
+    await worker.say(again, "b", finish=FinishReason.STOP)
+    await worker.finish(again)
+
+    await reader.to_the_end()
+    assert reader.text == "ab"
+
+
+# -- background ---------------------------------------------------------------------------------
+
+
+async def test_background_answer_needs_nobody(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", finish=FinishReason.STOP)
+    await worker.finish(claim)
+
+    assert await settled(redis, request.id) == [("finished", 3, 1)]
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+    assert reader.text == "a"
+
+
+async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hears(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await eventually(lambda: first.answers._kept[request.id]._written, seconds=5, what="journal")
+    await first.kill()
+    await worker.lose(claim, tokens=1)
+
+    again = await worker.claim_one()
+    await worker.say(again, "b", finish=FinishReason.STOP)
+    await worker.finish(again)
+
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+    assert reader.text == "ab"
+
+
+async def test_background_answer_outlives_all_gateways(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first = await open_house("gw1")
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await eventually(lambda: first.answers._kept[request.id]._written, seconds=5, what="journal")
+    await first.kill()
+    await redis.delete(keys.leases("m"), keys.job("m", f"{request.id}-0"))
+
+    second = await open_house("gw2")
+    assert (await second.find(request.id)).state is AnswerState.RUNNING
+    again = await worker.claim_one()
+    await worker.say(again, "b", finish=FinishReason.STOP)
+    await worker.finish(again)
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    followed = await first.submit()
+    claims = await worker.claim(2)
+    for claim in claims:
+        await worker.say(claim, "a")
+    attachment = await second.attach(followed.id)
+    reader = await Reader(attachment.generation).until_text("a")
+    await eventually(lambda: first.answers._kept[followed.id]._followers, seconds=5, what="Follow")
+    await eventually(
+        lambda: first.answers._kept[request.id].generation.received_tokens[0], seconds=5, what="a"
+    )
+    first.answers.leave(followed.account)
+
+    await first.leave()
+    assert not await usage_records(redis)
+    for claim in claims:
+        await worker.lose(claim, tokens=1)
+    for claim in await worker.claim(2):
+        await worker.say(claim, "b", finish=FinishReason.STOP)
+        await worker.finish(claim)
+
+    await reader.to_the_end()
+    assert reader.text == "ab"
+    records = await settled_all(redis, 2)
+    assert records == {
+        request.id: ("finished", 3, 2),
+        followed.id: ("finished", 3, 2),
+    }
+
+
+async def settled_all(redis: "Redis", number: int) -> dict[str, tuple[str, int, int]]:
+    async def are_settled() -> bool:
+        return len(await usage_records(redis)) >= number
+
+    await eventually(are_settled, seconds=8, what="the settlement")
+    return {id_: counts_of(record) for id_, record in (await usage_records(redis)).items()}
+
+
+# -- cancelling ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["gw1", "gw2"])
+async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
+) -> None:
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    attachment = await second.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("a")
+    house = first if at == "gw1" else second
+
+    answer = await house.answers.cancel(await house.find(request.id))
+    assert answer.state is AnswerState.CANCELLED
+    await worker.drop(claim, tokens=2)
+
+    for generation in (
+        request.generation,
+        attachment.generation,
+        (await second.attach(request.id)).generation,
+    ):
+        reader = await Reader(generation).to_the_end()
+        assert reader.failure is not None
+        assert reader.failure.code is FailureCode.CANCELLED
+    assert await settled(redis, request.id) == [("cancelled", 3, 2)]
+    again = await second.answers.cancel(await second.find(request.id))
+    assert again.state is AnswerState.CANCELLED
+    assert await nothing_left(redis, "m")
+
+
+async def test_answer_of_a_dead_gateway_can_be_cancelled(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await Reader(request.generation).until_text("a")
+    await first.kill()
+
+    answer = await second.answers.cancel(await second.find(request.id))
+
+    assert answer.state is AnswerState.CANCELLED
+    assert await settled(redis, request.id) == [("cancelled", 3, 1)]
+
+
+async def test_left_answer_can_be_cancelled_and_is_not_settled_again(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await left(first, worker, redis)
+
+    answer = await second.answers.cancel(await second.find(request.id))
+
+    assert answer.state is AnswerState.CANCELLED
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+    assert reader.text == "ab"
+    assert reader.failure is not None
+    assert reader.failure.code is FailureCode.CANCELLED
+    assert await settled(redis, request.id) == [("cancelled", 3, 3)]
+
+
+async def test_finished_answer_cannot_be_cancelled(first: House, worker: FakeWorker) -> None:
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", finish=FinishReason.STOP)
+    await worker.finish(claim)
+    await Reader(request.generation).to_the_end()
+    await request.account.finish()
+    await state_is(first, request.id, AnswerState.FINISHED)
+
+    answer = await first.answers.cancel(await first.find(request.id))
+
+    assert answer.state is AnswerState.FINISHED
