@@ -275,8 +275,8 @@ class Answers:
     async def _is_alive(self, owner: str) -> bool:
         if owner == self.dispatcher.gateway:
             return False  # It would be kept.
-        if not self.dispatcher.is_steady:
-            # After an outage nobody has said yet that he lives.
+        if not (self.dispatcher.is_steady and self.dispatcher.may_judge_others()):
+            # After an outage others may not have said yet that they live.
             return True
         return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(owner)))
 

@@ -266,7 +266,7 @@ class Dispatcher:
         self._steady_since = time.monotonic()
         self._is_announced = False
 
-    def _may_judge_others(self) -> bool:
+    def may_judge_others(self) -> bool:
         """Whether other gateways, of which a restarted Redis may not know, have had time to say that they live."""
         return time.monotonic() - self._began_at >= self._resume_after_seconds
 
@@ -533,7 +533,7 @@ class Dispatcher:
         elif not is_ours and await self._client.exists(keys.gateway_alive(lost.gateway)):
             frame = messages.encode(Frame(self.gateway, 0, lost=[notice]))
             await self._client.xadd(keys.replies(lost.gateway), {"f": frame})
-        elif not is_ours and not self._may_judge_others():
+        elif not is_ours and not self.may_judge_others():
             return
         elif is_ours or self.on_orphan is None or not await self.on_orphan(model, lost):
             # Nobody waits for it: its gateway is gone, or has taken it back.
