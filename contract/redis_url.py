@@ -93,7 +93,9 @@ def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
     sentinels: Any = redis.Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
         address.hosts, sentinel_kwargs=_sentinel_options(address, options)
     )
-    master: redis.Redis = sentinels.master_for(address.service, **options | address.server_options)
+    master: redis.Redis = sentinels.master_for(
+        address.service, redis_class=_BlockingMaster, **options | address.server_options
+    )
     return master
 
 
@@ -110,6 +112,16 @@ class _Master(Redis):
         await super().aclose(close_connection_pool)
         pool: Any = self.connection_pool
         await pool.sentinel_manager.aclose()
+
+
+class _BlockingMaster(redis.Redis):
+    """The same, not for asyncio."""
+
+    @override
+    def close(self) -> None:
+        super().close()
+        pool: Any = self.connection_pool
+        pool.sentinel_manager.close()
 
 
 def _split(url: str) -> SplitResult:

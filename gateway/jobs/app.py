@@ -21,6 +21,8 @@ VISIBILITY_SECONDS: Final = 3600
 """After so long a run whose worker died may be handed to another one; longer than any job may take."""
 MOST_WAITING: Final = 200
 """Runs that may wait: while no worker takes any, no more of them pile up."""
+BROKER_SECONDS: Final = 5.0
+"""How long the broker may take to answer, and how often a silent one is looked at."""
 SENTINEL_SECONDS: Final = 1.0
 """How long a sentinel may take to answer before the next one is asked."""
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -51,6 +53,9 @@ def create_app(settings: Settings) -> Celery:
         broker_transport_options={
             "visibility_timeout": VISIBILITY_SECONDS,
             "socket_keepalive": True,
+            # Without these a broker that hangs is waited for without end, also when sentinels have another.
+            "socket_timeout": BROKER_SECONDS,
+            "health_check_interval": BROKER_SECONDS,
             **({} if sentinels is None else _sentinel_options(sentinels)),
         },
         beat_scheduler=BoundedScheduler,
@@ -98,7 +103,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
     """Keeps its schedule in memory, and leaves runs out while too many are waiting."""
 
     def __init__(self, app: Celery, **options: Any) -> None:
-        self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=5.0)
+        self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
         self._is_away = False
         super().__init__(app, **options)
 

@@ -7,12 +7,18 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from contract.redis_url import redis_client
+from contract import keys
+from contract.redis_url import blocking_redis_client, redis_client
+from gateway.accounts.usage import encode_usage
 from gateway.redis_client import PipeliningExecutor, connect
+from tests.support.processes import wait_until
 from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.sentinels import WatchedRedis, running_watched_redis
+from tests.support.stack import running_stack
+from tests.support.usage import usage_record
 
 PATIENCE_SECONDS = 30.0
+DRAIN_SECONDS = 60.0
 
 
 @pytest.fixture(params=["bundled", "system"])
@@ -80,3 +86,28 @@ async def test_any_sentinel_may_be_missing(watched: WatchedRedis) -> None:
     await asyncio.to_thread(watched.stop_sentinel, 0)
     async with connect(watched.url, max_connections=2) as client:
         assert await client.ping()
+
+
+def test_background_jobs_leave_a_frozen_master() -> None:
+    watched = WatchedRedis()
+    with running_stack(redis=watched) as stack:
+        stack.start_jobs()
+        stack.start_beat()
+
+        def drains(number: int) -> None:
+            record = usage_record(number)
+            with blocking_redis_client(watched.url, socket_timeout=5) as client:
+                stream = keys.usage(keys.bucket_of(record.tenant_id))
+                client.xadd(stream, {"u": encode_usage(record)})
+                wait_until(
+                    lambda: client.xlen(stream) == 0, seconds=DRAIN_SECONDS, what="the drain"
+                )
+
+        drains(1)
+        old = watched.master
+        old.freeze()
+        watched.await_failover(old)
+        # The frozen one closes no connection, and says nothing.
+        drains(2)
+        old.thaw()
+        drains(3)

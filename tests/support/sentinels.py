@@ -70,6 +70,11 @@ class WatchedRedis:
         for port in self._ports:
             self._sentinels.append(self._start_sentinel(port, master.port))
         wait_until(self._is_watched, seconds=MEET_SECONDS, what="the sentinels meeting each other")
+        wait_until(
+            lambda: b"master_link_status:up" in self._ask(replica.port, "INFO replication"),
+            seconds=MEET_SECONDS,
+            what="the replica having everything",
+        )
 
     def await_failover(self, old: RedisServer) -> None:
         """Wait until the sentinels agree on another master than `old`, and it takes writes."""
@@ -107,6 +112,7 @@ class WatchedRedis:
             f"port {port}",
             "bind 127.0.0.1",
             f"dir {self._folder.name}",
+            f"logfile {port}.log",
             f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} {QUORUM}",
             f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
             f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}",
