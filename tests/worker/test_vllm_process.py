@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from contract import keys, messages
-from contract.messages import JobFinished, ReturnReason, WorkerState
+from contract import clock, keys, messages
+from contract.messages import GenerationJob, JobFinished, ReturnReason, WorkerState
 from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed
@@ -21,6 +21,12 @@ from tests.worker.test_process import ready, worker_process
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
+
+
+def endless(max_tokens: int) -> GenerationJob:
+    """Return a job with time for engines that start slowly on a busy machine."""
+    deadline_ms = clock.now_ms() + 600_000
+    return make_job(max_tokens=max_tokens, sampling=ENDLESS, deadline_ms=deadline_ms)
 
 
 def children(pid: int) -> set[int]:
@@ -77,7 +83,7 @@ async def test_end_of_a_worker(
     number: signal.Signals,
     code: int,
 ) -> None:
-    job = make_job(max_tokens=1000, sampling=ENDLESS)
+    job = endless(1000)
     async with worker_process(redis_server, "--engine=vllm", "--context-window=1024") as process:
         await ready_slowly(gateway)
         processes = descendants(process.pid)
@@ -120,11 +126,11 @@ async def test_dead_engines_are_followed_by_others_in_the_same_process(
 
     options = ("--engine=vllm", "--context-window=1024", "--stall-seconds=8")
     async with worker_process(redis_server, *options) as process:
-        whole = make_job(max_tokens=900, sampling=ENDLESS)
+        whole = endless(900)
         await ready_slowly(gateway)
         for number, harm in enumerate((kill_core, kill_worker, stop_both), start=1):
             before = descendants(process.pid) - trackers(process.pid)
-            job = make_job(max_tokens=900, sampling=ENDLESS)
+            job = endless(900)
             await gateway.enqueue(job)
             await gateway.read_until(partial(gateway.deltas, job), seconds=60)
             harm(process.pid)
