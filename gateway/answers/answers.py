@@ -235,6 +235,8 @@ class Answers:
         """Nothing is left to do for an answer."""
         if self._kept.get(kept.head.request_id) is kept:
             del self._kept[kept.head.request_id]
+            if kept.is_to_go_on:
+                self.go_on_soon(kept.head.request_id)
 
     def forget_reader(self, handle: int) -> None:
         """Somebody reads no longer."""

@@ -44,9 +44,6 @@ class Office(Protocol):
     def tell(self, gateway: str, handle: int) -> None:
         """Say to a follower that its answer has grown."""
 
-    def go_on_soon(self, request_id: str) -> None:
-        """Continue an answer that ended because its reader was too slow, though it is a background one."""
-
     def is_over(self, kept: "KeptAnswer") -> None:
         """Nothing is left to do for an answer."""
 
@@ -138,6 +135,12 @@ class KeptAnswer(Keeper):
             self._office.desk.start(self.account.finish())
 
     # -- readers ---------------------------------------------------------------------------------
+
+    @property
+    def is_to_go_on(self) -> bool:
+        """Whether it ended because of a reader, too slow, that it does not need."""
+        is_left = self._standing.state is AnswerState.LEFT and not self._is_lost
+        return is_left and self.head.is_background
 
     def follow(self, follow: Follow) -> None:
         """Tell somebody from now on, for some seconds, whenever there is more; or not any longer."""
@@ -239,8 +242,6 @@ class KeptAnswer(Keeper):
             )
             self._standing = self._standing._replace(settled=settled)
             self._end(AnswerState.LEFT)
-            if self.head.is_background:
-                self._office.go_on_soon(self.head.request_id)
 
     def _fail_readers(self, code: FailureCode) -> None:
         if self._failure is None:

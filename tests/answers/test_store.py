@@ -1,0 +1,154 @@
+"""What Redis knows of an answer is its present owner's word, whatever arrives twice or late."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.answers.answers import AnswerState
+from gateway.answers.store import AnswerStore, Appended, Counts, Standing
+from gateway.dialects.profile import Dialect
+from tests.answers.test_head import completion_of, head_of, request_of
+from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
+
+KINDS = {
+    "redis-6.2": (BUNDLED, False),
+    "redis-6.2-cluster": (BUNDLED, True),
+    "redis-7": (SYSTEM, False),
+    "redis-7-cluster": (SYSTEM, True),
+}
+HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
+ID = HEAD.request_id
+RUNNING = Standing(AnswerState.RUNNING, ID, Counts(), (1, 2))
+FINISHED = RUNNING._replace(state=AnswerState.FINISHED)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def any_redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server of every kind in turn. Cluster mode refuses scripts that touch a second slot."""
+    executable, cluster = KINDS[request.param]
+    if executable is None:
+        pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
+    with running_redis(executable, cluster=cluster) as server:
+        yield server
+
+
+@pytest.fixture
+async def any_redis(any_redis_server: RedisServer) -> AsyncIterator["Redis"]:
+    """A client of an empty server of each kind."""
+    client = Redis.from_url(any_redis_server.url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def store(any_redis: "Redis") -> AnswerStore:
+    """An empty store."""
+    return AnswerStore(any_redis)
+
+
+async def opened(store: AnswerStore, *, term: int = 1, **fields: Any) -> bool:
+    known: dict[str, Any] = {"owner": "a", "standing": RUNNING, "live_ms": 60_000}
+    return await store.open(HEAD, term=term, **(known | fields))
+
+
+async def appended(
+    store: AnswerStore, *entries: bytes, index: int, term: int = 1, standing: Standing = RUNNING
+) -> Appended:
+    return await store.append(
+        ID, term=term, index=index, entries=entries, standing=standing, live_ms=50_000
+    )
+
+
+async def adopted(store: AnswerStore, *, term: int, state: AnswerState = RUNNING.state) -> int:
+    return await store.adopt(HEAD, term=term, state=state, owner="b", live_ms=70_000)
+
+
+async def entries(store: AnswerStore, **page: int) -> list[bytes]:
+    answer = await store.read(ID, **page)
+    assert answer is not None
+    return answer.entries
+
+
+async def test_answer_is_read_as_it_was_written(store: AnswerStore, any_redis: "Redis") -> None:
+    assert await store.read(ID) is None
+    assert await opened(store)
+    assert await appended(store, b"x", b"y", index=0) is Appended.DONE
+    standing = Standing(AnswerState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
+    assert await appended(store, b"z", index=2, standing=standing) is Appended.DONE
+
+    answer = await store.read(ID, index=1, most=1)
+
+    assert answer is not None
+    assert (answer.head.request_id, answer.head.jobs) == (ID, HEAD.jobs)
+    assert (answer.owner, answer.term, answer.standing) == ("a", 1, standing)
+    assert (answer.entries, answer.entries_in_all) == ([b"y"], 3)
+    assert await entries(store) == [b"x", b"y", b"z"]
+    assert await entries(store, most=0) == []
+    for key in (keys.answer(ID), keys.journal(ID)):
+        assert 0 < await any_redis.pttl(key) <= 50_000
+    await store.discard(ID)
+    assert await store.read(ID) is None
+
+
+async def test_entries_that_were_written_are_not_written_again(store: AnswerStore) -> None:
+    await opened(store)
+    await appended(store, b"x", index=0)
+    assert await appended(store, b"x", b"y", index=0) is Appended.DONE
+    assert await appended(store, b"x", b"y", index=0, standing=FINISHED) is Appended.DONE
+    assert await entries(store) == [b"x", b"y"]
+
+
+async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
+    store: AnswerStore, any_redis: "Redis"
+) -> None:
+    assert await appended(store, b"x", index=0) is Appended.LOST
+    await opened(store)
+    await appended(store, b"x", b"y", index=0)
+    await any_redis.rpop(keys.journal(ID))
+    assert await appended(store, b"z", index=2) is Appended.LOST
+
+    assert await opened(store, entries=[b"x", b"y", b"z"])
+
+    assert await entries(store) == [b"x", b"y", b"z"]
+    assert await any_redis.pttl(keys.journal(ID)) > 0
+
+
+async def test_one_of_many_begins_the_next_term(store: AnswerStore) -> None:
+    await opened(store)
+    assert await adopted(store, term=1) == 2
+    assert await adopted(store, term=1) == 0
+    assert await adopted(store, term=2, state=AnswerState.LEFT) == 0
+    assert await adopted(store, term=2) == 3
+    answer = await store.read(ID)
+    assert answer is not None
+    assert (answer.owner, answer.term, answer.standing.handles) == ("b", 3, ())
+
+
+async def test_former_owner_changes_nothing_any_more(store: AnswerStore) -> None:
+    await opened(store)
+    await appended(store, b"x", index=0)
+    await adopted(store, term=1)
+    assert await appended(store, b"late", index=1, standing=FINISHED) is Appended.ANOTHERS
+    assert not await opened(store, entries=[b"late"])
+    answer = await store.read(ID)
+    assert answer is not None
+    assert (answer.entries, answer.standing.state) == ([b"x"], AnswerState.RUNNING)
+
+
+async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: AnswerStore) -> None:
+    await opened(store)
+    assert await appended(store, b"x", index=0, term=2) is Appended.LOST
+    assert await opened(store, term=2, owner="b", entries=[b"x"])
+    answer = await store.read(ID)
+    assert answer is not None
+    assert (answer.owner, answer.term, answer.entries) == ("b", 2, [b"x"])
+    assert await adopted(store, term=1) == 0
+
+
+async def test_unknown_answer_cannot_be_adopted(store: AnswerStore, any_redis: "Redis") -> None:
+    assert await adopted(store, term=1) == 0
+    assert await any_redis.dbsize() == 0
