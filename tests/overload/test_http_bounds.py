@@ -21,7 +21,9 @@ from tests.support.stack import MODEL, Stack
 GET = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n"
 PATIENCE_SECONDS = 15.0
 """Far more than any bound, and far less than no bound at all."""
-ENDLESS = 1 << 36
+ENDLESS = 1 << 30
+SOON_BYTES = 100 * MAX_HEAD_BYTES
+"""More than fits into the buffers between two ends of a connection, and far less than is sent in a time-out."""
 INVALID = "invalid_request_error"
 
 
@@ -152,9 +154,10 @@ async def test_a_hundred_headers_of_almost_the_largest_size_are_read(bounded: St
 
 
 async def test_header_without_end_is_not_collected(bounded: Stack) -> None:
-    async with connection(bounded.url) as (_, writer):
+    async with connection(bounded.url) as (reader, writer):
         writer.write(GET + b"x: ")
-        assert await flood(writer, b"a" * 8192, most_bytes=ENDLESS) < ENDLESS
+        await flood(writer, b"a" * 8192, most_bytes=SOON_BYTES)
+        assert (await read_response(reader)).status_code == 431
 
 
 @pytest.mark.parametrize("path", [b"/", b"/healthz?"])
@@ -194,6 +197,21 @@ async def test_answer_to_a_giant_body_is_read_and_the_rest_of_it_is_not_waited_f
         assert time.monotonic() - began < LINGER_SECONDS + 5
 
 
+async def test_who_sends_all_before_it_reads_gets_to_see_why_it_was_refused(
+    bounded: Stack, key: str
+) -> None:
+    size = 10 * MAX_BODY_BYTES
+    for headers in ((), ("connection: close",)):
+        async with connection(bounded.url) as (reader, writer):
+            writer.write(head(key, f"content-length: {size}", *headers))
+            for _ in range(10):
+                writer.write(b" " * (size // 10))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            assert (await read_response(reader)).status_code == 413
+            assert await ended(reader) == b""
+
+
 async def test_body_that_trickles_behind_its_answer_is_cut_off(bounded: Stack) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(head("sk-wrong", "content-length: 100000"))
@@ -221,14 +239,14 @@ async def test_trailers_without_end_are_not_collected(
 ) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(head(key, "transfer-encoding: chunked") + b"2\r\n{}\r\n0\r\nx: ")
-        assert await flood(writer, endless, most_bytes=ENDLESS) < ENDLESS
+        assert await flood(writer, endless, most_bytes=ENDLESS) < SOON_BYTES
         await ended(reader)
 
 
 async def test_chunk_extension_without_end_is_not_read(bounded: Stack, key: str) -> None:
     async with connection(bounded.url) as (_, writer):
         writer.write(head(key, "transfer-encoding: chunked") + b"2;x=")
-        assert await flood(writer, b"a" * 8192, most_bytes=ENDLESS) < ENDLESS
+        assert await flood(writer, b"a" * 8192, most_bytes=ENDLESS) < SOON_BYTES
 
 
 async def test_largest_body_in_small_chunks_is_read(bounded: Stack, key: str) -> None:
