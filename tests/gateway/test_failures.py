@@ -26,6 +26,7 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.ENGINE_ERROR: (GenerationFailedError, 503, True),
     FailureCode.REPLIES_LOST: (GenerationFailedError, 503, True),
     FailureCode.POISONOUS: (PoisonousRequestError, 500, False),
+    FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),
     FailureCode.TAKEN_OVER: (GenerationFailedError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
     FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -97,6 +98,32 @@ async def test_nothing_that_a_lost_attempt_says_is_heard(
     await worker.say(claim, "nor that")
     await other.finish(again)
     assert texts(await take(generation, 3)) == ["a", "b"]
+
+
+def metric(name: str, **labels: str) -> float:
+    """Return the value of one of this process's metrics."""
+    return REGISTRY.get_sample_value(f"sluice_gateway_{name}", labels) or 0.0
+
+
+async def test_what_is_lost_and_how_long_that_takes_is_measured(
+    desk: Desk, worker: FakeWorker, other: FakeWorker
+) -> None:
+    lost, fenced = (
+        metric("resumed_jobs_total", reason="lease_expired"),
+        metric("fenced_messages_total"),
+    )
+    pauses = metric("resumption_pause_seconds_count")
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.lose(claim)
+    again = await other.claim_one()
+    await worker.say(claim, "not this")
+    await other.say(again, "b", "c")
+    await take(generation, 3)
+    assert metric("resumed_jobs_total", reason="lease_expired") == lost + 1
+    assert metric("fenced_messages_total") == fenced + 1
+    assert metric("resumption_pause_seconds_count") == pauses + 1
 
 
 async def test_only_sequences_that_have_not_ended_go_on(
