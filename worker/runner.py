@@ -47,6 +47,7 @@ _ABORT_SECONDS = 1.0
 _STALL_LOOK_SECONDS = 1.0
 
 DEADLINE_MESSAGE = "The request was not finished before its deadline."
+UNDECODABLE_MESSAGE = "The output could not be decoded."
 
 
 class Runner:
@@ -234,6 +235,9 @@ class Runner:
                 generation = Generation(claim, outbox, tokenizer=self._tokenizer, texts=self._texts)
             except InvalidRequestError as error:
                 code, message = FailureCode.INVALID_REQUEST, str(error)
+            except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+                _log.exception("Job %s: its tokens could not be turned into text", job.id)
+                code, message = FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE
         if generation is None:
             report = report_before(claim)
             outbox.fail(JobFailed(job.handle, claim.attempt, code, message), report)
@@ -318,7 +322,7 @@ class Runner:
             has_ended = generation.receive(output, is_due=is_due)
         except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
             _log.exception("Job %s: its output could not be turned into text", generation.job.id)
-            self._fail(generation, FailureCode.ENGINE_ERROR, "The output could not be decoded.")
+            self._fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
             return
         if has_ended:
             del self._by_sequence[output.sequence_id]

@@ -14,8 +14,6 @@ from typing import Final
 
 from gateway.settings import child_environment
 
-ENGINE_DEAD_STATUS: Final = 70
-"""Exit status of a worker whose engine died."""
 ORPHAN_SECONDS: Final = 3.0
 """How long processes that a child left behind may take to end by themselves."""
 LOG_TAIL_LINES: Final = 15
@@ -126,8 +124,6 @@ class Child:
 
 def describe_exit(status: int) -> str:
     """Return an exit status in words."""
-    if status == ENGINE_DEAD_STATUS:
-        return f"its engine died, exit status {status}"
     if status >= 0:
         return f"exit status {status}"
     try:

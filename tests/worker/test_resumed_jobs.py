@@ -29,6 +29,7 @@ from worker.engine.scripted import Script
 from worker.generation import Generation
 from worker.logprobs import TokenTexts
 from worker.replies import MOST_DELTAS_IN_FRAME, Outbox
+from worker.text import Detokenizer
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 STEADY = Script(step_seconds=0.01)
@@ -384,3 +385,24 @@ async def test_job_goes_on_at_another_worker(
                 await asyncio.sleep(0.01)
         (receipt,) = await gateway.queue.receipts([job.id])
         assert receipt[1:] == (expected.completion_tokens, 3, 0)
+
+
+async def test_tokens_that_cannot_be_decoded_again_fail_their_job_alone(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(_: Detokenizer, token_id: int) -> str:
+        if token_id == 123:
+            raise RuntimeError("a bug")
+        return "x"
+
+    monkeypatch.setattr(Detokenizer, "step", step)
+    bad = make_job(resumption=Resumption([SequenceProgress([123])]))
+    good = make_job(sampling=SamplingSpec(seed=1, allowed_token_ids=[400]))
+    async with running_worker(redis_server, STEADY) as (_, _, task):
+        await gateway.enqueue(bad, good)
+        await gateway.finished(bad, good)
+        assert not task.done()
+    end = gateway.end(bad)
+    assert isinstance(end, JobFailed)
+    assert end.code is FailureCode.ENGINE_ERROR
+    assert isinstance(gateway.end(good), JobFinished)
