@@ -20,6 +20,8 @@
     ├── MethodNotAllowedError 405
     ├── RequestTimeoutError 408
     ├── ConflictError 409
+    │   ├── IdempotencyConflictError
+    │   ├── IdempotencyInProgressError
     │   └── RequestCancelledError
     ├── PayloadTooLargeError 413
     ├── TargetTooLongError 414
@@ -325,6 +327,36 @@ class RequestCancelledError(ConflictError):
     def headers(self) -> Mapping[str, str]:
         """Tell clients not to try again."""
         return {"x-should-retry": "false"}
+
+
+class IdempotencyConflictError(ConflictError):
+    """The Idempotency-Key stands for a request that asks for something else."""
+
+    code = "idempotency_conflict"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The Idempotency-Key was used with another body, path or dialect before.",
+            param="Idempotency-Key",
+        )
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Say that trying again does not help."""
+        return {"x-should-retry": "false"}
+
+
+class IdempotencyInProgressError(ConflictError):
+    """A request with the same Idempotency-Key is being admitted right now."""
+
+    code = "idempotency_in_progress"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A request with this Idempotency-Key is being admitted right now.",
+            param="Idempotency-Key",
+            retry_after_seconds=1.0,
+        )
 
 
 class PayloadTooLargeError(ApiError):

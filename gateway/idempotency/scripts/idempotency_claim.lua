@@ -1,0 +1,15 @@
+-- Let an Idempotency-Key stand for a request, unless it stands for another one already.
+--
+-- KEYS[1] idempotency entry of the key
+-- ARGV[1] request id  ARGV[2] digest of the request's body  ARGV[3] milliseconds for which the entry stays
+-- ARGV[4] id of a request in whose place this one may be put; empty if it may be put in no other's
+-- Output {id of the request that the key stands for now, digest of its body, milliseconds since it was put there}
+local clock = redis.call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local seen = redis.call('HMGET', KEYS[1], 'request', 'body', 'created_ms')
+if seen[1] and seen[1] ~= ARGV[4] then
+  return {seen[1], seen[2], now_ms - tonumber(seen[3])}
+end
+redis.call('HSET', KEYS[1], 'request', ARGV[1], 'body', ARGV[2], 'created_ms', string.format('%d', now_ms))
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {ARGV[1], ARGV[2], 0}

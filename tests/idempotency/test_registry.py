@@ -1,0 +1,81 @@
+"""What an Idempotency-Key stands for, on every kind of Redis."""
+
+import asyncio
+import hashlib
+from datetime import timedelta
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.idempotency.registry import Claim, IdempotencyRegistry, IdempotentRequest
+
+RETENTION = timedelta(hours=24)
+ASKED = IdempotentRequest("acme", "order-17", "digest-1")
+
+
+@pytest.fixture
+def registry(any_redis: "Redis") -> IdempotencyRegistry:
+    """A registry of one gateway."""
+    return IdempotencyRegistry(any_redis, retention=RETENTION)
+
+
+async def test_key_stands_for_the_request_that_came_first(registry: IdempotencyRegistry) -> None:
+    assert await registry.claim(ASKED, "cmpl-1") == Claim("cmpl-1", "digest-1", 0)
+    other = ASKED._replace(body_digest="digest-2")
+    claim = await registry.claim(other, "cmpl-2")
+    assert (claim.request_id, claim.body_digest) == ("cmpl-1", "digest-1")
+    assert claim.age_ms >= 0
+    # Whoever did not hear the answer and asks again still has it.
+    assert (await registry.claim(ASKED, "cmpl-1")).request_id == "cmpl-1"
+
+
+async def test_of_many_claims_at_once_one_wins(registry: IdempotencyRegistry) -> None:
+    claims = await asyncio.gather(*(registry.claim(ASKED, f"cmpl-{i}") for i in range(20)))
+    assert len({claim.request_id for claim in claims}) == 1
+
+
+async def test_keys_of_tenants_are_apart(registry: IdempotencyRegistry) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    for other in (ASKED._replace(tenant_id="other"), ASKED._replace(key="order-18")):
+        assert (await registry.claim(other, "cmpl-2")).request_id == "cmpl-2"
+
+
+async def test_released_key_is_free(registry: IdempotencyRegistry) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    await registry.release(ASKED, "cmpl-1")
+    assert (await registry.claim(ASKED, "cmpl-2")).request_id == "cmpl-2"
+
+
+async def test_key_is_released_by_its_own_request_only(registry: IdempotencyRegistry) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    await registry.release(ASKED, "cmpl-2")
+    await registry.release(ASKED._replace(key="never claimed"), "cmpl-2")
+    assert (await registry.claim(ASKED, "cmpl-3")).request_id == "cmpl-1"
+
+
+async def test_useless_request_is_replaced_once(registry: IdempotencyRegistry) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    claims = await asyncio.gather(
+        *(registry.claim(ASKED, f"cmpl-{i}", in_place_of="cmpl-1") for i in range(2, 12))
+    )
+    assert len({claim.request_id for claim in claims}) == 1
+    assert claims[0].request_id != "cmpl-1"
+
+
+async def test_entry_expires_and_holds_no_key(
+    registry: IdempotencyRegistry, any_redis: "Redis"
+) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    entry = keys.idempotency(
+        keys.bucket_of("acme"), "acme", hashlib.sha256(b"order-17").hexdigest()
+    )
+    assert await any_redis.keys("*") == [entry.encode()]
+    assert RETENTION.total_seconds() - 10 < await any_redis.ttl(entry) <= RETENTION.total_seconds()
+    assert "order-17" not in repr(await any_redis.hgetall(entry))
+
+
+async def test_claim_tells_how_old_it_is(registry: IdempotencyRegistry) -> None:
+    await registry.claim(ASKED, "cmpl-1")
+    await asyncio.sleep(0.05)
+    assert (await registry.claim(ASKED, "cmpl-2")).age_ms >= 40
