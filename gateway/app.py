@@ -12,6 +12,7 @@ from gateway.api import (
     audit,
     completions,
     health,
+    kept_answers,
     keys,
     limits,
     members,
@@ -55,6 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(DrainMiddleware, drain=app.state.drain)
     app.add_middleware(RequestIdMiddleware)
     app.include_router(completions.router)
+    app.include_router(kept_answers.router)
     app.include_router(tokenize.router)
     app.include_router(models.router)
     app.include_router(keys.router)

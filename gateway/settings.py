@@ -98,7 +98,7 @@ class Settings(BaseSettings):
 
     answer_retention: Duration = timedelta(seconds=120)
     """How long a stream can be continued after its end by a client that comes back; 0 keeps no streams."""
-    idempotency_retention: Duration = timedelta(hours=24)
+    idempotency_retention: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=24)
     """How long an Idempotency-Key stands for its answer, and how long background answers can be read."""
     journal_interval: Duration = timedelta(seconds=1)
     """How often what a stream has brought is written to Redis for clients that come back."""

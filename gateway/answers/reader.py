@@ -125,14 +125,14 @@ class Attachment:
             await self._read_all()
         except Exception:
             logger.exception("answer %s cannot be read", self._head.request_id)
-            self._fail(FailureCode.REPLIES_LOST)
+            self._fail()
 
     async def _read_all(self) -> None:
         overdue_at = time.monotonic() + self._head.most_ms / 1000 + OVERDUE_SECONDS
         seen_at = time.monotonic()
         while not self._is_complete:
             if time.monotonic() > min(seen_at + MISSING_SECONDS, overdue_at):
-                self._fail(FailureCode.REPLIES_LOST)
+                self._fail()
                 return
             self._grown.clear()
             try:
@@ -171,9 +171,9 @@ class Attachment:
     async def _wait_for_more(self, state: AnswerState) -> None:
         if state.is_end:
             # The end of its journal says how it ended; it is missing only if something went wrong.
-            self._fail(FailureCode.REPLIES_LOST)
+            self._fail()
         elif self._is_stuck:
-            self._fail(FailureCode.WORKER_LOST)
+            self._fail()
         else:
             if state is AnswerState.LEFT:
                 self._is_left.set()
@@ -182,9 +182,10 @@ class Attachment:
                 async with asyncio.timeout(REPEAT_SECONDS):
                     await self._grown.wait()
 
-    def _fail(self, code: FailureCode) -> None:
+    def _fail(self) -> None:
+        """End this reading. The answer has not failed: whoever comes back goes on behind what it has got."""
         self._has_failed = True
-        self._attached.push(0, JobFailed(0, 0, code, ""))
+        self._attached.push(0, JobFailed(0, 0, FailureCode.TAKEN_OVER, ""))
 
     # -- keeping it running ----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import hmac
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 
 import msgspec
@@ -15,6 +16,8 @@ from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from gateway.accounts.times import utc_now
 from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
+from gateway.answers.answers import Answer, AnswerState
+from gateway.answers.head import AnswerHead
 from gateway.answers.settlement import Account
 from gateway.api.call import Call
 from gateway.api.context import ProcessContext
@@ -24,6 +27,7 @@ from gateway.dialects.request import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
 from gateway.errors import ApiError, InternalError, OverloadedError, TenantQueueFullError
 from gateway.quota.answers import ReservationRequest
+from gateway.settings import Settings
 from gateway.stream.completion import Completion, Usage
 
 ID_BYTES = 16
@@ -37,15 +41,24 @@ class Submission:
     completion: Completion
     generation: Generation
     account: Account
+    answer: Answer | None
+    """What clients may come back for, if they may."""
 
 
-async def submit(call: Call, plan: Plan, *, shows_cost: bool) -> Submission:
+def new_request_id() -> str:
+    """Return an id that nobody can guess."""
+    return f"cmpl-{_unguessable()}"
+
+
+async def submit(
+    call: Call, plan: Plan, *, request_id: str, shows_cost: bool, is_idempotent: bool = False
+) -> Submission:
     """Reserve what a request may use, and put its jobs on the queue.
 
+    An answer that clients may come back for is kept, for longer if `is_idempotent` or in the background.
     Raises an ApiError, and then nothing is left behind.
     """
     context, principal = call.context, call.principal
-    request_id = f"cmpl-{_unguessable()}"
     generation = Generation(max_unread_bytes=context.settings.max_unread_bytes)
     record = draft_record(call, plan, request_id)
     admission = await context.reservations.reserve(
@@ -53,14 +66,36 @@ async def submit(call: Call, plan: Plan, *, shows_cost: bool) -> Submission:
         is_openai=call.profile.name is Dialect.OPENAI,
     )
     account = context.desk.open(record, admission, generation)
+    completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
+    jobs = _jobs(context, principal, plan, completion_id=request_id)
+    answer = None
+    if retention := _retention(context.settings, plan, is_idempotent=is_idempotent):
+        head = AnswerHead.of(
+            completion,
+            jobs=jobs,
+            record=account.record,
+            subjects=principal.limits,
+            weight=principal.tenant_weight,
+            is_background=plan.request.is_background,
+            retention_ms=int(retention.total_seconds() * 1000),
+        )
+        context.answers.open(head, account)
+        answer = Answer(
+            head=head,
+            state=AnswerState.RUNNING,
+            has_begun=False,
+            owner=context.dispatcher.gateway,
+            term=1,
+        )
     try:
         await context.dispatcher.enqueue(
             plan.card.model,
-            _jobs(context, principal, plan, completion_id=request_id),
+            jobs,
             weight=principal.tenant_weight,
             generation=generation,
         )
     except (OverloadedError, TenantQueueFullError):
+        context.answers.discard(request_id)
         await context.reservations.release(record.tenant_id, request_id)
         raise
     except BaseException as error:
@@ -68,8 +103,7 @@ async def submit(call: Call, plan: Plan, *, shows_cost: bool) -> Submission:
         code = error.code if isinstance(error, ApiError) else InternalError.code
         account.end(Outcome.FAILED, code)
         raise
-    completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
-    return Submission(plan, completion, generation, account)
+    return Submission(plan, completion, generation, account, answer)
 
 
 def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
@@ -119,6 +153,13 @@ def reservation_request(call: Call, plan: Plan, record: UsageRecord) -> Reservat
         is_prepaid=record.is_prepaid,
         record=encode_usage(record),
     )
+
+
+def _retention(settings: Settings, plan: Plan, *, is_idempotent: bool) -> timedelta:
+    """Return how long the answer can be read after its end; nothing if nobody may come back for it."""
+    if is_idempotent or plan.request.is_background:
+        return settings.idempotency_retention
+    return settings.answer_retention if plan.request.stream else timedelta(0)
 
 
 def _completion(
@@ -173,6 +214,7 @@ def _jobs(
             max_predict_ms=request.max_predict_ms,
             images=request.images[index],
             service_tier=plan.service_tier,
+            is_background=request.is_background,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
         )
         for index, prompt in enumerate(plan.prepared.prompts)

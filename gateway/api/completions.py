@@ -1,25 +1,30 @@
 """`POST /v1/completions`, and `POST /v1/completions:estimate`, which says what that would do."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
 
-from gateway.accounts.usage import Outcome
+from gateway.answers.answers import Answer
+from gateway.api.answering import answer_streamed, answer_whole, measured
 from gateway.api.call import Call, read_call
-from gateway.api.completion_service import Submission, submit
-from gateway.api.context import ProcessContext
-from gateway.api.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
+from gateway.api.completion_service import Submission, new_request_id, submit
 from gateway.api.estimate import estimate
+from gateway.api.event_ids import read_last_event_id
+from gateway.api.idempotency import (
+    REPLAYED_HEADER,
+    find_earlier,
+    read_idempotent_request,
+    release,
+)
 from gateway.api.ignored import ignored_header
+from gateway.api.kept_answers import continue_stream, read_again, tell_status
 from gateway.api.measuring import RequestMeasure
 from gateway.api.plan import Plan, make_plan
-from gateway.api.streaming import StreamedCompletion, Watch
-from gateway.errors import GenerationTimeoutError
-from gateway.quota.headers import dollars
-from gateway.stream.assembler import WholeAnswer, collect
+from gateway.api.readings import FirstReading
+from gateway.idempotency.registry import IdempotentRequest
 
 COST_HEADER: Final = "x-include-cost"
 """Says `true` or `false` where a request wants it otherwise than its account."""
@@ -28,25 +33,12 @@ router = APIRouter()
 
 
 async def create_completion(request: Request) -> Response:
-    """Authenticate, check, reserve, enqueue, and answer whole or as a stream."""
+    """Authenticate, check, reserve, enqueue, and answer whole or as a stream.
+
+    A client that comes back for a stream, or with an Idempotency-Key, gets what it has asked for before.
+    """
     measure = RequestMeasure("completions")
-    try:
-        call = await read_call(request)
-        plan = await make_plan(call.context, call.principal, call.body, call.profile)
-        submission = await submit(call, plan, shows_cost=_shows_cost(request, call))
-        measure.accepted(submission.completion.model)
-        if plan.request.stream:
-            return await _stream(request, call.context, submission, measure)
-        response = await _whole(request, call.context, submission, measure)
-    except ClientDisconnect:
-        measure.disconnected()
-        response = Response(status_code=CLIENT_CLOSED_REQUEST)
-    except BaseException as error:
-        measure.failed(error, error_style_of(request))
-        measure.close()
-        raise
-    measure.close()
-    return response
+    return await measured(request, measure, _create(request, measure))
 
 
 async def estimate_completion(request: Request) -> Response:
@@ -60,88 +52,90 @@ async def estimate_completion(request: Request) -> Response:
     )
 
 
+async def _create(request: Request, measure: RequestMeasure) -> Response:
+    if (position := read_last_event_id(request)) is not None:
+        return await continue_stream(request, position, measure)
+    call = await read_call(request)
+    idempotent = read_idempotent_request(request, call)
+    request_id = new_request_id()
+    if idempotent is None:
+        submission = await _submit(request, call, request_id=request_id)
+    else:
+        earlier = await find_earlier(call, idempotent, request_id)
+        if earlier is not None:
+            return await _replay(request, call, earlier, measure)
+        submission = await _submit_with_key(request, call, idempotent, request_id=request_id)
+    measure.accepted(submission.completion.model)
+    return await _answer(request, call, submission, measure)
+
+
+async def _submit(
+    request: Request, call: Call, *, request_id: str, is_idempotent: bool = False
+) -> Submission:
+    plan = await make_plan(call.context, call.principal, call.body, call.profile)
+    return await submit(
+        call,
+        plan,
+        request_id=request_id,
+        shows_cost=_shows_cost(request, call),
+        is_idempotent=is_idempotent,
+    )
+
+
+async def _submit_with_key(
+    request: Request, call: Call, idempotent: IdempotentRequest, *, request_id: str
+) -> Submission:
+    """Submit a request that its key stands for, and free the key if that fails."""
+    try:
+        return await _submit(request, call, request_id=request_id, is_idempotent=True)
+    except BaseException:
+        await asyncio.shield(release(call, idempotent, request_id))
+        raise
+
+
+async def _replay(
+    request: Request, call: Call, answer: Answer, measure: RequestMeasure
+) -> Response:
+    is_streamed = call.body.get("stream") is True
+    headers = {REPLAYED_HEADER: "true"}
+    if answer.head.is_background and not is_streamed:
+        return await tell_status(call.context, answer, headers=headers)
+    return await read_again(request, answer, measure, is_streamed=is_streamed, headers=headers)
+
+
+async def _answer(
+    request: Request, call: Call, submission: Submission, measure: RequestMeasure
+) -> Response:
+    headers = {**submission.account.admission.headers, **_plan_headers(submission.plan)}
+    is_streamed = submission.plan.request.stream
+    answers = call.context.answers
+    answer = submission.answer
+    if answer is not None and answer.head.is_background:
+        answers.leave(submission.account)
+        if not is_streamed:
+            return await tell_status(call.context, answer, headers=headers)
+        return await read_again(request, answer, measure, is_streamed=True, headers=headers)
+    reading = FirstReading(
+        answers, submission.account, submission.completion, submission.generation
+    )
+    if is_streamed:
+        return await answer_streamed(request, reading, measure, headers=headers)
+    return await answer_whole(request, reading, measure, headers=headers)
+
+
 def _shows_cost(request: Request, call: Call) -> bool:
     asked = request.headers.get(COST_HEADER, "").lower()
     return asked == "true" or (asked != "false" and call.principal.shows_cost)
 
 
-async def _whole(
-    request: Request, context: ProcessContext, submission: Submission, measure: RequestMeasure
-) -> Response:
-    work = asyncio.ensure_future(collect(submission.completion, submission.generation))
-    watch = Watch(request.receive, submission.generation)
-    account = submission.account
-    try:
-        await asyncio.wait(
-            {work, watch.task},
-            timeout=context.settings.request_timeout.total_seconds(),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if work.done():
-            answer = work.result()
-            await account.finish()
-            measure.finished(answer.usage)
-            return _answer(submission, answer, _headers(submission, measure))
-        if watch.gone:
-            account.end(Outcome.CANCELLED)
-            measure.disconnected()
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        raise GenerationTimeoutError("The request took longer than it may.")
-    except BaseException as error:
-        account.fail(error)
-        raise
-    finally:
-        watch.stop()
-        work.cancel()
-        await asyncio.shield(context.dispatcher.cancel(submission.generation))
-
-
-def _answer(submission: Submission, answer: WholeAnswer, headers: dict[str, str]) -> Response:
-    completion = submission.completion
-    if completion.cost_of is not None:
-        headers["x-cost"] = dollars(completion.cost_of(answer.usage))
-    return Response(answer.content, media_type="application/json", headers=headers | answer.headers)
-
-
-async def _stream(
-    request: Request, context: ProcessContext, submission: Submission, measure: RequestMeasure
-) -> Response:
-    """Wait for the first event, so that a failure until then gets a real status; then begin the stream."""
-    response = StreamedCompletion(
-        context.dispatcher,
-        submission.completion,
-        submission.generation,
-        account=submission.account,
-        watch=Watch(request.receive, submission.generation),
-        measure=measure,
-        keep_alive_seconds=context.settings.keep_alive_interval.total_seconds(),
-        headers=_headers(submission, measure),
-    )
-    try:
-        await response.begin(timeout_seconds=context.settings.commit_after.total_seconds())
-    except BaseException as error:
-        submission.account.fail(error)
-        await response.abandon()
-        raise
-    return response
+def _plan_headers(plan: Plan) -> Mapping[str, str]:
+    headers = {"x-max-tokens-applied": str(plan.prepared.applied_max_tokens)}
+    if plan.prepared.cut_tokens:
+        headers["x-prompt-truncated"] = str(plan.prepared.cut_tokens)
+    return headers | ignored_header(plan.request.ignored_parameters)
 
 
 # A plain route: FastAPI's own would look for parameters and dependencies in every request, which costs a
 # fifth of the time that the gateway spends on it. Its documentation is in gateway.api.documentation.
 router.add_route("/v1/completions", create_completion, methods=["POST"])
 router.add_route("/v1/completions:estimate", estimate_completion, methods=["POST"])
-
-
-def _headers(submission: Submission, measure: RequestMeasure) -> dict[str, str]:
-    return {
-        "openai-processing-ms": str(measure.elapsed_ms()),
-        **submission.account.admission.headers,
-        **_plan_headers(submission.plan),
-    }
-
-
-def _plan_headers(plan: Plan) -> dict[str, str]:
-    headers = {"x-max-tokens-applied": str(plan.prepared.applied_max_tokens)}
-    if plan.prepared.cut_tokens:
-        headers["x-prompt-truncated"] = str(plan.prepared.cut_tokens)
-    return headers | ignored_header(plan.request.ignored_parameters)

@@ -22,6 +22,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.quota.ledger_source import LedgerBalances
 from gateway.quota.reservations import Reservations
@@ -57,6 +58,7 @@ class ProcessContext:
     reservations: Reservations
     desk: SettlementDesk
     answers: Answers
+    idempotency: IdempotencyRegistry
 
 
 def context_of(request: Request) -> ProcessContext:
@@ -139,6 +141,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             reservations=reservations,
             desk=desk,
             answers=answers,
+            idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
         )
 
 

@@ -1,5 +1,6 @@
 """What the OpenAPI page says about endpoints whose bodies are read by hand."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,14 +8,19 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from contract.dialect import Dialect
+from gateway.api import kept_pages
 from gateway.api.described import HEADER_TEXT, LIMIT_TEXT, error_answer, header_answers
+from gateway.api.kept_pages import EVENT
 from gateway.api.management_pages import describe_management
 from gateway.api.schemas import COMPONENTS, Schema, reference
 from gateway.dialects.completions import CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 
-_COST_TEXT = {"x-cost": "Dollars, where the account or the request asks for it; not in streams."}
+_OTHER_TEXT = {
+    "x-cost": "Dollars, where the account or the request asks for it; not in streams.",
+    "idempotent-replayed": "`true` where an earlier request with the same Idempotency-Key is answered.",
+}
 
 _REQUEST_HEADERS: list[dict[str, Any]] = [
     {
@@ -80,6 +86,7 @@ _ERRORS = {
     "403": "The key does not allow this.",
     "404": "The model is unknown, or not for this key.",
     "408": "The body did not arrive in time.",
+    "409": "The Idempotency-Key stands for another body, or its request is being admitted right now.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
     "422": "In the dialect `mistralrs`, what is 400 in the others.",
@@ -95,13 +102,14 @@ def _operation(
     *,
     body: dict[str, Any],
     answer: dict[str, Any],
+    headers: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     errors = {status: error_answer(text) for status, text in _ERRORS.items()}
     return {
         "summary": summary,
         "operationId": operation_id,
         "tags": ["Completions"],
-        "parameters": _REQUEST_HEADERS,
+        "parameters": [*_REQUEST_HEADERS, *headers],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": answer, **errors},
         "security": [{"bearer": []}],
@@ -119,20 +127,15 @@ _COMPLETION_BODY: dict[str, Any] = {
     },
 }
 
-_EVENT: dict[str, Any] = {
-    "description": "One server-sent event: a `CompletionChunk` or an `Error` as JSON, and at the end `[DONE]`.",
-    "type": "object",
-    "required": ["data"],
-    "properties": {"data": {"type": "string"}},
-}
-
 _COMPLETION_ANSWER: dict[str, Any] = {
     "description": "The completion; with `stream: true` its chunks as server-sent events, each a "
-    "`CompletionChunk`, ended by `data: [DONE]`.",
-    "headers": header_answers(HEADER_TEXT | LIMIT_TEXT | _COST_TEXT),
+    "`CompletionChunk`, ended by `data: [DONE]`; with `background: true` how it stands.",
+    "headers": header_answers(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
     "content": {
-        "application/json": {"schema": reference("Completion")},
-        "text/event-stream": {"schema": _EVENT},
+        "application/json": {
+            "schema": {"anyOf": [reference("Completion"), reference("CompletionStatus")]}
+        },
+        "text/event-stream": {"schema": EVENT},
     },
 }
 
@@ -151,6 +154,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "create_completion",
         body=_COMPLETION_BODY,
         answer=_COMPLETION_ANSWER,
+        headers=kept_pages.HEADERS,
     ),
     "/v1/completions:estimate": _operation(
         "Tell what a completion would take, without running it",
@@ -205,9 +209,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     )
     for path, operation in OPERATIONS.items():
         schema["paths"][path] = {"post": operation}
+    schema["paths"] |= kept_pages.PATHS
     for path, name in _MODEL_PAGES.items():
         schema["paths"][path]["get"] |= _model_page(name)
-    describe_management(schema, apart_from={*OPERATIONS, *_MODEL_PAGES})
+    describe_management(schema, apart_from={*OPERATIONS, *kept_pages.PATHS, *_MODEL_PAGES})
     components = schema.setdefault("components", {})
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
     # Errors have one shape everywhere; FastAPI's own is never sent.

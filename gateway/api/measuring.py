@@ -14,7 +14,7 @@ class RequestMeasure:
         self._endpoint = endpoint
         self._started_at = time.perf_counter()
         self._model = ""
-        self._waits_for_reply = True
+        self._waits_for_reply = False
         self._status, self._code = 200, "ok"
         self._closed = False
         telemetry.REQUESTS_IN_PROGRESS.inc()
@@ -24,8 +24,9 @@ class RequestMeasure:
         return int((time.perf_counter() - self._started_at) * 1000)
 
     def accepted(self, model: str) -> None:
-        """The request's jobs are on the queue."""
+        """The request's jobs are on the queue. One that reads the answer of another has none."""
         self._model = model
+        self._waits_for_reply = True
 
     def replied(self) -> None:
         """A worker was heard of; the first time counts."""
@@ -36,6 +37,8 @@ class RequestMeasure:
 
     def finished(self, usage: Usage) -> None:
         """All choices are complete."""
+        if not self._model:
+            return
         telemetry.PROMPT_TOKENS.labels(self._model).inc(usage.prompt_tokens)
         telemetry.CACHED_TOKENS.labels(self._model).inc(usage.cached_tokens)
         telemetry.COMPLETION_TOKENS.labels(self._model).inc(usage.completion_tokens)

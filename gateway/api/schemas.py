@@ -110,6 +110,19 @@ _TIMES: dict[str, Schema] = {
 
 COMPLETION: Schema = _object(_COMMON | {"usage": USAGE}, **_TIMES)
 
+COMPLETION_STATUS: Schema = _object(
+    {
+        **{name: _COMMON[name] for name in ("id", "object", "created", "model")},
+        "background": {"type": "boolean"},
+        "status": {
+            "type": "string",
+            "enum": ["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"],
+            "description": "`incomplete`: its client left, and it goes on when somebody reads it.",
+        },
+    },
+    error={"type": "object", "description": "Of one that failed, as in an `Error`."},
+)
+
 CHUNK: Schema = {
     **_object(
         _COMMON,
@@ -254,6 +267,7 @@ MODEL_LIST: Schema = _object(
 COMPONENTS: dict[str, Schema] = {
     "Completion": COMPLETION,
     "CompletionChunk": CHUNK,
+    "CompletionStatus": COMPLETION_STATUS,
     "CompletionEstimate": ESTIMATE,
     "Error": ERROR,
     "Model": MODEL,

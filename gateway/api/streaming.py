@@ -12,13 +12,10 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.accounts.usage import Outcome
-from gateway.answers.settlement import Account
 from gateway.api.measuring import RequestMeasure
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.api.readings import Reading
 from gateway.dispatch.generation import Generation
 from gateway.errors import ApiError, SlowReaderError
-from gateway.stream.completion import Completion
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
 
 
@@ -43,15 +40,13 @@ class Watch:
 
 
 class StreamedCompletion(Response):
-    """The answer to a request with `stream: true`."""
+    """The events of an answer, but for the first `skip`, which the client has got already."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        completion: Completion,
-        generation: Generation,
+        reading: Reading,
         *,
-        account: Account,
+        skip: int = 0,
         watch: Watch,
         measure: RequestMeasure,
         keep_alive_seconds: float,
@@ -63,34 +58,50 @@ class StreamedCompletion(Response):
         )
         # A stream has no length; the server sends it in chunks.
         del self.headers["content-length"]
-        self._dispatcher = dispatcher
-        self._generation = generation
-        self._account = account
+        self._reading = reading
+        self._generation = reading.generation
+        self._skip = skip
         self._watch = watch
         self._measure = measure
         self._keep_alive_seconds = keep_alive_seconds
-        self._renderer = ChunkRenderer(completion)
+        self._renderer = ChunkRenderer(reading.completion, skip=skip)
         self._events = b""
         self._committed = False
+        self._last_events: bytes | None = None
+        """How a stream ends that has failed before it began again."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `begin` has found that the client has got everything already."""
+        return (self._renderer.finished and not self._events) or self._last_events == b""
 
     async def begin(self, *, timeout_seconds: float) -> None:
         """Wait for the first event, at most `timeout_seconds`.
 
         Raises an ApiError if the request fails before there is an event, so that it gets a real status.
+        A client that has got events is told of a failure by an event in any case.
         """
         timer = asyncio.get_running_loop().call_later(timeout_seconds, self._commit)
         try:
-            while not (self._events or self._failure() or self._watch.gone or self._committed):
+            while not (
+                self._events
+                or self._renderer.finished
+                or self._failure()
+                or self._watch.gone
+                or self._committed
+            ):
                 self._events = await self._next_events()
         finally:
             timer.cancel()
         if (failure := self._failure()) and not self._events:
-            raise failure
+            if not self._skip:
+                raise failure
+            self._last_events = self._renderer.render_failure(failure)
 
     async def abandon(self) -> None:
-        """Take the request back without having answered it."""
+        """Stop reading, without having answered if nothing was sent."""
         self._watch.stop()
-        await asyncio.shield(self._dispatcher.cancel(self._generation))
+        await asyncio.shield(self._reading.aclose())
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +116,7 @@ class StreamedCompletion(Response):
             await send(start)
             await self._send_events(send)
         except BaseException as error:
-            self._account.fail(error)
+            self._reading.fail(error)
             raise
         finally:
             await self.abandon()
@@ -119,12 +130,15 @@ class StreamedCompletion(Response):
             while not watch.gone:
                 failure = self._failure()
                 if failure is not None:
-                    self._account.fail(failure)
+                    self._reading.fail(failure)
                     self._measure.failed(failure)
-                    await _send(send, events + renderer.render_failure(failure), more=False)
+                    last = self._last_events
+                    if last is None:
+                        last = renderer.render_failure(failure)
+                    await _send(send, events + last, more=False)
                     return
                 if renderer.finished:
-                    await self._account.finish()
+                    await self._reading.finish()
                     self._measure.finished(renderer.usage)
                     await _send(send, events, more=False)
                     return
@@ -142,10 +156,10 @@ class StreamedCompletion(Response):
         failure = self._failure()
         if isinstance(failure, SlowReaderError):
             # It never read again, so that its connection was cut before it could be told.
-            self._account.fail(failure)
+            self._reading.fail(failure)
             self._measure.failed(failure)
         else:
-            self._account.end(Outcome.CANCELLED)
+            self._reading.leave()
             self._measure.disconnected()
 
     def _commit(self) -> None:
@@ -155,7 +169,7 @@ class StreamedCompletion(Response):
     async def _next_events(self) -> bytes:
         replies = await self._generation.replies()
         if replies:
-            self._account.replied()
+            self._reading.replied()
             self._measure.replied()
         return self._renderer.render(replies)
 

@@ -121,6 +121,7 @@ def to_generation_request(
         timings_per_token=bool(body.timings_per_token),
         max_predict_ms=max(body.t_max_predict_ms or 0, 0),
         service_tier=read_service_tier(body),
+        is_background=bool(body.background),
         ignored_parameters=ignored,
     )
     _check_combinations(request)

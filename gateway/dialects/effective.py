@@ -18,6 +18,7 @@ def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> 
         "logprobs": request.logprobs,
         "echo": request.echo,
         "stream": request.stream,
+        "background": request.is_background,
         "cache_prompt": request.reads_prefix_cache,
         **_sampling(sampling),
     }

@@ -132,5 +132,7 @@ class GenerationRequest:
     max_predict_ms: int = 0
     service_tier: ServiceTier | None = None
     """None stands for the tenant's."""
+    is_background: bool = False
+    """Whether it runs on though nobody waits for its answer."""
     ignored_parameters: tuple[str, ...]
     """Parameters of the body that have no effect here, to be named in the answer."""

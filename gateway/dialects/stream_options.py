@@ -38,6 +38,11 @@ class AnswerParameters(Parameters):
         default=None,
         description="Answer with server-sent events, a chunk for each step. Default: false.",
     )
+    background: bool | None = Field(
+        default=None,
+        description="Answer at once with an id by which the completion can be read later, and run it "
+        "though nobody waits. With `stream`, the stream is one that may be left. Default: false.",
+    )
     stream_options: StreamOptions | None = Field(
         default=None,
         description="Options of a stream. Without `stream`, refused in dialects openai, mistralrs and "

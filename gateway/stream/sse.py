@@ -29,6 +29,9 @@ from gateway.stream.timings import RunningTimings, Stopwatch, timing_members, us
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
 
+_ONLY_HERE = {FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING}
+"""Failures of one way to an answer that goes on elsewhere."""
+
 _END = b"}"
 
 _json = msgspec.json.Encoder().encode
@@ -172,7 +175,7 @@ class ChunkRenderer:
             for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
                 self._choice(index).take_prompt_logprobs(encoded)
         else:
-            self._is_failed = message.code is not FailureCode.TAKEN_OVER
+            self._is_failed = message.code not in _ONLY_HERE
             raise to_api_error(message)
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:

@@ -55,8 +55,8 @@ class Stopwatch:
         return (monotonic() - self._started_at) * MILLISECONDS
 
     def add(self, finished: JobFinished) -> None:
-        """Note that a job has finished just now."""
-        total_ms = self.elapsed_ms()
+        """Note that a job has finished just now, or a while ago if its answer is read again."""
+        total_ms = max(self.elapsed_ms(), finished.prefill_ms + finished.generation_ms)
         ttft_ms = max(total_ms - finished.generation_ms, 0.0)
         self._total_ms = max(self._total_ms, total_ms)
         self._ttft_ms = max(self._ttft_ms, ttft_ms)

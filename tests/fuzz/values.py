@@ -92,6 +92,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto", "required", {"type": "function", "function": {"name": "f"}}),
     "parallel_tool_calls": (True,),
     "stream": (True, True, False),
+    "background": (False, False, False, True),
     "stream_options": ({"include_usage": True}, {"include_obfuscation": True}, {}),
     "cache_prompt": BOOLEANS,
     "return_token_ids": BOOLEANS,

@@ -39,7 +39,13 @@ def complaint(case: Case, response: httpx.Response) -> str:
 def _of_success(response: httpx.Response) -> str:
     if response.headers["content-type"].startswith("text/event-stream"):
         return _of_stream(response.text)
-    return _of_completion(response.json())
+    answer = response.json()
+    return _of_status(answer) if "status" in answer else _of_completion(answer)
+
+
+def _of_status(answer: dict[str, Any]) -> str:
+    is_started = answer["background"] is True and answer["status"] in ("queued", "in_progress")
+    return "" if is_started else f"status {answer}"
 
 
 def _of_stream(text: str) -> str:

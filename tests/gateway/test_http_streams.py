@@ -55,7 +55,7 @@ async def test_stream_has_the_headers_and_framing_of_server_sent_events(
         f'data: {{"id":"{first["id"]}","object":"text_completion","created":{first["created"]},'
         f'"model":"{MODEL}","system_fingerprint":"{first["system_fingerprint"]}",'
         f'"choices":[{{"index":0,"text":{json.dumps(first["choices"][0]["text"])},'
-        '"logprobs":null,"finish_reason":null}]}\n\n'.encode()
+        f'"logprobs":null,"finish_reason":null}}]}}\nid: {first["id"]}:1\n\n'.encode()
     )
     assert "usage" not in first
     assert final["usage"]["completion_tokens"] == 3
@@ -220,7 +220,7 @@ async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         rest = b""
         async with asyncio.timeout(10):
-            while not rest.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
+            while not rest.endswith(b"\n\n\r\n0\r\n\r\n"):
                 rest += await reader.read(1 << 20)
     assert rest.count(text.encode()) < frames
     assert b'"code":"slow_reader"' in rest[-500:]

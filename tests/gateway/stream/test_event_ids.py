@@ -116,9 +116,10 @@ def test_failure_of_the_connection_leaves_the_client_where_it_was(
     assert events[-1][0] == DONE
 
 
-def test_answer_that_another_gateway_took_over_goes_on_there() -> None:
+@pytest.mark.parametrize("code", [FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING])
+def test_answer_that_goes_on_at_another_gateway_has_not_failed(code: FailureCode) -> None:
     answer = completion(n=2)
-    replies = [*REPLIES[:4], failed(FailureCode.TAKEN_OVER)]
+    replies = [*REPLIES[:4], failed(code)]
     events = numbered_events(rendered(answer, replies))
     assert [number for _, _, number in events] == [1, 2, 2, 2]
     assert events[-1][0] == DONE

@@ -1,0 +1,159 @@
+"""Answers that clients come back for: `GET /v1/completions/{id}`, its cancelling, and streams that go on."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from gateway.accounts.scopes import Scope
+from gateway.answers.answers import Answer, AnswerState
+from gateway.api.answering import answer_streamed, answer_whole, measured
+from gateway.api.body import read_json_body
+from gateway.api.call import authorize
+from gateway.api.context import ProcessContext, context_of
+from gateway.api.event_ids import REQUEST_ID, Position, read_position, read_stream
+from gateway.api.ignored import ignored_header
+from gateway.api.measuring import RequestMeasure
+from gateway.api.readings import LaterReading
+from gateway.dialects.profile import PROFILES
+from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
+from gateway.stream.assembler import collect
+
+router = APIRouter()
+
+_ENDED: Final = {
+    AnswerState.FINISHED: "completed",
+    AnswerState.FAILED: "failed",
+    AnswerState.CANCELLED: "cancelled",
+    AnswerState.LEFT: "incomplete",
+}
+
+
+async def get_completion(request: Request) -> Response:
+    """Tell a completion that is kept: the whole of it, how it stands, or as a stream."""
+    measure = RequestMeasure("completions.get")
+    return await measured(request, measure, _get(request, measure))
+
+
+async def cancel_completion(request: Request) -> Response:
+    """End a completion that is kept, and tell how it stands. One that has ended stays as it is."""
+    measure = RequestMeasure("completions.cancel")
+    return await measured(request, measure, _cancel(request))
+
+
+async def continue_stream(
+    request: Request, position: Position, measure: RequestMeasure
+) -> Response:
+    """Go on with a stream behind the event that the client got last. The request's own body is not run."""
+    answer = await _find(request, position.request_id)
+    await read_json_body(request, context_of(request).settings)
+    return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
+
+
+async def read_again(
+    request: Request,
+    answer: Answer,
+    measure: RequestMeasure,
+    *,
+    is_streamed: bool,
+    skip: int = 0,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Tell an answer to a client that did not begin it, or not on this connection."""
+    reading = LaterReading(await context_of(request).answers.attach(answer))
+    headers = {**_headers(answer, reading), **headers}
+    if is_streamed:
+        return await answer_streamed(request, reading, measure, headers=headers, skip=skip)
+    return await answer_whole(request, reading, measure, headers=headers)
+
+
+async def tell_status(
+    context: ProcessContext, answer: Answer, *, headers: Mapping[str, str] = MappingProxyType({})
+) -> Response:
+    """Tell how a completion stands, with the error of one that failed."""
+    head = answer.head
+    if answer.state is AnswerState.RUNNING:
+        status = "in_progress" if answer.has_begun else "queued"
+    else:
+        status = _ENDED[answer.state]
+    body: dict[str, Any] = {
+        "id": answer.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "background": head.is_background,
+        "status": status,
+    }
+    if answer.state is AnswerState.FAILED:
+        failure = await _failure(context, answer)
+        body |= {} if failure is None else failure.body(_error_style(answer))
+    content = msgspec.json.encode(body)
+    return Response(content, media_type="application/json", headers=dict(headers))
+
+
+async def _get(request: Request, measure: RequestMeasure) -> Response:
+    answer = await _find(request, request.path_params["completion_id"])
+    if read_stream(request):
+        skip = read_position(request, answer.id)
+        return await read_again(request, answer, measure, is_streamed=True, skip=skip)
+    if answer.state is AnswerState.FINISHED:
+        return await read_again(request, answer, measure, is_streamed=False)
+    return await tell_status(context_of(request), answer)
+
+
+async def _cancel(request: Request) -> Response:
+    context = context_of(request)
+    answer = await _find(request, request.path_params["completion_id"])
+    return await tell_status(context, await context.answers.cancel(answer))
+
+
+async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
+    """Return the error with which an answer has ended, as whoever reads it is told."""
+    attachment = await context.answers.attach(answer)
+    try:
+        await collect(attachment.completion, attachment.generation)
+    except ApiError as error:
+        return error
+    finally:
+        await attachment.aclose()
+    return None
+
+
+async def _find(request: Request, request_id: str) -> Answer:
+    """Return an answer of the caller's tenant; from then on errors have the style of its dialect.
+
+    Raises NotFoundError, for the answer of a model that the caller may not use as well.
+    """
+    principal = await authorize(request, Scope.COMPLETIONS)
+    answer = None
+    if REQUEST_ID.fullmatch(request_id):
+        answers = context_of(request).answers
+        answer = await answers.find(request_id, tenant_id=principal.tenant_id)
+    if answer is None or not (
+        principal.allows_model(answer.head.model)
+        or principal.allows_model(answer.head.record.model)
+    ):
+        raise NotFoundError(
+            f"There is no completion {shown(request_id)}, or it is not kept any more."
+        )
+    request.state.error_style = _error_style(answer)
+    return answer
+
+
+def _error_style(answer: Answer) -> ErrorStyle:
+    return PROFILES[answer.head.request["profile"]].error_style
+
+
+def _headers(answer: Answer, reading: LaterReading) -> dict[str, str]:
+    applied = min(job.max_tokens for job in answer.head.jobs)
+    return {
+        "x-max-tokens-applied": str(applied),
+        **ignored_header(reading.completion.request.ignored_parameters),
+    }
+
+
+# Plain routes, which gateway.api.documentation describes.
+router.add_route("/v1/completions/{completion_id}", get_completion, methods=["GET"])
+router.add_route("/v1/completions/{completion_id}/cancel", cancel_completion, methods=["POST"])

@@ -1,0 +1,68 @@
+"""Clients that read a stream as far as they like, and come back for the rest of it."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from tests.gateway.conftest import asking
+from tests.support.events import numbered_events
+
+Events = list[tuple[bytes, str, int]]
+
+
+class Reader:
+    """Reads a stream bit by bit; its client stays until the response is closed."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        assert response.status_code == 200
+        self._parts = response.aiter_raw()
+        self._body = b""
+
+    async def read(self, number: int) -> Events:
+        """Return the first events, fewer only at the end: of each its data, its request and its number."""
+        while len(events := numbered_events(self._body[: self._body.rfind(b"\n\n") + 2])) < number:
+            if not (part := await anext(self._parts, b"")):
+                break
+            self._body += part
+        return events[:number]
+
+    async def read_all(self) -> Events:
+        """Return all events of the stream."""
+        async for part in self._parts:
+            self._body += part
+        return numbered_events(self._body)
+
+
+async def begin(client: httpx.AsyncClient, number: int, **parameters: Any) -> Events:
+    """Ask for a stream, read so many events of it, and go away."""
+    body = asking(stream=True, **parameters)
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        return await Reader(response).read(number)
+
+
+async def go_on(client: httpx.AsyncClient, request_id: str, number: int) -> httpx.Response:
+    """Read on behind an event."""
+    return await client.get(
+        f"/v1/completions/{request_id}",
+        params={"stream": "true"},
+        headers={"last-event-id": f"{request_id}:{number}"},
+    )
+
+
+async def status_of(client: httpx.AsyncClient, request_id: str) -> str:
+    """Return how a completion stands; `completed` if the whole of it is told."""
+    response = await client.get(f"/v1/completions/{request_id}")
+    assert response.status_code == 200, response.text
+    body = response.json()
+    return "completed" if "choices" in body else str(body["status"])
+
+
+async def await_status(
+    client: httpx.AsyncClient, request_id: str, status: str, *, seconds: float = 15.0
+) -> None:
+    """Wait until a completion stands so."""
+    async with asyncio.timeout(seconds):
+        while (found := await status_of(client, request_id)) != status:
+            assert found in ("queued", "in_progress"), found
+            await asyncio.sleep(0.02)

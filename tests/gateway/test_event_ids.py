@@ -1,0 +1,76 @@
+"""How a client says where it goes on."""
+
+import pytest
+from fastapi import Request
+
+from gateway.api.event_ids import Position, read_last_event_id, read_position, read_stream
+from gateway.errors import InvalidParameterError
+
+ID = "cmpl-" + "a2" * 13
+
+
+def request(query: str = "", **headers: str) -> Request:
+    """Make a request as far as it is read."""
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw, "query_string": query.encode()})
+
+
+@pytest.mark.parametrize("number", [0, 1, 999_999_999_999_999])
+def test_event_id_is_read(number: int) -> None:
+    assert read_last_event_id(request(last_event_id=f"{ID}:{number}")) == Position(ID, number)
+
+
+@pytest.mark.parametrize("headers", [{}, {"last_event_id": ""}], ids=["absent", "empty"])
+def test_client_that_has_got_nothing_says_nothing(headers: dict[str, str]) -> None:
+    assert read_last_event_id(request(**headers)) is None
+    assert read_position(request(**headers), ID) == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "12",
+        ID,
+        f"{ID}:",
+        f"{ID}:-1",
+        f"{ID}:1.5",
+        f"{ID}:1 ",
+        f"{ID}:1234567890123456",
+        f"{ID[:-1]}:1",
+        f"{ID.upper()}:1",
+        "cmpl-1:1",
+        "x" * 5000,
+    ],
+)
+def test_anything_else_is_refused_by_name(value: str) -> None:
+    with pytest.raises(InvalidParameterError, match="Last-Event-ID") as caught:
+        read_last_event_id(request(last_event_id=value))
+    assert caught.value.param == "Last-Event-ID"
+    assert len(caught.value.message) < 300
+
+
+def test_header_wins_over_the_query_that_a_browser_repeats() -> None:
+    query = "stream=true&starting_after=3"
+    assert read_position(request(query), ID) == 3
+    assert read_position(request(query, last_event_id=f"{ID}:7"), ID) == 7
+
+
+def test_event_of_another_completion_is_refused() -> None:
+    other = "cmpl-" + "b" * 26
+    with pytest.raises(InvalidParameterError, match="must name an event of"):
+        read_position(request(last_event_id=f"{other}:7"), ID)
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "one", "", "1" * 16])
+def test_wrong_number_in_the_query_is_refused_by_name(value: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        read_position(request(f"starting_after={value}"), ID)
+    assert caught.value.param == "starting_after"
+
+
+def test_stream_is_asked_for_by_true_alone() -> None:
+    assert read_stream(request("stream=true"))
+    assert not read_stream(request("stream=false"))
+    assert not read_stream(request())
+    with pytest.raises(InvalidParameterError, match="'stream' must be true or false"):
+        read_stream(request("stream=1"))

@@ -1,0 +1,319 @@
+"""Requests that are sent again with the same Idempotency-Key: they run once."""
+
+import asyncio
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.outcomes import FailureCode, FinishReason
+from gateway.accounts.scopes import Scope
+from tests.gateway.callers import caller
+from tests.gateway.coming_back import Reader, go_on
+from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, serve
+from tests.gateway.http import message_of
+from tests.support.events import numbered_events
+from tests.support.stack import Stack
+
+
+@pytest.fixture
+def idempotency_key() -> str:
+    """A key that was never used."""
+    return f"order-{secrets.token_hex(8)}"
+
+
+async def ask(client: httpx.AsyncClient, key: str | bytes, **parameters: Any) -> httpx.Response:
+    """Ask for a completion with an Idempotency-Key."""
+    value = key if isinstance(key, bytes) else key.encode()
+    return await client.post(
+        "/v1/completions", json=asking(**parameters), headers={b"idempotency-key": value}
+    )
+
+
+def is_replayed(response: httpx.Response) -> bool:
+    """Whether an answer is that of an earlier request."""
+    return "idempotent-replayed" in response.headers
+
+
+async def test_whole_answer_is_told_again(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    # Without a seed, another run would say something else.
+    parameters = {"seed": None, "temperature": 1, "n": 2, "logprobs": 1, "max_tokens": 12}
+    first = await ask(client, idempotency_key, **parameters)
+    assert first.status_code == 200, first.text
+    assert not is_replayed(first)
+    for each in (client, other_client, client):
+        again = await ask(each, idempotency_key, **parameters)
+        assert again.status_code == 200
+        assert is_replayed(again)
+        assert again.content == first.content
+
+
+async def test_stream_is_told_again(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    parameters = {"stream": True, "seed": None, "temperature": 1, "max_tokens": 12}
+    first = await ask(client, idempotency_key, **parameters)
+    again = await ask(other_client, idempotency_key, **parameters)
+    assert is_replayed(again)
+    assert numbered_events(again.content) == numbered_events(first.content)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_of_two_at_once_one_runs_and_both_get_its_answer(
+    client: httpx.AsyncClient,
+    other_client: httpx.AsyncClient,
+    idempotency_key: str,
+    *,
+    stream: bool,
+) -> None:
+    parameters = {"stream": stream, "seed": None, "temperature": 1, "max_tokens": 30}
+    answers = await asyncio.gather(
+        *(ask(each, idempotency_key, **parameters) for each in (client, other_client) * 3)
+    )
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert len({answer.content for answer in map(without_comments, answers)}) == 1
+    assert sorted(map(is_replayed, answers)) == [False] + [True] * 5
+
+
+def without_comments(response: httpx.Response) -> httpx.Response:
+    """Return a stream without what keeps its connection alive."""
+    content = response.content.replace(b": keep-alive\n\n", b"")
+    return httpx.Response(response.status_code, headers=response.headers, content=content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_tokens": 9},
+        {"stream": True},
+        {"background": True},
+        {"user": "somebody"},
+        {"headers": {"x-api-dialect": "llamacpp"}},
+    ],
+    ids=["parameter", "stream", "background", "unimportant", "dialect"],
+)
+async def test_another_request_with_the_same_key_is_refused(
+    client: httpx.AsyncClient, idempotency_key: str, change: dict[str, Any]
+) -> None:
+    assert (await ask(client, idempotency_key)).status_code == 200
+    headers = {"idempotency-key": idempotency_key, **change.pop("headers", {})}
+    refused = await client.post("/v1/completions", json=asking(**change), headers=headers)
+    assert refused.status_code == 409, refused.text
+    assert refused.headers["x-should-retry"] == "false"
+    error = refused.json()["error"]
+    assert "Idempotency-Key" in error["message"]
+    if not headers.get("x-api-dialect"):
+        assert (error["type"], error["code"]) == ("conflict", "idempotency_conflict")
+
+
+async def test_same_request_may_be_written_otherwise(
+    client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    first = await ask(client, idempotency_key, n=1, logprobs=0)
+    body = dict(reversed(asking(n=1, logprobs=0, user=None).items()))
+    again = await client.post(
+        "/v1/completions", json=body, headers={"idempotency-key": idempotency_key}
+    )
+    assert is_replayed(again)
+    assert again.json() == first.json()
+
+
+async def test_keys_of_tenants_do_not_meet(
+    client: httpx.AsyncClient, stack: Stack, idempotency_key: str
+) -> None:
+    first = await ask(client, idempotency_key)
+    async with caller(stack, "stranger", Scope.COMPLETIONS) as stranger:
+        other = await ask(stranger, idempotency_key, max_tokens=3)
+    assert other.status_code == 200
+    assert not is_replayed(other)
+    assert other.json()["id"] != first.json()["id"]
+
+
+async def test_refused_request_leaves_its_key_free(
+    client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    assert (await ask(client, idempotency_key, temperature=3)).status_code == 400
+    assert (await ask(client, idempotency_key, model="none")).status_code == 404
+    served = await ask(client, idempotency_key)
+    assert served.status_code == 200
+    assert not is_replayed(served)
+
+
+async def test_request_that_found_the_queue_full_leaves_its_key_free(
+    client: httpx.AsyncClient, store: "Redis", idempotency_key: str
+) -> None:
+    worker = await serve(store, "full")
+    waiting = [
+        asyncio.create_task(complete(client, model="full")) for _ in range(MOST_WAITING_OF_TENANT)
+    ]
+    async with asyncio.timeout(10):
+        while int(await store.get(keys.waiting("full")) or 0) < MOST_WAITING_OF_TENANT:
+            await asyncio.sleep(0.02)
+    for stream in (False, True):
+        refused = await ask(client, idempotency_key, model="full", stream=stream)
+        assert refused.status_code == 429, refused.text
+    for _ in waiting:
+        claim = await worker.claim_one()
+        await worker.say(claim, "a", finish=FinishReason.STOP)
+        await worker.finish(claim)
+    assert {each.status_code for each in await asyncio.gather(*waiting)} == {200}
+    request = asyncio.create_task(ask(client, idempotency_key, model="full"))
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", finish=FinishReason.STOP)
+    await worker.finish(claim)
+    assert (await request).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_failed_request_runs_anew(
+    client: httpx.AsyncClient,
+    other_client: httpx.AsyncClient,
+    store: "Redis",
+    idempotency_key: str,
+    *,
+    stream: bool,
+) -> None:
+    model = f"failing-once-{stream}".lower()
+    worker = await serve(store, model)
+    request = asyncio.create_task(ask(client, idempotency_key, model=model, stream=stream))
+    await worker.fail(await worker.claim_one(), FailureCode.ENGINE_ERROR)
+    assert (await request).status_code == 503
+    again = asyncio.create_task(ask(other_client, idempotency_key, model=model, stream=stream))
+    claim = await worker.claim_one()
+    await worker.say(claim, "a", finish=FinishReason.STOP)
+    await worker.finish(claim)
+    answer = await again
+    assert answer.status_code == 200
+    assert not is_replayed(answer)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_request_whose_client_left_goes_on_when_it_is_sent_again(
+    client: httpx.AsyncClient,
+    other_client: httpx.AsyncClient,
+    idempotency_key: str,
+    *,
+    stream: bool,
+) -> None:
+    parameters = {"max_tokens": 100, "n": 2, "stream": stream}
+    expected = (await complete(client, **parameters | {"stream": False})).json()
+    with pytest.raises(httpx.ReadTimeout):
+        await client.post(
+            "/v1/completions",
+            json=asking(**parameters | {"prompt": "Once upon a time"}),
+            headers={"idempotency-key": idempotency_key},
+            timeout=0.4,
+        ) if not stream else await _read_for_a_moment(client, idempotency_key, parameters)
+    again = await ask(other_client, idempotency_key, **parameters)
+    assert again.status_code == 200, again.text
+    assert is_replayed(again)
+    if stream:
+        events = numbered_events(again.content)
+        assert [number for _, _, number in events] == list(range(1, len(events) + 1))
+        told = (await client.get(f"/v1/completions/{events[0][1]}")).json()
+    else:
+        told = again.json()
+    assert told["choices"] == expected["choices"]
+    assert told["usage"]["completion_tokens"] == 200
+
+
+async def _read_for_a_moment(
+    client: httpx.AsyncClient, key: str, parameters: dict[str, Any]
+) -> None:
+    async with client.stream(
+        "POST",
+        "/v1/completions",
+        json=asking(**parameters),
+        headers={"idempotency-key": key},
+    ) as response:
+        await Reader(response).read(5)
+    raise httpx.ReadTimeout("left")
+
+
+async def test_replayed_stream_can_be_gone_on_with(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    first = numbered_events((await ask(client, idempotency_key, stream=True)).content)
+    again = numbered_events((await ask(other_client, idempotency_key, stream=True)).content)
+    assert again == first
+    assert numbered_events((await go_on(client, first[0][1], 2)).content) == first[2:]
+
+
+async def test_background_request_with_a_key_is_started_once(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    first = await ask(client, idempotency_key, background=True, max_tokens=20)
+    again = await ask(other_client, idempotency_key, background=True, max_tokens=20)
+    assert is_replayed(again)
+    assert again.json()["id"] == first.json()["id"]
+    assert again.json()["status"] in ("queued", "in_progress", "completed")
+
+
+async def test_cancelled_request_stays_cancelled(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, idempotency_key: str
+) -> None:
+    first = await ask(client, idempotency_key, background=True, max_tokens=1900)
+    await client.post(f"/v1/completions/{first.json()['id']}/cancel")
+    again = await ask(other_client, idempotency_key, background=True, max_tokens=1900)
+    assert again.json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"a b", b"x" * 256, b"tab\tinside", "é".encode()],
+    ids=["empty", "space", "long", "tab", "beyond-ascii"],
+)
+async def test_wrong_key_is_named(client: httpx.AsyncClient, value: bytes) -> None:
+    message = message_of(
+        await ask(client, value),
+        status=400,
+        kind="invalid_request_error",
+        code="invalid_value",
+        param="Idempotency-Key",
+    )
+    assert "1 to 255 visible ASCII characters" in message
+
+
+@pytest.mark.parametrize("value", ["!", "x" * 255, "~`{}[]\"'\\"])
+async def test_any_visible_key_is_taken(client: httpx.AsyncClient, value: str) -> None:
+    assert (await ask(client, value, prompt=secrets.token_hex(4))).status_code in (200, 409)
+
+
+async def test_key_of_a_request_that_is_being_admitted_is_not_free(
+    client: httpx.AsyncClient, store: "Redis", idempotency_key: str
+) -> None:
+    first = await ask(client, idempotency_key)
+    # As if a gateway had claimed the key and had not come further yet.
+    entry = await _entry_of(store, first.json()["id"])
+    body = (await store.hgetall(entry))[b"body"]
+    await store.hset(entry, mapping={"request": "cmpl-being-admitted", "body": body})
+    refused = await ask(client, idempotency_key)
+    assert refused.status_code == 409, refused.text
+    assert refused.json()["error"]["code"] == "idempotency_in_progress"
+    assert refused.headers["retry-after"] == "1"
+    # As if that gateway had died then.
+    created = int((await store.hget(entry, "created_ms")) or 0)
+    await store.hset(entry, "created_ms", str(created - 61_000))
+    assert not is_replayed(served := await ask(client, idempotency_key))
+    assert served.status_code == 200
+
+
+async def _entry_of(store: "Redis", request_id: str) -> bytes:
+    async for entry in store.scan_iter(match="{b:*}:idempotency:*"):
+        if await store.hget(entry, "request") == request_id.encode():
+            found: bytes = entry
+            return found
+    raise AssertionError("no entry")
+
+
+async def test_key_is_written_nowhere(
+    client: httpx.AsyncClient, store: "Redis", idempotency_key: str
+) -> None:
+    await ask(client, idempotency_key)
+    async for key in store.scan_iter(match="*"):
+        assert idempotency_key.encode() not in key

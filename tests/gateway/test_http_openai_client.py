@@ -1,0 +1,60 @@
+"""OpenAI's own client library, which knows nothing of event ids, and what it can do with them all the same."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, ConflictError
+
+from tests.gateway.conftest import asking
+from tests.support.stack import MODEL, Stack
+
+ASKED = asking(max_tokens=12)
+
+
+@pytest.fixture
+async def openai(stack: Stack, key: str) -> AsyncIterator[AsyncOpenAI]:
+    """A client of the first gateway that does not repeat requests."""
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+async def streamed_text(openai: AsyncOpenAI, **headers: str) -> str:
+    """Return the text of a stream as the library joins it."""
+    stream = await openai.completions.create(**ASKED, stream=True, extra_headers=headers)
+    return "".join([choice.text async for chunk in stream for choice in chunk.choices])
+
+
+async def test_stream_is_read_as_ever(openai: AsyncOpenAI) -> None:
+    whole = await openai.completions.create(**ASKED)
+    assert await streamed_text(openai) == whole.choices[0].text
+
+
+async def test_stream_goes_on_behind_the_last_event_id(openai: AsyncOpenAI) -> None:
+    whole = await openai.completions.create(**ASKED)
+    raw = await openai.completions.with_raw_response.create(**ASKED, stream=True)
+    body = b"".join([part async for part in raw.http_response.aiter_bytes()])
+    events = body.split(b"\n\n")
+    last_event_id = events[4].split(b"\nid: ")[1].decode()
+    rest = await streamed_text(openai, **{"last-event-id": last_event_id})
+    assert rest
+    assert whole.choices[0].text.endswith(rest)
+    assert rest != whole.choices[0].text
+
+
+async def test_background_completion_is_started_and_fetched(openai: AsyncOpenAI) -> None:
+    started = await openai.completions.create(**ASKED, extra_body={"background": True})
+    answer = await openai.get(f"/completions/{started.id}?stream=true", cast_to=httpx.Response)
+    assert answer.text.count("data: ") > 1
+    whole = await openai.get(f"/completions/{started.id}", cast_to=httpx.Response)
+    assert whole.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_idempotency_key_gives_the_same_answer(openai: AsyncOpenAI) -> None:
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first = await openai.completions.create(**ASKED, extra_headers=headers)
+    again = await openai.completions.create(**ASKED, extra_headers=headers)
+    assert again == first
+    with pytest.raises(ConflictError, match="Idempotency-Key"):
+        await openai.completions.create(model=MODEL, prompt="Other", extra_headers=headers)
