@@ -68,7 +68,7 @@ class Meter:
             wall_seconds=wall,
             cpu_seconds=cpu,
             resident_mib={
-                name: sum(_resident_mib(pid) for pid in pids) for name, pids in self._groups.items()
+                name: sum(resident_mib(pid) for pid in pids) for name, pids in self._groups.items()
             },
             other_seconds=max(0.0, busy - self._busy - sum(cpu.values())),
             client_wait_seconds=waited - self._waited,
@@ -77,6 +77,12 @@ class Meter:
 
     def _read_cpu(self) -> dict[str, float]:
         return {name: sum(map(_cpu_seconds, pids)) for name, pids in self._groups.items()}
+
+
+def resident_mib(pid: int) -> float:
+    """Return the memory of a process, 0 if it is gone."""
+    fields = _stat(pid)
+    return int(fields[_RESIDENT]) * _PAGE_BYTES / _MEBIBYTE if fields else 0.0
 
 
 def descendants(pid: int) -> list[int]:
@@ -104,11 +110,6 @@ def _stat(pid: int) -> list[str]:
 def _cpu_seconds(pid: int) -> float:
     fields = _stat(pid)
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_SECOND if fields else 0.0
-
-
-def _resident_mib(pid: int) -> float:
-    fields = _stat(pid)
-    return int(fields[_RESIDENT]) * _PAGE_BYTES / _MEBIBYTE if fields else 0.0
 
 
 def _wait_seconds() -> float:

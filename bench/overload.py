@@ -1,0 +1,167 @@
+"""Memory, queue and refusals while clients ask for ten times what a deployment can do: `python -m bench.overload`.
+
+Every client asks, waits exactly as long as it is told where it is refused, and asks again at once when it was
+served. What is printed once a second must stay level: waiting jobs at their bound, memory where it was after the
+first seconds.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from urllib.parse import urlsplit
+
+import click
+from redis.asyncio import Redis
+
+from bench.processes import resident_mib
+from bench.sluice import Sluice, running_sluice
+from bench.starting import MODEL
+from bench.systems import Deployment, Engine
+from contract import keys
+
+_TENANT = "overload"
+_RESPONSE_SECONDS = 600.0
+_REFUSALS = (429, 503)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients have seen so far."""
+
+    served: int = 0
+    refused: int = 0
+    others: Counter[int] = field(default_factory=Counter)
+    """Answers that are neither, by status."""
+    refused_ms: list[float] = field(default_factory=list)
+    """How long a refusal took."""
+    told_seconds: list[float] = field(default_factory=list)
+    served_after: Counter[int] = field(default_factory=Counter)
+    """Requests that were served, by how often they had been refused before."""
+
+
+class Client:
+    """One client with one connection."""
+
+    def __init__(self, url: str, key: str, body: bytes, tally: Tally) -> None:
+        address = urlsplit(url)
+        self._host, self._port = address.hostname, address.port
+        self._tally = tally
+        self._request = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        refusals = 0
+        try:
+            while True:
+                began = time.perf_counter()
+                writer.write(self._request)
+                status, wait_seconds = await self._response(reader)
+                if status in _REFUSALS:
+                    refusals += 1
+                    self._tally.refused += 1
+                    self._tally.refused_ms.append(1000 * (time.perf_counter() - began))
+                    self._tally.told_seconds.append(wait_seconds)
+                    await asyncio.sleep(wait_seconds)
+                elif status == 200:
+                    self._tally.served += 1
+                    self._tally.served_after[refusals] += 1
+                    refusals = 0
+                else:
+                    self._tally.others[status] += 1
+        finally:
+            writer.close()
+
+    @staticmethod
+    async def _response(reader: asyncio.StreamReader) -> tuple[int, float]:
+        async with asyncio.timeout(_RESPONSE_SECONDS):
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+            await reader.readexactly(int(headers["content-length"]))
+        return int(lines[0].split()[1]), int(headers.get("retry-after-ms", 0)) / 1000
+
+
+async def press(
+    sluice: Sluice, *, clients: int, seconds: float, tokens: int, prompt_words: int
+) -> Tally:
+    """Let that many clients ask, and print once a second how the deployment is doing."""
+    tally, key = Tally(), await asyncio.to_thread(sluice.key, _TENANT)
+    urls = await asyncio.to_thread(sluice.urls, 1)
+    prompt = "word " * prompt_words
+    body = json.dumps(
+        {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    ).encode()
+    tasks = [asyncio.create_task(Client(urls[0], key, body, tally).run()) for _ in range(clients)]
+    redis = Redis.from_url(f"redis://127.0.0.1:{sluice.redis_port}/0")
+    groups = sluice.groups(1)
+    click.echo(
+        "| second | gateway MiB | Redis MiB | waiting | served | refused |\n|---|---|---|---|---|---|"
+    )
+    began = time.monotonic()
+    try:
+        while (passed := time.monotonic() - began) < seconds:
+            await asyncio.sleep(1)
+            memory = {name: sum(map(resident_mib, pids)) for name, pids in groups.items()}
+            waiting = int(await redis.get(keys.waiting(MODEL)) or 0)
+            click.echo(
+                f"| {passed:.0f} | {memory['gateway']:.0f} | {memory['redis']:.1f} | {waiting} "
+                f"| {tally.served} | {tally.refused} |"
+            )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await redis.aclose()
+    return tally
+
+
+@click.command("overload")
+@click.option("--seconds", default=60.0, show_default=True, help="Length of the load.")
+@click.option("--most-waiting", default=64, show_default=True, help="Bound of the queue.")
+@click.option("--sequences", default=16, show_default=True, help="Sequences in the engine's batch.")
+@click.option("--times", default=10, show_default=True, help="Clients, in times of both together.")
+@click.option("--tokens", default=50, show_default=True, help="Completion tokens of a request.")
+@click.option("--prompt-words", default=200, show_default=True, help="Length of its prompt.")
+def main(
+    *,
+    seconds: float,
+    most_waiting: int,
+    sequences: int,
+    times: int,
+    tokens: int,
+    prompt_words: int,
+) -> None:
+    """Press a deployment with the scripted engine."""
+    deployment = Deployment(
+        engine=Engine.SCRIPTED, max_sequences=sequences, context_window=1024, step_seconds=0.02
+    )
+    settings = {"SLUICE_MAX_WAITING_JOBS": str(most_waiting)}
+    clients = times * (most_waiting + sequences)
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+        running_sluice(deployment, Path(folder), settings=settings) as sluice,
+    ):
+        load = press(
+            sluice, clients=clients, seconds=seconds, tokens=tokens, prompt_words=prompt_words
+        )
+        tally = asyncio.run(load)
+    click.echo(f"\n{clients} clients; {tally.served} served, {tally.refused} refused")
+    if tally.others:
+        click.echo(f"other answers: {dict(tally.others)}")
+    click.echo(f"served after so many refusals: {dict(sorted(tally.served_after.items()))}")
+    for name, values in (("refused after ms", tally.refused_ms), ("told s", tally.told_seconds)):
+        if len(values) > 1:
+            cuts = quantiles(values, n=100)
+            click.echo(f"{name}: p50 {cuts[49]:.1f}, p99 {cuts[98]:.1f}, most {max(values):.1f}")
+
+
+if __name__ == "__main__":
+    main()
