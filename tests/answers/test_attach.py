@@ -2,12 +2,15 @@
 
 import asyncio
 
+import pytest
 from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode, FinishReason
+from gateway.answers import reader as reading
 from gateway.answers.answers import AnswerState
+from tests.answers.conftest import OpenHouse
 from tests.answers.house import TENANT, House, Reader, plain, usage_records
 from tests.gateway.conftest import eventually
 from tests.support.fake_worker import FakeWorker
@@ -36,6 +39,23 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     assert plain(reader.replies) == plain(direct.replies)
     assert attachment.completion.head() == request.completion.head()
     await attachment.aclose()
+
+
+async def test_follower_does_not_wait_for_the_journals_turn(
+    open_house: OpenHouse, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REPEAT_SECONDS", 3600.0)
+    first = await open_house("gw1", journal_seconds=3600.0)
+    second = await open_house("gw2")
+    request = await first.submit()
+    claim = await worker.claim_one()
+    readers = [Reader((await house.attach(request.id)).generation) for house in (first, second)]
+    told = ""
+    for letter in "abcde":
+        await worker.say(claim, letter)
+        told += letter
+        for reader in readers:
+            await reader.until_text(told)
 
 
 async def test_finished_answer_is_read_again_without_running_anything(

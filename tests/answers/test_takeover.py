@@ -11,6 +11,7 @@ from contract.outcomes import FailureCode, FinishReason
 from gateway.accounts.limits import Limits
 from gateway.accounts.usage import Outcome
 from gateway.answers.answers import AnswerState
+from gateway.dispatch import dispatcher as dispatching
 from gateway.errors import RateLimitError
 from tests.answers.conftest import OpenHouse
 from tests.answers.house import (
@@ -177,6 +178,48 @@ async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
     assert not first.answers._kept
     assert first.dispatcher.jobs_in_flight == 0
     assert first.reservations.open_requests == 0
+
+
+async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", LATE)
+    first = await open_house("gw1", journal_seconds=LATE)
+    second = await open_house("gw2")
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await Reader(request.generation).until_text("a")
+    await redis.delete(keys.gateway_alive("gw1"))
+    reader = Reader((await second.attach(request.id)).generation)
+    again = await worker.claim_one()
+
+    first.answers.leave(request.account)
+    await eventually(lambda: not first.answers._kept, seconds=5, what="the old owner's noticing")
+    await first.desk.aclose()
+
+    assert not await usage_records(redis)
+    assert not await redis.llen(keys.control("m", worker.name))
+    await worker.say(again, "b", finish=FinishReason.STOP)
+    await worker.finish(again)
+    await reader.to_the_end()
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
+    first: House, second: House, worker: FakeWorker
+) -> None:
+    request = await first.submit()
+    await worker.claim_one()
+    await first.kill()
+    stored = await second.answers.store.read(request.id)
+    assert stored is not None
+
+    assert await second.answers.keep_running(stored) == "gw2"
+    kept = second.answers._kept[request.id]
+    kept.look_around()
+
+    assert not kept.account.has_ended
 
 
 # -- answers that everybody left ----------------------------------------------------------------
