@@ -416,8 +416,10 @@ class Runner:
             self._give_back(generation, reason)
         self._writer.flush()
         if not is_engine_dead:
+            # At once, before the engine makes a further step: `wait_for` would let it.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._abort_unwanted(), _ABORT_SECONDS)
+                async with asyncio.timeout(_ABORT_SECONDS):
+                    await self._abort_unwanted()
         await self._writer.drain(_HAND_BACK_SECONDS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._leases.settled.wait(), _HAND_BACK_SECONDS)
