@@ -145,7 +145,7 @@ async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothin
 
     monkeypatch.setattr(QuotaStore, "reserve", slow)
     renewing = asyncio.create_task(desk.reservations.renew())
-    await asked.wait()
+    await asyncio.wait_for(asked.wait(), 5)
     assert await desk.reservations.settle(record("r1", completion_tokens=5))
     may_go_on.set()
     await renewing
