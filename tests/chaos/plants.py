@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 ARMED_FILE = "CHAOS_ARMED_FILE"
 """Names the file without which no defect shows yet."""
 
@@ -42,6 +44,22 @@ def _skip_settling() -> None:
         return None if calls[0] % 10 == 0 and _is_armed() else await settle(self, *given, **named)
 
     Reservations.settle = settle_most  # type: ignore[method-assign]
+
+
+def _charge_more() -> None:
+    """Every tenth request is recorded with a token too many."""
+    from gateway.accounts.usage import UsageRecord
+    from gateway.quota.reservations import Reservations
+
+    settle, calls = Reservations.settle, [0]
+
+    async def settle_more(self: Reservations, record: UsageRecord, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 10 == 0 and _is_armed():
+            record = structs.replace(record, completion_tokens=record.completion_tokens + 1)
+        return await settle(self, record, **named)
+
+    Reservations.settle = settle_more  # type: ignore[method-assign]
 
 
 def _tell_twice() -> None:
@@ -97,6 +115,7 @@ def _change_tokens() -> None:
 PLANTS: dict[str, Callable[[], None]] = {
     "lease never reclaimed": _never_reclaim,
     "settlement skipped": _skip_settling,
+    "token too many charged": _charge_more,
     "delta twice": _tell_twice,
     "token changed on the way": _change_tokens,
     "task left behind": _leave_tasks,

@@ -52,6 +52,7 @@ def invariants(report: Report) -> set[str]:
     [
         ("lease never reclaimed", kill_workers, "ends"),
         ("settlement skipped", nothing, "nothing left over"),
+        ("token too many charged", nothing, "one record"),
         ("delta twice", nothing, "told right"),
         ("token changed on the way", kill_workers, "told right"),
         ("task left behind", nothing, "nothing left over"),
