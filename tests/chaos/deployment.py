@@ -58,6 +58,7 @@ class Member:
     was_ready: bool = False
     """Whether it has been ready since it was started."""
     starts: int = 0
+    started_at: float = 0.0
 
     @property
     def pid(self) -> int:
@@ -110,6 +111,7 @@ class Deployment:
         """Start a process that does not run."""
         member.is_expected_to_end, member.was_ready = False, False
         member.starts += 1
+        member.started_at = time.monotonic()
         # Its environment wins over the deployment's own.
         self.stack._start(
             member.name,

@@ -84,7 +84,9 @@ def _is_excused(stretch: Stretch, faults: Sequence[Fault]) -> bool:
     )
 
 
-def judge_rows(stories: Iterable[Story], rows: Sequence[Row]) -> list[Violation]:
+def judge_rows(
+    stories: Iterable[Story], rows: Sequence[Row], faults: Sequence[Fault] = ()
+) -> list[Violation]:
     """Return where the ledger does not say what clients were told."""
     by_request: dict[str, list[Row]] = {}
     for row in rows:
@@ -96,11 +98,13 @@ def judge_rows(stories: Iterable[Story], rows: Sequence[Row]) -> list[Violation]
     for story in stories:
         if story.request_id:
             own = by_request.get(story.request_id, [])
-            found += [Violation("one record", what, story) for what in _judge_row(story, own)]
+            found += [
+                Violation("one record", what, story) for what in _judge_row(story, own, faults)
+            ]
     return found
 
 
-def _judge_row(story: Story, rows: Sequence[Row]) -> list[str]:
+def _judge_row(story: Story, rows: Sequence[Row], faults: Sequence[Fault]) -> list[str]:
     if not rows:
         return ["it has no row in the ledger"]
     prompt = sum(row["prompt_tokens"] for row in rows)
@@ -111,7 +115,7 @@ def _judge_row(story: Story, rows: Sequence[Row]) -> list[str]:
         if usage is not None and (prompt, completion) != tuple(usage.values()):
             found.append(f"its rows count {prompt} and {completion} tokens, its client {usage}")
         outcomes = [row["outcome"] for row in rows]
-        if Outcome.FINISHED not in outcomes:
+        if Outcome.FINISHED not in outcomes and not _died_before_it_could_settle(story, faults):
             found.append(f"its client has everything, its outcome is {outcomes}")
         return found
     if story.ending is Ending.LEFT and completion < story.transcript.tokens:
@@ -120,6 +124,26 @@ def _judge_row(story: Story, rows: Sequence[Row]) -> list[str]:
             told = story.transcript.tokens
             return [f"its client had {told} tokens, its rows count {completion} ({outcomes})"]
     return []
+
+
+def _died_before_it_could_settle(story: Story, faults: Sequence[Fault]) -> bool:
+    """Whether Redis was away when a request ended, and its gateway was killed before it came back.
+
+    Then nobody is left who knows that the client has everything: it is recorded as lost, and costs nothing.
+    """
+    gateways = {stretch.gateway for stretch in story.stretches}
+    return any(
+        away.kind in _AWAY
+        and away.target in {"redis", *gateways}
+        and away.began - GRACE_SECONDS <= story.ended <= (away.ended or story.ended) + GRACE_SECONDS
+        and killed.kind is Kind.KILL_GATEWAY
+        and killed.target in gateways
+        and story.ended - GRACE_SECONDS
+        <= killed.began
+        <= (away.ended or killed.began) + MARGIN_SECONDS
+        for away in faults
+        for killed in faults
+    )
 
 
 def judge_growth(

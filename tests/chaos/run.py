@@ -211,7 +211,7 @@ class _Run:
         self._say("Waiting until everything has settled ...")
         violations = judge_stories(load.stories, havoc.log)
         violations += judge_manners(load.stories) if not options.plan else []
-        violations += await self._settle(load.stories, before)
+        violations += await self._settle(load.stories, havoc, before)
         violations += [Violation("processes", what) for what in deployment.unexpected_ends]
         figures = Figures(options.seed, options.seconds, options.database)
         figures.skipped = {str(kind): why for kind, why in havoc.skipped.items()}
@@ -230,7 +230,7 @@ class _Run:
         await running
 
     async def _settle(
-        self, stories: list[Story], before: Mapping[str, Mapping[str, float]]
+        self, stories: list[Story], havoc: Havoc, before: Mapping[str, Mapping[str, float]]
     ) -> list[Violation]:
         """Wait until nothing is on its way, and look at what is left, and at the ledger."""
         found = []
@@ -242,7 +242,7 @@ class _Run:
         while (left := await self._left(before)) and time.monotonic() < deadline:
             await asyncio.sleep(1)
         found += left
-        return found + judge_rows(stories, await self._books.rows())
+        return found + judge_rows(stories, await self._books.rows(), havoc.log)
 
     async def _left(self, before: Mapping[str, Mapping[str, float]]) -> list[Violation]:
         """Return what is left over now in Redis and in the processes."""

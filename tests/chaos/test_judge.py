@@ -208,6 +208,26 @@ def test_wrong_rows_are_found(rows: list[dict[str, Any]]) -> None:
     assert {each.invariant for each in found} == {"one record"}
 
 
+@pytest.mark.parametrize(
+    ("killed", "is_excused"),
+    [
+        (Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), True),
+        (Fault(Kind.KILL_GATEWAY, "gateway-2", 102, 105), False),
+        (Fault(Kind.KILL_GATEWAY, "gateway-1", 120, 125), False),
+    ],
+    ids=["before-redis-was-back", "other-gateway", "later"],
+)
+def test_only_a_gateway_that_died_without_redis_may_not_settle(
+    killed: Fault, is_excused: bool
+) -> None:
+    told = complete()
+    told.stretches.append(Stretch("gateway-1", 98, 100, is_broken=False))
+    told.ended = 100
+    faults = [Fault(Kind.KILL_REDIS, "redis", 99.9, 104), killed]
+    found = judge_rows([told], [row(Outcome.LOST)], faults)
+    assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
+
+
 def test_who_left_is_not_charged_less_than_he_was_told() -> None:
     left = story(Ending.LEFT)
     left.transcript.add(chunk("one two", [1, 2]))
