@@ -118,6 +118,15 @@ def gateway_alive(gateway: str) -> str:
     return f"{{g:{gateway}}}:alive"
 
 
+BACKGROUND_OWNERS = "answers:background"
+"""Set: gateways that own background answers, or did when they died."""
+
+
+def background_answers(gateway: str) -> str:
+    """Set with expiry: request ids of the background answers that the gateway owns."""
+    return f"{{g:{gateway}}}:background"
+
+
 def answer(request_id: str) -> str:
     """Hash with expiry: what any gateway needs to tell or to continue an answer; see `gateway.answers`."""
     return f"{{r:{request_id}}}:answer"

@@ -20,6 +20,7 @@ from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 from gateway.accounts.usage import Outcome
+from gateway.answers.background import BackgroundWatch
 from gateway.answers.entries import Received, encode_entry
 from gateway.answers.head import AnswerHead
 from gateway.answers.kept import KeptAnswer
@@ -28,7 +29,7 @@ from gateway.answers.settlement import Account, SettlementDesk
 from gateway.answers.store import AnswerState, AnswerStore, Counts, Standing, StoredAnswer
 from gateway.answers.takeover import TakeOver
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.errors import ApiError
+from gateway.errors import ApiError, StoreUnavailableError
 from gateway.tasks import raise_if_cancelled
 
 __all__ = ["Answer", "AnswerHead", "AnswerState", "Answers", "Attachment"]
@@ -86,6 +87,9 @@ class Answers:
         self._readers: dict[int, Attachment] = {}
         self._handles = itertools.count(1)
         self._take_over = TakeOver(client, self, max_unread_bytes=max_unread_bytes)
+        self._background = BackgroundWatch(
+            executor, dispatcher.gateway, is_alive=self.is_alive, go_on=self.go_on
+        )
         self._taking: dict[str, asyncio.Task[None]] = {}
         dispatcher.on_follow = self._on_follow
         dispatcher.on_grown = self._on_grown
@@ -102,6 +106,8 @@ class Answers:
         """
         if head.retention_ms <= 0:
             return
+        if head.is_background:
+            self._background.note(head.request_id)
         handles = tuple(job.handle for job in head.jobs)
         kept = KeptAnswer(
             self,
@@ -118,6 +124,7 @@ class Answers:
         """Forget an answer whose jobs were not enqueued; nothing happens if it is not known."""
         kept = self._kept.pop(request_id, None)
         if kept is not None:
+            self._background.forget(request_id)
             self.desk.start(kept.discard())
 
     async def find(self, request_id: str, *, tenant_id: str) -> Answer | None:
@@ -184,7 +191,12 @@ class Answers:
     # -- its loop --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write journals until cancelled."""
+        """Write journals, and look after background answers of dead gateways, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_flushing())
+            tasks.create_task(self._background.run())
+
+    async def _keep_flushing(self) -> None:
         while True:
             await asyncio.sleep(self._journal_seconds)
             await self._flush_all()
@@ -230,6 +242,8 @@ class Answers:
     def keep(self, kept: KeptAnswer) -> None:
         """Own an answer that was taken over."""
         self._kept[kept.head.request_id] = kept
+        if kept.head.is_background:
+            self._background.note(kept.head.request_id)
 
     def is_over(self, kept: KeptAnswer) -> None:
         """Nothing is left to do for an answer."""
@@ -237,6 +251,8 @@ class Answers:
             del self._kept[kept.head.request_id]
             if kept.is_to_go_on:
                 self.go_on_soon(kept.head.request_id)
+            elif kept.head.is_background:
+                self._background.forget(kept.head.request_id)
 
     def forget_reader(self, handle: int) -> None:
         """Somebody reads no longer."""
@@ -245,7 +261,7 @@ class Answers:
     def go_on_soon(self, request_id: str) -> None:
         """See to it in the background that an answer runs."""
         if request_id not in self._kept:
-            self.desk.start(self._go_on(request_id))
+            self.desk.start(self.go_on(request_id))
 
     async def keep_running(self, answer: StoredAnswer) -> str:
         """See to it that an answer has an owner that lives and follows its jobs; return it.
@@ -255,7 +271,7 @@ class Answers:
         request_id = answer.head.request_id
         if request_id in self._kept:
             return self.dispatcher.gateway
-        if answer.standing.state is AnswerState.RUNNING and await self._is_alive(answer.owner):
+        if answer.standing.state is AnswerState.RUNNING and await self.is_alive(answer.owner):
             return answer.owner
         task = self._taking.get(request_id)
         if task is None:
@@ -274,7 +290,8 @@ class Answers:
         if not done.cancelled():
             done.exception()
 
-    async def _is_alive(self, owner: str) -> bool:
+    async def is_alive(self, owner: str) -> bool:
+        """Whether a gateway lives, or may live as far as can be known now. Raises RedisError."""
         if owner == self.dispatcher.gateway:
             return False  # It would be kept.
         if not (self.dispatcher.is_steady and self.dispatcher.may_judge_others()):
@@ -290,7 +307,7 @@ class Answers:
             kept.follow(follow)
         elif not follow.is_over:
             # It has ended, or it is ours and got stuck while it was taken over.
-            self.desk.start(self._go_on(follow.request_id))
+            self.desk.start(self.go_on(follow.request_id))
             self.tell(follow.gateway, follow.handle)
 
     def _on_grown(self, grown: AnswerGrown) -> None:
@@ -303,7 +320,7 @@ class Answers:
         if kept is not None:
             kept.cancel()
         else:
-            self.desk.start(self._go_on(cancel.request_id))
+            self.desk.start(self.go_on(cancel.request_id))
 
     async def _on_orphan(self, _model: str, lost: LostJob) -> bool:
         """Take over a background answer whose gateway is gone. Return whether the job is one of those."""
@@ -316,15 +333,22 @@ class Answers:
         self.go_on_soon(request_id)
         return True
 
-    async def _go_on(self, request_id: str) -> None:
+    async def go_on(self, request_id: str) -> bool:
+        """See to it that an answer runs, if it is to. Return False if that is to be tried again."""
         try:
             stored = await self.store.read(request_id, most=0)
             if stored is not None and not stored.standing.state.is_end:
                 is_ours = stored.owner == self.dispatcher.gateway
                 if is_ours or stored.head.is_background:
                     await self.keep_running(stored)
-        except (ApiError, RedisError) as error:
-            logger.warning("answer %s cannot go on now: %r", request_id, error)
+        except (StoreUnavailableError, RedisError) as error:
+            logger.warning("answer %s cannot go on now: %s", request_id, type(error).__name__)
+            return False
+        except ApiError as error:
+            # It waits for somebody who asks for it.
+            logger.warning("answer %s may not go on: %s", request_id, error.code)
+            self._background.forget(request_id)
+        return True
 
     async def _cancel(self, stored: StoredAnswer) -> None:
         request_id = stored.head.request_id

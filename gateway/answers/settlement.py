@@ -58,7 +58,7 @@ class SettlementDesk:
         self.reservations = reservations
         self.dispatcher = dispatcher
         self.catalogue = catalogue
-        self._work: set[asyncio.Task[None]] = set()
+        self._work: set[asyncio.Task[Any]] = set()
         self._to_forget: defaultdict[str, list[str]] = defaultdict(list)
 
     def open(self, record: UsageRecord, admission: Admission, generation: Generation) -> "Account":
@@ -66,7 +66,7 @@ class SettlementDesk:
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
         return Account(self, record, admission, generation)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run something to its end, even if whoever started it goes away."""
         task = asyncio.create_task(work)
         self._work.add(task)
@@ -93,8 +93,10 @@ class SettlementDesk:
 
     async def aclose(self) -> None:
         """Finish what is being settled, within bounds; a sweep settles the rest."""
-        if self._work:
-            await asyncio.wait(self._work, timeout=CLOSE_SECONDS)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        # What ends may have an answer written down in turn.
+        while self._work and time.monotonic() < deadline:
+            await asyncio.wait(self._work, timeout=deadline - time.monotonic())
         await self._forget_all()
 
     async def _forget_all(self) -> None:
@@ -107,7 +109,7 @@ class SettlementDesk:
         except RedisError as error:
             logger.warning("cannot drop receipts now: %s", type(error).__name__)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a request could not be settled; a sweep will do it", exc_info=error)

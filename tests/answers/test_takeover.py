@@ -364,6 +364,27 @@ async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hear
     assert reader.text == "ab"
 
 
+async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await eventually(
+        lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), seconds=5, what="the note"
+    )
+    await first.kill()
+    await worker.say(claim, "a", finish=FinishReason.STOP)
+    await worker.finish(claim)
+
+    await second.answers._background.look()
+
+    assert await settled(redis, request.id) == [("finished", 3, 1)]
+    await state_is(second, request.id, AnswerState.FINISHED)
+    assert not await redis.exists(keys.background_answers("gw1"))
+    assert not await redis.sismember(keys.BACKGROUND_OWNERS, "gw1")
+
+
 async def test_background_answer_outlives_all_gateways(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
