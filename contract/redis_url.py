@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
 SENTINEL_SCHEME: Final = "redis+sentinel"
@@ -75,14 +76,17 @@ def redis_client(url: str, **options: Any) -> "Redis":
     """
     address = sentinel_address(check_redis_url(url))
     if address is None:
-        return Redis.from_url(url, **options)
+        return _guarded(Redis.from_url(url, **options))
     sentinels: Any = Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
         address.hosts, sentinel_kwargs=_sentinel_options(address, options)
     )
-    master: Redis = sentinels.master_for(
-        address.service, redis_class=_Master, **options | address.server_options
+    for client in sentinels.sentinels:
+        _ = _guarded(client)
+    return _guarded(
+        sentinels.master_for(
+            address.service, redis_class=_Master, **options | address.server_options
+        )
     )
-    return master
 
 
 def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
@@ -102,6 +106,27 @@ def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
 def _sentinel_options(address: SentinelAddress, options: Mapping[str, Any]) -> dict[str, Any]:
     timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
     return timeouts | address.sentinel_options
+
+
+def _guarded(client: "Redis") -> "Redis":
+    """Make a client's connections fail with nothing but RedisError."""
+    pool: Any = client.connection_pool
+    pool.connection_class = type("GuardedConnection", (_Guard, pool.connection_class), {})
+    return client
+
+
+class _Guard:
+    """Turns uvloop's complaint about a connection that was closed a moment ago into redis-py's error.
+
+    Whoever outlives a Redis that goes away expects a RedisError, and would die of a RuntimeError.
+    """
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        above: Any = super()
+        try:
+            await above.send_packed_command(*args, **options)
+        except RuntimeError as error:
+            raise RedisConnectionError("the connection is closed already") from error
 
 
 class _Master(Redis):
