@@ -97,14 +97,20 @@ class KeptAnswer(Keeper):
         """Note a reply that was accepted."""
         if self.has_ended:
             return
+        if type(message) is not Delta:
+            self._on_rare_reply(prompt_index, message)
+            return
+        self._pending.append((prompt_index, message))
+        if self._followers:
+            self.flush_soon()
+
+    def _on_rare_reply(self, prompt_index: int, message: JobMessage) -> None:
         if isinstance(message, JobFailed) and message.code in _NOT_ITS_OWN:
             self._stop(message.code)
             return
         self._pending.append((prompt_index, message))
         if self._followers:
             self.flush_soon()
-        if isinstance(message, Delta):
-            return
         if isinstance(message, JobFinished):
             self._unfinished -= 1
         elif isinstance(message, JobFailed):
