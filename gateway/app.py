@@ -32,10 +32,11 @@ from gateway.settings import Settings
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the application. Nothing is opened before its lifespan begins."""
+    drain = Drain()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_context(settings) as context:
+        async with open_context(settings, on_failure=drain.fail) as context:
             app.state.context = context
             yield
 
@@ -52,8 +53,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     install_error_handlers(app)
     install_documentation(app)
-    app.state.drain = Drain()
-    app.add_middleware(DrainMiddleware, drain=app.state.drain)
+    app.state.drain = drain
+    app.add_middleware(DrainMiddleware, drain=drain)
     app.add_middleware(RequestIdMiddleware)
     app.include_router(completions.router)
     app.include_router(kept_answers.router)

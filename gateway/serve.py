@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 
 import uvicorn
 
@@ -13,11 +14,13 @@ from gateway.settings import Settings
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time-outs of usual load balancers, so that they close first."""
 
+EXIT_FAILED = 1
+
 _MAPPED_PREFIX_BITS = 96
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, and leave in order."""
+    """Serve until SIGTERM or SIGINT, and leave in order. Raises SystemExit if a bug was the reason."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -44,6 +47,8 @@ def run(settings: Settings) -> None:
         log_level="warning",
     )
     LeavingServer(config, app, settings).run()
+    if app.state.drain.has_failed:
+        sys.exit(EXIT_FAILED)
 
 
 def proxy_networks(settings: Settings) -> list[str]:

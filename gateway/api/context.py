@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import secrets
-import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -68,8 +67,19 @@ def context_of(request: Request) -> ProcessContext:
 
 
 @asynccontextmanager
-async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
-    """Open connections and start the loops; on exit stop them in reverse order."""
+async def open_context(
+    settings: Settings, *, on_failure: Callable[[], None]
+) -> AsyncIterator[ProcessContext]:
+    """Open connections and start the loops; on exit stop them in reverse order.
+
+    `on_failure` is called if a loop ends by a bug: the process would answer nobody, and look healthy.
+    """
+
+    def report_failure(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("a loop of the gateway ended; stopping", exc_info=error)
+            on_failure()
+
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.aclose)
@@ -119,7 +129,7 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
         )
         for loop in loops:
             task = asyncio.create_task(loop)
-            task.add_done_callback(_stop_if_failed)
+            task.add_done_callback(report_failure)
             stack.push_async_callback(end_task, task)
         # What ends here is settled while the loops still run.
         stack.push_async_callback(reservations.aclose)
@@ -143,13 +153,6 @@ async def open_context(settings: Settings) -> AsyncIterator[ProcessContext]:
             answers=answers,
             idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
         )
-
-
-def _stop_if_failed(task: asyncio.Task[None]) -> None:
-    """Stop a process that lost one of its loops to a bug: it would answer nobody, and look healthy."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("a loop of the gateway ended; stopping", exc_info=error)
-        signal.raise_signal(signal.SIGTERM)
 
 
 async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:

@@ -3,6 +3,7 @@
 What is running when it leaves goes on; `gateway.serve` bounds how long.
 """
 
+import signal
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
@@ -25,6 +26,14 @@ class Drain:
         """It is not ready any more, but serves what comes all the same."""
         self.is_closed = False
         """It refuses new requests."""
+        self.has_failed = False
+        """It leaves because it cannot go on."""
+
+    def fail(self) -> None:
+        """Have the process leave without waiting for what runs, which would not end by itself."""
+        self.has_failed = True
+        for _ in range(2):  # The second signal cuts the waiting short.
+            signal.raise_signal(signal.SIGTERM)
 
 
 class DrainMiddleware:

@@ -64,6 +64,6 @@ class Management:
 async def running_management(settings: Settings) -> AsyncIterator[Management]:
     """Open the gateway without a port."""
     app = create_app(settings)
-    async with open_context(settings) as context:
+    async with open_context(settings, on_failure=app.state.drain.fail) as context:
         app.state.context = context
         yield Management(app, context)

@@ -2,8 +2,10 @@
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +27,22 @@ pytestmark = pytest.mark.timeout(240)
 
 STREAM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "stream": True}
 ENDLESS = {**STREAM, "max_tokens": 1900}
+WITH_A_BUG = """
+import asyncio, os, pathlib
+from gateway.cli import main
+from gateway.dispatch.catalogue import Catalogue
+
+refresh = Catalogue.refresh
+
+async def refresh_or_fail(self):
+    if pathlib.Path(os.environ["BUG"]).exists():
+        raise KeyError("a bug")
+    await refresh(self)
+
+Catalogue.refresh = refresh_or_fail
+main()
+"""
+"""A gateway of which one loop fails as soon as a file exists."""
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +174,24 @@ async def test_a_second_signal_does_not_wait(stack: Stack, books: Books) -> None
     assert await end(stack) == 0
     await books.settled()
     await books.nothing_left()
+
+
+async def test_a_gateway_that_loses_a_loop_to_a_bug_leaves_at_once_with_an_error(
+    stack: Stack, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITH_A_BUG)
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    environment = {"SLUICE_DRAIN_TIMEOUT": "60", "BUG": str(tmp_path / "bug")}
+    stack._start(
+        "leaving", [sys.executable, str(program), "gateway", "--port", str(port)], environment
+    )
+    stack.await_gateway("leaving", url)
+    stream = await begin(url, stack.key(), ENDLESS)
+    await running(stack, 1)
+    (tmp_path / "bug").touch()
+    assert (await stream).events[-1]["error"]["code"] == "gateway_stopping"
+    assert await end(stack) == 1
 
 
 async def test_what_comes_late_on_an_open_connection_is_sent_elsewhere() -> None:
