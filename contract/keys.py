@@ -69,13 +69,23 @@ def sheddable(model: str) -> str:
 
 
 def pace(model: str) -> str:
-    """Hash: how fast waiting jobs are claimed, and the times that refused requests were promised."""
+    """Hash: how fast waiting jobs are claimed, and the last time that a refused request was promised."""
     return f"{{m:{model}}}:pace"
 
 
 def pace_prefix(model: str) -> str:
     """Prefix of the same of each tenant, to which the tenant is appended."""
     return f"{pace(model)}:"
+
+
+def promises(model: str) -> str:
+    """Sorted set: a refused request -> when it was told to come back, in Unix milliseconds of the Redis server."""
+    return f"{{m:{model}}}:promises"
+
+
+def tenant_promises(model: str, tenant: str) -> str:
+    """Sorted set: the same, of requests that were refused because the tenant's own queue was full."""
+    return f"{promises(model)}:{tenant}"
 
 
 def doorbell(model: str) -> str:

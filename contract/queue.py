@@ -184,6 +184,8 @@ class JobQueue:
             self._sheddable,
             self._pace,
             self._pace_prefix + tenant,
+            keys.promises(self.model),
+            keys.tenant_promises(self.model, tenant),
             *(keys.job(self.model, job.id) for job in jobs),
         ]
         arguments: list[str | bytes | int | float] = [

@@ -46,8 +46,8 @@ if worker == '' then
   end
   if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then
     redis.call('SET', last, ARGV[2])
-    redis.call('HDEL', KEYS[9], 'at', 'given', 'kept')
-    if redis.call('ZCARD', active) == 0 then redis.call('HDEL', KEYS[8], 'at', 'given', 'kept') end
+    redis.call('HDEL', KEYS[9], 'at', 'given')
+    if redis.call('ZCARD', active) == 0 then redis.call('HDEL', KEYS[8], 'at', 'given') end
   end
   return 1
 end

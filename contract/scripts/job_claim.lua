@@ -3,8 +3,8 @@
 -- The tenant with the lowest counter goes first; the first job of its queue is charged for the prompt. If that
 -- job does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
 --
--- The pace of claims is measured while jobs wait: claims, calls and seconds, of which older ones count less and
--- less, and which are remembered as one second's worth from one backlog to the next (see job_enqueue).
+-- The pace of claims is measured while jobs wait: claims, seconds, and squares of the seconds between two calls,
+-- of which older ones count less and less, and which are remembered as one second's worth from one backlog to the next (see job_enqueue).
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
 -- KEYS[7] sheddable  KEYS[8] the model's pace
@@ -34,22 +34,22 @@ local function recount(queue, tenant, rank)
 end
 
 local function note_pace(key, number, has_more)
-  local pace = redis.call('HMGET', key, 'claims', 'calls', 'seconds', 'at')
-  local claimed, calls, seconds = tonumber(pace[1] or '0'), tonumber(pace[2] or '0'), tonumber(pace[3] or '0')
+  local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds', 'at')
+  local claimed, squares, seconds = tonumber(pace[1] or '0'), tonumber(pace[2] or '0'), tonumber(pace[3] or '0')
   if pace[4] then
     local passed = math.max(now - pace[4], 0) / 1000
     local kept = math.exp(-passed / memory_seconds)
-    claimed, calls, seconds = claimed * kept + number, calls * kept + 1, seconds * kept + passed
+    claimed, squares, seconds = claimed * kept + number, squares * kept + passed ^ 2, seconds * kept + passed
   elseif not has_more then
     return
   else
     local kept = 1 / math.max(seconds, 1)
-    claimed, calls, seconds = claimed * kept, calls * kept, seconds * kept
+    claimed, squares, seconds = claimed * kept, squares * kept, seconds * kept
   end
-  redis.call('HSET', key, 'claims', string.format('%.6f', claimed), 'calls', string.format('%.6f', calls),
+  redis.call('HSET', key, 'claims', string.format('%.6f', claimed), 'squares', string.format('%.9f', squares),
     'seconds', string.format('%.6f', seconds), 'at', string.format('%.0f', now))
   redis.call('PEXPIRE', key, pace_expiry_ms)
-  if not has_more then redis.call('HDEL', key, 'at', 'given', 'kept') end
+  if not has_more then redis.call('HDEL', key, 'at', 'given') end
 end
 
 while taken < most_jobs and visits < 1000 do

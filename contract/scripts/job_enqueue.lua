@@ -8,13 +8,15 @@
 -- that has most of it, its newest first. Nothing is shed unless the request then has room. A request that would
 -- wait longer than it may, at the pace of the last claims (see job_claim), is refused as well.
 --
--- A refused request is told when there will be room if all come back that were refused before it and were told
--- the same: each is promised its time, one after the other at that pace. Whoever is admitted keeps a promise that
--- is due, or, if none is, has taken a place that is due later.
+-- A refused request is told when to come back: those who are refused are promised a time each, one after the other
+-- at that pace, and free places are held for promises that are about to be due, up to half of the queue. Whoever
+-- comes when a promise is due is taken for the one who was promised it; others are refused until then. So those
+-- who wait are served in the order in which they first came, and not beaten by those who ask again and again.
 --
 -- KEYS[1] active tenants   KEYS[2] service counters   KEYS[3] last active   KEYS[4] the tenant's queue
 -- KEYS[5] waiting          KEYS[6] doorbell           KEYS[7] sequence      KEYS[8] sheddable
--- KEYS[9] the model's pace KEYS[10] the tenant's pace KEYS[11..] one job hash for each job
+-- KEYS[9] the model's pace KEYS[10] the tenant's pace KEYS[11] the model's promises
+-- KEYS[12] the tenant's promises  KEYS[13..] one job hash for each job
 -- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model  ARGV[4] most waiting jobs of the tenant
 -- ARGV[5] milliseconds after which an abandoned job disappears  ARGV[6] rank of the jobs' tier, 0 goes first
 -- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix  ARGV[10] pace prefix
@@ -23,14 +25,14 @@
 -- enqueued, 0 known already, -1 model full, -2 tenant full, -3 would wait too long; 0 milliseconds if no pace is
 -- known; gateway and handle of each job that was shed, for which the milliseconds are then meant
 local active, counters, last, queue, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local sheddable, model_pace, tenant_pace = KEYS[8], KEYS[9], KEYS[10]
+local sheddable, model_pace, tenant_pace, model_promises, tenant_promises = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
-local first_job, first_argument, fields = 10, 11, 7
+local first_job, first_argument, fields = 12, 11, 7
 local jobs = #KEYS - first_job
 -- Ranks lie so far apart that no sequence number reaches the next one; a double counts both exactly.
 local tier_span, begun_span = 2 ^ 40, 2 ^ 39
-local most_promised_ms, promise_grace_ms, enough_seconds = 60000, 5000, 5
+local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
 local depth = tonumber(redis.call('GET', waiting) or '0')
 local tenant_depth = redis.call('ZCARD', queue)
 local time = redis.call('TIME')
@@ -38,12 +40,14 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 if redis.call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
 
--- Claims in a millisecond, milliseconds between two calls that claim, and seconds for which they were measured.
+-- Claims in a millisecond, milliseconds from the call that claimed before some moment to the one after it, and
+-- seconds for which they were measured. Calls come in bursts when many sequences end at once, so that the mean over
+-- moments, which is that of the squares, is much longer than the mean over calls.
 local function pace_of(key)
-  local pace = redis.call('HMGET', key, 'claims', 'calls', 'seconds')
+  local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds')
   local claims, seconds = tonumber(pace[1] or '0'), tonumber(pace[3] or '0')
   if claims == 0 then return nil, 0, 0 end
-  return claims / math.max(seconds, 1) / 1000, seconds * 1000 / tonumber(pace[2]), seconds
+  return claims / math.max(seconds, 1) / 1000, (pace[2] or 0) / math.max(seconds, 0.001) * 1000, seconds
 end
 
 local function pace_of_tenant()
@@ -54,28 +58,33 @@ local function pace_of_tenant()
   return share, model_gap, model_seconds
 end
 
-local function promise(key, number, rate, gap)
+-- Claims come in bursts; a gap between two of them later, the place that is promised is free.
+local function promise(key, promises, number, rate, gap)
   if not rate then return 0 end
-  local promises = redis.call('HMGET', key, 'given', 'kept')
-  local given = math.max(tonumber(promises[1] or '0'), now) + number / rate
-  given = math.min(given, now + most_promised_ms)
-  redis.call('HSET', key, 'given', string.format('%.3f', given), 'kept', promises[2] or now)
-  return math.ceil(given - now + gap)
+  local soonest = now + math.max(least_promised_ms - gap, 0)
+  local given = math.max(tonumber(redis.call('HGET', key, 'given') or '0'), soonest) + number / rate
+  local told = given + gap
+  if told > now + most_promised_ms then return most_promised_ms end
+  redis.call('HSET', key, 'given', string.format('%.3f', given))
+  for i = 1, number do redis.call('ZADD', promises, string.format('%.3f', told), ARGV[first_argument] .. ' ' .. i) end
+  redis.call('PEXPIRE', promises, most_promised_ms + promise_grace_ms)
+  return math.ceil(told - now)
 end
 
-local function keep_promise(key)
-  local promises = redis.call('HMGET', key, 'given', 'kept')
-  local rate = promises[1] and pace_of(key)
-  if not rate then return end
-  local given, kept = tonumber(promises[1]), math.max(tonumber(promises[2]), now - promise_grace_ms)
-  if given <= kept then
-    redis.call('HDEL', key, 'given', 'kept')
-  elseif kept + jobs / rate <= now then
-    redis.call('HSET', key, 'kept', string.format('%.3f', kept + jobs / rate))
-  else
-    redis.call('HSET', key, 'given', string.format('%.3f', math.min(given + jobs / rate, now + most_promised_ms)))
+-- Places that are held for others. There are none for a request for which a promise is due, which is over with
+-- its coming, whether it finds room or not.
+local function promised(key, promises, most)
+  if redis.call('EXISTS', promises) == 0 then return 0 end
+  redis.call('ZREMRANGEBYSCORE', promises, '-inf', now - promise_grace_ms)
+  local due = redis.call('ZRANGEBYSCORE', promises, '-inf', now, 'LIMIT', 0, jobs)
+  if #due > 0 then
+    redis.call('ZREM', promises, unpack(due))
+    return 0
   end
+  local _, gap = pace_of(key)
+  return math.min(redis.call('ZCOUNT', promises, '-inf', now + gap), math.floor(most / 2))
 end
+local held, tenant_held = promised(model_pace, model_promises, ARGV[3]), promised(tenant_pace, tenant_promises, ARGV[4])
 
 -- What could be shed, as far as it matters: of the tenant itself, and of everybody.
 local excess, tenant_excess = depth + jobs - ARGV[3], tenant_depth + jobs - ARGV[4]
@@ -87,18 +96,21 @@ local function count_own(lowest)
   return own
 end
 local lowest = -1
-if excess > 0 or tenant_excess > 0 then
+if excess + held > 0 or tenant_excess + tenant_held > 0 then
   local bottom = redis.call('ZREVRANGE', sheddable, 0, 0, 'WITHSCORES')[2]
   lowest = bottom and math.floor(bottom / tier_span) or -1
 end
-if tenant_excess > 0 and count_own(lowest) < tenant_excess then
-  return {-2, depth, promise(tenant_pace, jobs, pace_of_tenant())}
+-- What is held for others is not held against those who could shed them.
+if tenant_excess + tenant_held > 0 and count_own(lowest) < math.max(tenant_excess, 1) then
+  return {-2, depth, promise(tenant_pace, tenant_promises, jobs, pace_of_tenant())}
 end
-if excess > 0 then
-  local found = 0
-  local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span, 'WITHSCORES', 'LIMIT', 0, excess)
+if excess + held > 0 then
+  local found, needed = 0, math.max(excess, 1)
+  local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span, 'WITHSCORES', 'LIMIT', 0, needed)
   for i = 2, #entries, 2 do found = found + entries[i] % tier_span end
-  if found < excess then return {-1, depth, promise(model_pace, jobs, pace_of(model_pace))} end
+  if found < needed then
+    return {-1, depth, promise(model_pace, model_promises, jobs, pace_of(model_pace))}
+  end
 end
 
 -- Its own jobs of this tier and above go first, at a pace that may be better than what was measured of the tenant.
@@ -134,7 +146,7 @@ local function shed(owner, tier)
   recount(owner, its_queue, tier)
   if redis.call('ZCARD', its_queue) == 0 and redis.call('ZREM', active, owner) == 1 then
     redis.call('SET', last, owner)
-    redis.call('HDEL', pace_prefix .. owner, 'at', 'given', 'kept')
+    redis.call('HDEL', pace_prefix .. owner, 'at', 'given')
   end
   if victim[1] then
     out[#out + 1] = victim[1]
@@ -178,11 +190,9 @@ for i = 1, jobs do
   redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
 end
 recount(tenant, queue, rank)
-if depth > 0 then keep_promise(model_pace) end
-if tenant_depth > 0 then keep_promise(tenant_pace) end
 redis.call('INCRBY', waiting, jobs)
 redis.call('RPUSH', doorbell, 1)
 redis.call('LTRIM', doorbell, 0, 255)
 out[2] = depth + jobs
-if #out > 3 then out[3] = promise(model_pace, (#out - 3) / 2, pace_of(model_pace)) end
+if #out > 3 then out[3] = promise(model_pace, model_promises, (#out - 3) / 2, pace_of(model_pace)) end
 return out

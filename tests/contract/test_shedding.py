@@ -206,8 +206,12 @@ async def test_what_leaves_the_queue_is_not_counted_any_more(
 async def set_pace(
     redis: "Redis", key: str, *, claims: float, seconds: float, calls: float
 ) -> None:
-    """Write a pace as if it had been measured."""
-    values: dict[str, float] = {"claims": claims, "calls": calls, "seconds": seconds}
+    """Write a pace as if it had been measured, with calls at equal distances."""
+    values: dict[str, float] = {
+        "claims": claims,
+        "squares": calls * (seconds / calls) ** 2,
+        "seconds": seconds,
+    }
     await redis.hset(key, mapping=values)  # type: ignore[arg-type]
 
 
@@ -225,8 +229,9 @@ async def test_pace_is_measured_while_jobs_wait_and_not_while_none_do(
         await asyncio.sleep(0.05)
     pace = {text(k): float(v) for k, v in (await any_redis.hgetall(keys.pace(MODEL))).items()}
     assert pace["claims"] == pytest.approx(4, rel=0.05)
-    assert pace["calls"] == pytest.approx(2, rel=0.05)
     assert 0.1 <= pace["seconds"] < 5
+    # Two intervals of the same length.
+    assert pace["squares"] == pytest.approx(pace["seconds"] ** 2 / 2, rel=0.5)
     await claim_ids(queue)
     idle = await any_redis.hgetall(keys.pace(MODEL))
     assert b"at" not in idle
@@ -275,25 +280,49 @@ async def test_no_promise_is_longer_than_a_minute(queue: JobQueue, any_redis: "R
         assert report.retry_after_seconds <= 61.1
 
 
-async def test_who_comes_as_told_keeps_a_promise_and_who_was_not_told_moves_the_others(
+async def test_places_are_held_for_those_who_were_told_to_come(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
+    await fill(queue, "a", DEFAULT, 6)
+    await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=10)
+    told = (await admit(queue, job("told"), most_waiting=6)).retry_after_seconds
+    assert told == pytest.approx(1.01, abs=0.01)
+    await claim_ids(queue, most_jobs=1)
+    # Within the gap between two claims.
+    await asyncio.sleep(0.1)
+    early = await admit(queue, job("early"), most_waiting=6)
+    assert (early.result, early.waiting_jobs) == (EnqueueResult.MODEL_FULL, 5)
+    # Those who could shed others need not wait for them, and there is no need to shed any.
+    urgent = await admit(queue, job("urgent", service_tier=PRIORITY), most_waiting=6)
+    assert (urgent.result, urgent.shed) == (EnqueueResult.ENQUEUED, [])
+    await claim_ids(queue, most_jobs=2)
+    now = await _server_ms(any_redis)
+    await any_redis.zadd(keys.promises(MODEL), {"told 1": now - 10, "early 1": now + 500})
+    assert await enqueue(queue, job("told-again"), most_waiting=6) is EnqueueResult.ENQUEUED
+    assert await any_redis.zrange(keys.promises(MODEL), 0, -1) == [b"early 1"]
+
+
+async def test_promises_that_nobody_takes_up_lapse(queue: JobQueue, any_redis: "Redis") -> None:
+    await fill(queue, "a", DEFAULT, 5)
+    await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=1000)
+    now = await _server_ms(any_redis)
+    await any_redis.zadd(keys.promises(MODEL), {"lapsed 1": now - 2500})
+    assert await enqueue(queue, job("new"), most_waiting=6) is EnqueueResult.ENQUEUED
+    assert not await any_redis.exists(keys.promises(MODEL))
+
+
+async def test_at_most_half_of_a_queue_is_held(queue: JobQueue, any_redis: "Redis") -> None:
     await fill(queue, "a", DEFAULT, 2)
-    await set_pace(any_redis, keys.pace(MODEL), claims=100, seconds=10, calls=1000)
-    first = await admit(queue, job("refused"), most_waiting=2)
-    assert first.retry_after_seconds == pytest.approx(0.11, abs=0.05)
-    given = float(await any_redis.hget(keys.pace(MODEL), "given") or 0)
-    # At once, so that nothing is due yet: it takes the place of the one that was told.
-    assert await enqueue(queue, job("not-told")) is EnqueueResult.ENQUEUED
-    assert float(await any_redis.hget(keys.pace(MODEL), "given") or 0) == pytest.approx(
-        given + 100, abs=1
-    )
-    await asyncio.sleep(0.12)
-    kept = float(await any_redis.hget(keys.pace(MODEL), "kept") or 0)
-    assert await enqueue(queue, job("as-told")) is EnqueueResult.ENQUEUED
-    assert float(await any_redis.hget(keys.pace(MODEL), "kept") or 0) == pytest.approx(
-        kept + 100, abs=1
-    )
+    await set_pace(any_redis, keys.pace(MODEL), claims=10, seconds=10, calls=10)
+    now = await _server_ms(any_redis)
+    await any_redis.zadd(keys.promises(MODEL), {f"p{i} 1": now + 500 for i in range(50)})
+    results = [(await admit(queue, job(f"new-{i}"), most_waiting=6)).result for i in range(3)]
+    assert results == [EnqueueResult.ENQUEUED, EnqueueResult.MODEL_FULL, EnqueueResult.MODEL_FULL]
+
+
+async def _server_ms(redis: "Redis") -> float:
+    seconds, microseconds = await redis.time()
+    return float(seconds) * 1000 + float(microseconds) / 1000
 
 
 async def test_a_tenant_is_told_by_its_own_pace_or_by_an_equal_share(
@@ -304,10 +333,10 @@ async def test_a_tenant_is_told_by_its_own_pace_or_by_an_equal_share(
     await set_pace(any_redis, keys.pace(MODEL), claims=40, seconds=10, calls=1000)
     shared = await admit(queue, job("new-a", "a"), most_waiting_of_tenant=2)
     assert shared.result is EnqueueResult.TENANT_FULL
-    assert shared.retry_after_seconds == pytest.approx(0.5, abs=0.1)
+    assert shared.retry_after_seconds == pytest.approx(1.5, abs=0.1)
     await set_pace(any_redis, keys.pace_prefix(MODEL) + "b", claims=50, seconds=10, calls=1000)
     own = await admit(queue, job("new-b", "b"), most_waiting_of_tenant=2)
-    assert own.retry_after_seconds == pytest.approx(0.2, abs=0.1)
+    assert own.retry_after_seconds == pytest.approx(1.2, abs=0.1)
 
 
 async def test_those_who_were_shed_are_promised_a_time_as_well(
@@ -317,7 +346,7 @@ async def test_those_who_were_shed_are_promised_a_time_as_well(
     await set_pace(any_redis, keys.pace(MODEL), claims=20, seconds=10, calls=1000)
     report = await admit(queue, job("new", "b"), most_waiting=2)
     assert len(report.shed) == 1
-    assert report.retry_after_seconds == pytest.approx(0.5, abs=0.2)
+    assert report.retry_after_seconds == pytest.approx(1.5, abs=0.2)
 
 
 # -- who would wait too long -----------------------------------------------------------------------
