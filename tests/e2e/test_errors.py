@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 from openai import (
-    APIConnectionError,
-    APIError,
     AuthenticationError,
     BadRequestError,
     InternalServerError,
@@ -20,7 +18,7 @@ from tests.e2e.asking import complete, parameters, streamed, wait_until_listed
 from tests.e2e.conftest import MAX_WAITING_JOBS_OF_TENANT
 from tests.e2e.examples import COUNTING, TOKENIZER
 from tests.support.processes import wait_until
-from tests.support.stack import MODEL, Stack
+from tests.support.stack import MODEL, Stack, metric
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -131,22 +129,43 @@ def model_that_left(stack: Stack, client: OpenAI) -> str:
     return name
 
 
-def test_worker_lost_amid_a_stream_is_an_api_error(stack: Stack, client: OpenAI) -> None:
-    stack.start_worker(
-        "mortal",
-        SLUICE_ENGINE="scripted",
-        SLUICE_MODEL_NAME="sluice-mortal",
-        SLUICE_LEASE_SECONDS="0.5",
-    )
+def test_worker_lost_amid_a_stream_is_none(stack: Stack, client: OpenAI) -> None:
+    environment = {
+        "SLUICE_ENGINE": "scripted",
+        "SLUICE_MODEL_NAME": "sluice-mortal",
+        "SLUICE_LEASE_SECONDS": "0.5",
+    }
+    asked: dict[str, Any] = {"prompt": COUNTING, "temperature": 0, "max_tokens": 300}
+    stack.start_worker("mortal", **environment)
     wait_until_listed(client, "sluice-mortal")
-    with client.completions.create(
-        model="sluice-mortal", prompt=COUNTING, max_tokens=2000, stream=True
-    ) as stream:
+    undisturbed = client.completions.create(model="sluice-mortal", **asked)
+    with client.completions.create(model="sluice-mortal", **asked, stream=True) as stream:
         pieces = [next(stream) for _ in range(3)]
-        stack.processes["mortal"].kill()
-        with pytest.raises(APIError) as caught:
-            list(stream)
+        stack.kill("mortal")
+        stack.start_worker("heir", **environment)
+        pieces += stream
+    stack.stop("heir")
 
-    assert all(piece.choices[0].text for piece in pieces)
-    assert not isinstance(caught.value, APIConnectionError)
-    assert caught.value.code == "engine_dead"
+    assert "".join(piece.choices[0].text for piece in pieces) == undisturbed.choices[0].text
+    assert pieces[-1].usage == undisturbed.usage
+
+
+def test_request_that_kills_engines_is_an_internal_server_error(
+    stack: Stack, client: OpenAI
+) -> None:
+    name = "sluice-poisonable"
+    stack.start_worker(
+        "poisonable",
+        SLUICE_ENGINE="scripted",
+        SLUICE_MODEL_NAME=name,
+        SLUICE_SCRIPTED_DEADLY_TOKEN_ID="7",
+    )
+    wait_until_listed(client, name)
+    with pytest.raises(InternalServerError) as caught:
+        client.completions.create(model=name, prompt=[7, 8], max_tokens=5)
+
+    assert caught.value.status_code == 500
+    assert caught.value.code == "poisonous_request"
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert metric(stack.worker_url("poisonable"), "sluice_worker_engine_restarts_total") == 1
+    stack.stop("poisonable")

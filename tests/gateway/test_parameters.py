@@ -65,6 +65,7 @@ NUMBERS: dict[str, tuple[float, float]] = {
 }
 BOOLEANS = (
     "add_special_tokens",
+    "background",
     "cache_prompt",
     "echo",
     "ignore_eos",
