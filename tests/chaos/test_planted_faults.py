@@ -30,7 +30,8 @@ def nothing(_: Havoc) -> Iterator[Planned]:
 
 def run_with(plant: str, plan: object) -> Report:
     options = Options(
-        seconds=5,
+        # One kill may meet a worker that runs nothing.
+        seconds=12 if plan is kill_workers else 5,
         size=Size(gateways=1, workers=2),
         clients=8,
         plan=plan,  # type: ignore[arg-type]
