@@ -130,7 +130,7 @@ def model_that_left(stack: Stack, client: OpenAI) -> str:
 
 
 def test_worker_lost_amid_a_stream_is_none(stack: Stack, client: OpenAI) -> None:
-    environment = {
+    environment: dict[str, Any] = {
         "SLUICE_ENGINE": "scripted",
         "SLUICE_MODEL_NAME": "sluice-mortal",
         "SLUICE_LEASE_SECONDS": "0.5",
