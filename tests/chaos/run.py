@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from gateway.accounts import schema
@@ -290,7 +291,8 @@ class _Run:
     async def _metric(self, member: Member, name: str) -> float:
         try:
             return await self._deployment.metric(member, name)
-        except OSError:
+        except (OSError, HTTPException):
+            # It was killed meanwhile, perhaps in the middle of its answer.
             return 0.0
 
     @asynccontextmanager
