@@ -46,9 +46,9 @@ def seer(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
     )
     caller = Caller(stack.url, stack.key("documents", allowed_models=(SEEING,)))
     wait_until(
-        lambda: caller.get(f"/v1/models/{SEEING}").status_code == 200,
+        lambda: caller.get(f"/v1/models/{SEEING}").json().get("ready", False),
         seconds=10,
-        what=f"{SEEING} being listed",
+        what=f"{SEEING} being known as ready",
     )
     yield caller
     caller.close()
