@@ -14,7 +14,7 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 	@exec $(BIN)/sluice up $(ARGS)
 
 test: setup-dev setup-servers check ## Set everything up, lint, check types, run every test
-	@exec $(BIN)/pytest $(ARGS)
+	@exec $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: setup-dev check ## Lint, check format, types and import directions
 

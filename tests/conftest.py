@@ -16,7 +16,14 @@ from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.redis_server import RedisServer, running_redis
 
+TESTS = Path(__file__).parent
+
 _numbers = count()
+
+LONGEST = ("e2e", "proofs", "chaos", "worker", "samplers", "outages", "overload", "cli", "fuzz")
+"""Folders that take longest, which begin first where several processes share the tests."""
+TOGETHER = ("e2e", "proofs")
+"""Folders whose tests share servers and engines that take long to start: one process runs each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,6 +31,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="run tests/proofs at full size (half an hour)"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests one process runs one after the other, where several share them (pytest-xdist)."""
+    items.sort(key=_rank)
+    for item in items:
+        folder, *_ = path = item.path.relative_to(TESTS).parts
+        alone = folder not in TOGETHER or item.get_closest_marker("own_engines") is not None
+        item.add_marker(pytest.mark.xdist_group("/".join(path) if alone else folder))
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(scope="session")
