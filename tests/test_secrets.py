@@ -63,7 +63,9 @@ def test_known_secret_is_found(disguise: Callable[[str], str], secret: str, befo
 
 
 @pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES)
-@pytest.mark.parametrize(("secret", "what"), [(KEY, f"API key {KEY[3:15]}"), (TOKEN, "JWT")])
+@pytest.mark.parametrize(
+    ("secret", "what"), [(KEY, f"API key {KEY[3:15]}"), (TOKEN, "JWT")], ids=["key", "token"]
+)
 def test_whatever_looks_like_a_key_or_a_token_is_found(
     disguise: Callable[[str], str], secret: str, what: str
 ) -> None:
