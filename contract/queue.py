@@ -35,14 +35,15 @@ long; the engine preempts and recomputes in the rare case that they do.
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
 
-_ENQUEUE = LuaScript("job_enqueue")
-_CLAIM = LuaScript("job_claim")
-_EXTEND = LuaScript("job_extend")
-_FINISH = LuaScript("job_finish")
-_CANCEL = LuaScript("job_cancel")
-_RECLAIM = LuaScript("job_reclaim")
-_REQUEUE = LuaScript("job_requeue")
-_REVIVE = LuaScript("job_revive")
+_PRELUDE = "job_prelude"
+_ENQUEUE = LuaScript("job_enqueue", prelude=_PRELUDE)
+_CLAIM = LuaScript("job_claim", prelude=_PRELUDE)
+_EXTEND = LuaScript("job_extend", prelude=_PRELUDE)
+_FINISH = LuaScript("job_finish", prelude=_PRELUDE)
+_CANCEL = LuaScript("job_cancel", prelude=_PRELUDE)
+_RECLAIM = LuaScript("job_reclaim", prelude=_PRELUDE)
+_REQUEUE = LuaScript("job_requeue", prelude=_PRELUDE)
+_REVIVE = LuaScript("job_revive", prelude=_PRELUDE)
 _RECEIPTS = LuaScript("job_receipts")
 _FORGET = LuaScript("job_forget")
 _ANNOUNCE = LuaScript("worker_announce")
@@ -300,8 +301,8 @@ class JobQueue:
     async def cancel(self, job_id: str, tenant: str) -> bool:
         """Take a job back. Return False if it has ended or is not known.
 
-        A waiting job is gone at once, but for the receipt of what was received of it. A leased one is RUNNING until its worker, which is told, has ended it
-        with its counts, or its lease has run out.
+        A waiting job is gone at once, but for the receipt of what was received of it. A leased one is
+        RUNNING until its worker, which is told, has ended it with its counts, or its lease has run out.
         """
         cancelled = await _CANCEL.run(
             self._executor,
@@ -342,16 +343,7 @@ class JobQueue:
         """
         code = await _REQUEUE.run(
             self._executor,
-            [
-                self._active,
-                self._counters,
-                self._last,
-                keys.queue(self.model, job.tenant),
-                self._leases,
-                self._waiting,
-                self._doorbell,
-                keys.job(self.model, job.id),
-            ],
+            self._keys_of(job),
             [
                 job.id,
                 job.tenant,
@@ -374,18 +366,7 @@ class JobQueue:
         tier = job.service_tier
         over: int = await _REVIVE.run(
             self._executor,
-            [
-                self._active,
-                self._counters,
-                self._last,
-                keys.queue(self.model, job.tenant),
-                self._leases,
-                self._waiting,
-                self._doorbell,
-                keys.job(self.model, job.id),
-                keys.sequence(self.model),
-                self._sheddable,
-            ],
+            [*self._keys_of(job), keys.sequence(self.model), self._sheddable],
             [
                 job.id,
                 job.tenant,
@@ -427,6 +408,19 @@ class JobQueue:
             self._executor, [keys.workers(self.model), self._waiting, self._leases], []
         )
         return ModelStatus(*reply)
+
+    def _keys_of(self, job: GenerationJob) -> list[str]:
+        """Return what changes when a job goes back to its tenant's queue."""
+        return [
+            self._active,
+            self._counters,
+            self._last,
+            keys.queue(self.model, job.tenant),
+            self._leases,
+            self._waiting,
+            self._doorbell,
+            keys.job(self.model, job.id),
+        ]
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [keys.job(self.model, job_id) for job_id in job_ids]

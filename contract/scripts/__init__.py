@@ -22,11 +22,14 @@ class CommandExecutor(Protocol):
 
 
 class LuaScript:
-    """One Lua file of a package, of this one unless another is named."""
+    """One Lua file of a package, of this one unless another is named; after a prelude, if it needs one."""
 
-    def __init__(self, name: str, package: str = __name__) -> None:
+    def __init__(self, name: str, package: str = __name__, *, prelude: str | None = None) -> None:
         self.name = name
-        self.source = resources.files(package).joinpath(f"{name}.lua").read_bytes()
+        files = [f"{each}.lua" for each in (prelude, name) if each is not None]
+        self.source = b"\n".join(
+            resources.files(package).joinpath(file).read_bytes() for file in files
+        )
         # Redis names scripts by SHA-1; nothing here depends on its strength.
         self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
 

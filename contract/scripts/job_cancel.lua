@@ -15,19 +15,13 @@ local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completi
 local worker = job[1]
 if not worker then return 0 end
 
-local function leave_receipt()
-  local expiry = redis.call('PTTL', key)
-  redis.call('DEL', key)
-  if not job[3] then
-    redis.call('HSET', key, 'ended', 1, 'completion', job[4] or 0, 'prompt', job[5] or 0, 'cached', job[6] or 0,
-      'gateway', job[7], 'attempt', job[8])
-    redis.call('PEXPIRE', key, expiry)
-  end
+local function end_with_receipt()
+  leave_receipt(key, job[3], job[4], job[5], job[6], job[7], job[8])
 end
 
 if worker == '' then
   if tonumber(job[4] or '0') + tonumber(job[5] or '0') > 0 then
-    leave_receipt()
+    end_with_receipt()
   else
     redis.call('DEL', key)
   end
@@ -36,13 +30,7 @@ if worker == '' then
     redis.call('ZREM', queue, ARGV[1])
     redis.call('DECR', waiting)
     -- As on a claim, one job less can be shed.
-    local rank = math.floor(place / 2 ^ 40)
-    local fresh = redis.call('ZCOUNT', queue, rank * 2 ^ 40 + 2 ^ 39, (rank + 1) * 2 ^ 40 - 1)
-    if fresh > 0 then
-      redis.call('ZADD', KEYS[7], rank * 2 ^ 40 + fresh, rank .. ' ' .. ARGV[2])
-    else
-      redis.call('ZREM', KEYS[7], rank .. ' ' .. ARGV[2])
-    end
+    recount(KEYS[7], queue, ARGV[2], math.floor(place / tier_span))
   end
   if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then
     redis.call('SET', last, ARGV[2])
@@ -57,10 +45,9 @@ if not job[2] then
   redis.call('RPUSH', ARGV[3] .. worker, ARGV[1])
   redis.call('PEXPIRE', ARGV[3] .. worker, 60000)
 end
-local time = redis.call('TIME')
 local lease = tonumber(redis.call('ZSCORE', leases, ARGV[1]) or '0')
-if lease > time[1] * 1000 + math.floor(time[2] / 1000) then return 2 end
+if lease > now_ms() then return 2 end
 
 redis.call('ZREM', leases, ARGV[1])
-leave_receipt()
+end_with_receipt()
 return 3

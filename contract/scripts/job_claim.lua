@@ -4,7 +4,8 @@
 -- job does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
 --
 -- The pace of claims is measured while jobs wait: claims, seconds, and squares of the seconds between two calls,
--- of which older ones count less and less, and which are remembered as one second's worth from one backlog to the next (see job_enqueue).
+-- of which older ones count less and less, and which are remembered as one second's worth from one backlog to the
+-- next (see job_enqueue).
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
 -- KEYS[7] sheddable  KEYS[8] the model's pace
@@ -16,22 +17,12 @@ local active, counters, last, leases, waiting, doorbell = KEYS[1], KEYS[2], KEYS
 local queue_prefix, job_prefix, worker = ARGV[1], ARGV[2], ARGV[3]
 local room_tokens, room_sequences, most_sequences = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local empty, prompt_cost = ARGV[8] == '1', tonumber(ARGV[10])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local expiry = now + ARGV[9]
 local out, taken, blocked = {0}, 0, 0
 local claims = {}
 local most_jobs, visits = tonumber(ARGV[4]), 0
 local memory_seconds, pace_expiry_ms = 30, 600000
-
-local function recount(queue, tenant, rank)
-  local fresh = redis.call('ZCOUNT', queue, rank * 2 ^ 40 + 2 ^ 39, (rank + 1) * 2 ^ 40 - 1)
-  if fresh > 0 then
-    redis.call('ZADD', KEYS[7], rank * 2 ^ 40 + fresh, rank .. ' ' .. tenant)
-  else
-    redis.call('ZREM', KEYS[7], rank .. ' ' .. tenant)
-  end
-end
 
 local function note_pace(key, number, has_more)
   local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds', 'at')
@@ -75,10 +66,7 @@ while taken < most_jobs and visits < 1000 do
     redis.call('HSET', key, 'worker', worker)
     redis.call('HDEL', key, 'reported')
     redis.call('ZADD', leases, expiry, id)
-    if attempt == 1 then
-      local cost = string.format('%.17g', prompt_cost * job[3] / job[4])
-      redis.call('ZADD', active, 'XX', redis.call('HINCRBYFLOAT', counters, tenant, cost), tenant)
-    end
+    if attempt == 1 then charge(active, counters, tenant, prompt_cost * job[3] / job[4]) end
     taken = taken + 1
     claims[tenant] = (claims[tenant] or 0) + 1
     out[#out + 1] = id
@@ -88,7 +76,7 @@ while taken < most_jobs and visits < 1000 do
   if id then
     redis.call('ZREM', queue, id)
     redis.call('DECR', waiting)
-    recount(queue, tenant, math.floor(place / 2 ^ 40))
+    recount(KEYS[7], queue, tenant, math.floor(place / tier_span))
   end
   if redis.call('ZCARD', queue) == 0 then
     redis.call('ZREM', active, tenant)

@@ -1,8 +1,6 @@
 -- Put the jobs of one request on the queue, all or none.
 --
 -- Within its tenant a job's place is its tier's rank, then whether it has begun before, then the order of arrival.
--- A tenant that had nothing waiting is lifted to the lowest counter among the waiting tenants (or to the last
--- leaver's counter when nobody waits), so that idle time earns no credit (VTC, OSDI'24).
 --
 -- A full queue makes room by shedding jobs of lower tiers that never began: the lowest tier first, of the tenant
 -- that has most of it, its newest first. Nothing is shed unless the request then has room. A request that would
@@ -30,13 +28,10 @@ local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
 local first_job, first_argument, fields = 12, 11, 7
 local jobs = #KEYS - first_job
--- Ranks lie so far apart that no sequence number reaches the next one; a double counts both exactly.
-local tier_span, begun_span = 2 ^ 40, 2 ^ 39
 local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
 local depth = tonumber(redis.call('GET', waiting) or '0')
 local tenant_depth = redis.call('ZCARD', queue)
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 
 if redis.call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
 
@@ -122,28 +117,19 @@ if ahead > 0 then
 end
 
 local out = {1, 0, 0}
-local function recount(owner, its_queue, tier)
-  local fresh = redis.call('ZCOUNT', its_queue, tier * tier_span + begun_span, (tier + 1) * tier_span - 1)
-  if fresh > 0 then
-    redis.call('ZADD', sheddable, tier * tier_span + fresh, tier .. ' ' .. owner)
-  else
-    redis.call('ZREM', sheddable, tier .. ' ' .. owner)
-  end
-end
-
 local function shed(owner, tier)
   local its_queue = queue_prefix .. owner
   local newest = redis.call('ZREVRANGEBYSCORE', its_queue, (tier + 1) * tier_span - 1, tier * tier_span + begun_span,
     'LIMIT', 0, 1)[1]
   if not newest then
-    recount(owner, its_queue, tier)
+    recount(sheddable, its_queue, owner, tier)
     return false
   end
   local victim = redis.call('HMGET', job_prefix .. newest, 'gateway', 'handle')
   redis.call('DEL', job_prefix .. newest)
   redis.call('ZREM', its_queue, newest)
   redis.call('DECR', waiting)
-  recount(owner, its_queue, tier)
+  recount(sheddable, its_queue, owner, tier)
   if redis.call('ZCARD', its_queue) == 0 and redis.call('ZREM', active, owner) == 1 then
     redis.call('SET', last, owner)
     redis.call('HDEL', pace_prefix .. owner, 'at', 'given')
@@ -166,17 +152,7 @@ while excess > 0 do
   shed(owner, tonumber(tier))
 end
 
-if redis.call('ZCARD', queue) == 0 then
-  local counter = tonumber(redis.call('HGET', counters, tenant) or '0')
-  local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
-  if not lift then
-    local leaver = redis.call('GET', last)
-    lift = leaver and tonumber(redis.call('HGET', counters, leaver)) or 0
-  end
-  local score = string.format('%.17g', math.max(counter, lift))
-  redis.call('HSET', counters, tenant, score)
-  redis.call('ZADD', active, score, tenant)
-end
+if redis.call('ZCARD', queue) == 0 then begin_waiting(active, counters, last, tenant) end
 
 local before = rank * tier_span + redis.call('INCRBY', KEYS[7], jobs) - jobs
 for i = 1, jobs do
@@ -189,7 +165,7 @@ for i = 1, jobs do
   redis.call('PEXPIRE', key, ARGV[5])
   redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
 end
-recount(tenant, queue, rank)
+recount(sheddable, queue, tenant, rank)
 redis.call('INCRBY', waiting, jobs)
 redis.call('RPUSH', doorbell, 1)
 redis.call('LTRIM', doorbell, 0, 255)

@@ -8,8 +8,7 @@
 -- ARGV[5..] for each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
 -- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to somebody else
 local active, counters, leases = KEYS[1], KEYS[2], KEYS[3]
-local time = redis.call('TIME')
-local expiry = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4]
+local expiry = now_ms() + ARGV[4]
 local lost = {}
 for i = 5, #ARGV, 5 do
   local id, key = ARGV[i], ARGV[1] .. ARGV[i]
@@ -18,8 +17,7 @@ for i = 5, #ARGV, 5 do
   if is_held then
     local charged, completion = tonumber(job[5]), tonumber(ARGV[i + 2])
     if completion > charged then
-      local cost = string.format('%.17g', ARGV[3] * (completion - charged) / job[4])
-      redis.call('ZADD', active, 'XX', redis.call('HINCRBYFLOAT', counters, job[3], cost), job[3])
+      charge(active, counters, job[3], ARGV[3] * (completion - charged) / job[4])
       charged = completion
     end
     redis.call('HSET', key, 'charged', charged, 'completion', ARGV[i + 2], 'prompt', ARGV[i + 3], 'cached', ARGV[i + 4])

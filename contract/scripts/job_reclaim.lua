@@ -9,8 +9,7 @@
 -- ARGV[1] job prefix  ARGV[2] most jobs to look at  ARGV[3] milliseconds after which a job is reported again
 -- Output {id, tenant, gateway, handle, attempt, ...}
 local leases = KEYS[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local out = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local key = ARGV[1] .. id
@@ -20,13 +19,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0,
     redis.call('ZREM', leases, id)
   elseif job[6] then
     redis.call('ZREM', leases, id)
-    local expiry = redis.call('PTTL', key)
-    redis.call('DEL', key)
-    if not job[7] then
-      redis.call('HSET', key, 'ended', 1, 'completion', job[8] or 0, 'prompt', job[9] or 0, 'cached', job[10] or 0,
-        'gateway', job[2], 'attempt', job[4])
-      redis.call('PEXPIRE', key, expiry)
-    end
+    leave_receipt(key, job[7], job[8], job[9], job[10], job[2], job[4])
   elseif not job[5] or now - job[5] >= tonumber(ARGV[3]) then
     redis.call('HSET', key, 'reported', now)
     out[#out + 1] = id

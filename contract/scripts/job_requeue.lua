@@ -16,27 +16,15 @@ local lost = tonumber(ARGV[3])
 local attempt = tonumber(job[2])
 if attempt < lost then return -2 end
 if attempt > lost or job[1] == '' then return 2 end
-local time = redis.call('TIME')
 local expiry = redis.call('ZSCORE', leases, ARGV[1])
-local is_held = expiry and tonumber(expiry) > time[1] * 1000 + math.floor(time[2] / 1000)
+local is_held = expiry and tonumber(expiry) > now_ms()
 if is_held and ARGV[4] ~= '1' then return 0 end
 redis.call('ZREM', leases, ARGV[1])
 -- The next attempt goes on behind what was received; what the lost one has counted beyond that is void.
 redis.call('HSET', key, 'worker', '', 'need_tokens', ARGV[5], 'payload', ARGV[6],
   'completion', ARGV[7], 'prompt', ARGV[8], 'cached', ARGV[9])
 redis.call('ZADD', queue, job[3], ARGV[1])
-if redis.call('ZCARD', queue) == 1 then
-  -- The tenant waits again: it is lifted as on arrival (see job_enqueue).
-  local counter = tonumber(redis.call('HGET', counters, ARGV[2]) or '0')
-  local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
-  if not lift then
-    local leaver = redis.call('GET', last)
-    lift = leaver and tonumber(redis.call('HGET', counters, leaver)) or 0
-  end
-  local score = string.format('%.17g', math.max(counter, lift))
-  redis.call('HSET', counters, ARGV[2], score)
-  redis.call('ZADD', active, score, ARGV[2])
-end
+if redis.call('ZCARD', queue) == 1 then begin_waiting(active, counters, last, ARGV[2]) end
 redis.call('INCR', waiting)
 redis.call('RPUSH', doorbell, 1)
 return 1

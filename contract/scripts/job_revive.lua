@@ -15,7 +15,7 @@ local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'co
 -- All that an ended job came to has been charged; of one that is not known, what was received must have been.
 local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(ARGV[13]))
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
-local place = job[2] or string.format('%.0f', ARGV[7] * 2 ^ 40 + redis.call('INCR', KEYS[9]))
+local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + redis.call('INCR', KEYS[9]))
 redis.call('ZREM', leases, ARGV[1])
 if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
 redis.call('DEL', key)
@@ -25,25 +25,9 @@ redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', A
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 redis.call('PEXPIRE', key, ARGV[12])
 -- As on arrival (see job_enqueue), one that never began stands behind all that have, and can be shed.
-redis.call('ZADD', queue, over > 0 and place or place + 2 ^ 39, ARGV[1])
-local fresh = redis.call('ZCOUNT', queue, ARGV[7] * 2 ^ 40 + 2 ^ 39, (ARGV[7] + 1) * 2 ^ 40 - 1)
-if fresh > 0 then
-  redis.call('ZADD', KEYS[10], ARGV[7] * 2 ^ 40 + fresh, ARGV[7] .. ' ' .. ARGV[2])
-else
-  redis.call('ZREM', KEYS[10], ARGV[7] .. ' ' .. ARGV[2])
-end
-if not redis.call('ZSCORE', active, ARGV[2]) then
-  -- The tenant waits again: it is lifted as on arrival (see job_enqueue).
-  local counter = tonumber(redis.call('HGET', counters, ARGV[2]) or '0')
-  local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
-  if not lift then
-    local leaver = redis.call('GET', last)
-    lift = leaver and tonumber(redis.call('HGET', counters, leaver)) or 0
-  end
-  local score = string.format('%.17g', math.max(counter, lift))
-  redis.call('HSET', counters, ARGV[2], score)
-  redis.call('ZADD', active, score, ARGV[2])
-end
+redis.call('ZADD', queue, over > 0 and place or place + begun_span, ARGV[1])
+recount(KEYS[10], queue, ARGV[2], ARGV[7])
+if not redis.call('ZSCORE', active, ARGV[2]) then begin_waiting(active, counters, last, ARGV[2]) end
 redis.call('INCR', waiting)
 redis.call('RPUSH', doorbell, 1)
 return over

@@ -1,0 +1,51 @@
+-- What several of the queue's scripts share; it stands before the source of each that names it as its prelude.
+
+-- A place in a tenant's queue is `rank * tier_span`, plus `begun_span` if the job never began, plus a sequence number.
+-- Ranks lie so far apart that no sequence number reaches the next one; a double counts all three exactly.
+local tier_span, begun_span = 2 ^ 40, 2 ^ 39
+
+-- Milliseconds since 1970 by the server's clock.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Note how many jobs of a tier of a tenant never began, which is how many of it can be shed.
+local function recount(sheddable, queue, tenant, rank)
+  local fresh = redis.call('ZCOUNT', queue, rank * tier_span + begun_span, (rank + 1) * tier_span - 1)
+  if fresh > 0 then
+    redis.call('ZADD', sheddable, rank * tier_span + fresh, rank .. ' ' .. tenant)
+  else
+    redis.call('ZREM', sheddable, rank .. ' ' .. tenant)
+  end
+end
+
+-- Count a tenant among those that wait. It is lifted to the lowest counter among them (or to the last leaver's
+-- counter when nobody waits), so that idle time earns no credit (VTC, OSDI'24).
+local function begin_waiting(active, counters, last, tenant)
+  local counter = tonumber(redis.call('HGET', counters, tenant) or '0')
+  local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
+  if not lift then
+    local leaver = redis.call('GET', last)
+    lift = leaver and tonumber(redis.call('HGET', counters, leaver)) or 0
+  end
+  local score = string.format('%.17g', math.max(counter, lift))
+  redis.call('HSET', counters, tenant, score)
+  redis.call('ZADD', active, score, tenant)
+end
+
+-- Charge a tenant for what it was served, whether it waits or not.
+local function charge(active, counters, tenant, cost)
+  local score = redis.call('HINCRBYFLOAT', counters, tenant, string.format('%.17g', cost))
+  redis.call('ZADD', active, 'XX', score, tenant)
+end
+
+-- Replace a job by its receipt, which keeps its expiry; by nothing if its gateway has settled it already.
+local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt)
+  local expiry = redis.call('PTTL', key)
+  redis.call('DEL', key)
+  if settled then return end
+  redis.call('HSET', key, 'ended', 1, 'completion', completion or 0, 'prompt', prompt or 0, 'cached', cached or 0,
+    'gateway', gateway, 'attempt', attempt)
+  redis.call('PEXPIRE', key, expiry)
+end
