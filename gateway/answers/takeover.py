@@ -12,7 +12,7 @@ from contract.dialect import Dialect
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway import telemetry
-from gateway.accounts.usage import UsageRecord, encode_usage
+from gateway.accounts.usage import UsageRecord
 from gateway.answers.entries import Received, decode_entry, encode_entry
 from gateway.answers.head import AnswerHead
 from gateway.answers.history import History, frame_messages
@@ -231,17 +231,9 @@ def _reservation_request(head: AnswerHead, draft: UsageRecord) -> ReservationReq
     most = draft.used(
         prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=completion_tokens
     )
-    return ReservationRequest(
-        request_id=draft.request_id,
-        tenant_id=draft.tenant_id,
-        subjects=head.subjects,
+    return ReservationRequest.of(
+        draft,
+        head.subjects,
         prompt_tokens=most.prompt_tokens,
         completion_tokens=most.completion_tokens,
-        cost_micros=draft.cost_of(
-            prompt_tokens=most.prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=most.completion_tokens,
-        ),
-        is_prepaid=draft.is_prepaid,
-        record=encode_usage(draft),
     )

@@ -15,7 +15,7 @@ from contract import clock
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from gateway.accounts.times import utc_now
-from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
+from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.answers import Answer, AnswerState
 from gateway.answers.head import AnswerHead
 from gateway.answers.settlement import Account
@@ -62,7 +62,12 @@ async def submit(
     generation = Generation(max_unread_bytes=context.settings.max_unread_bytes)
     record = draft_record(call, plan, request_id)
     admission = await context.reservations.reserve(
-        reservation_request(call, plan, record),
+        ReservationRequest.of(
+            record,
+            principal.limits,
+            prompt_tokens=plan.most_prompt_tokens,
+            completion_tokens=plan.most_completion_tokens,
+        ),
         is_openai=call.profile.name is Dialect.OPENAI,
     )
     account = context.desk.open(record, admission, generation)
@@ -134,24 +139,6 @@ def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
         prompt_price=price.prompt_micros,
         cached_price=price.cached_micros,
         completion_price=price.completion_micros,
-    )
-
-
-def reservation_request(call: Call, plan: Plan, record: UsageRecord) -> ReservationRequest:
-    """Return the most that the request may use, and whose limits it meets."""
-    return ReservationRequest(
-        request_id=record.request_id,
-        tenant_id=record.tenant_id,
-        subjects=call.principal.limits,
-        prompt_tokens=plan.most_prompt_tokens,
-        completion_tokens=plan.most_completion_tokens,
-        cost_micros=record.cost_of(
-            prompt_tokens=plan.most_prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=plan.most_completion_tokens,
-        ),
-        is_prepaid=record.is_prepaid,
-        record=encode_usage(record),
     )
 
 

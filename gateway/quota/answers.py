@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.accounts.limits import LimitName, SubjectLimits
+from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.quota.periods import day_of, month_of
 
 
@@ -22,6 +23,29 @@ class ReservationRequest:
     is_prepaid: bool
     record: bytes
     """Draft of the usage record, for whoever settles it if this process cannot."""
+
+    @classmethod
+    def of(
+        cls,
+        draft: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> "ReservationRequest":
+        """Ask for so many tokens at most, at the prices of the draft of the usage record."""
+        return cls(
+            request_id=draft.request_id,
+            tenant_id=draft.tenant_id,
+            subjects=subjects,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_micros=draft.cost_of(
+                prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=completion_tokens
+            ),
+            is_prepaid=draft.is_prepaid,
+            record=encode_usage(draft),
+        )
 
     def wanted(self, limit: LimitName | None) -> int:
         """Return how much of a limit the request takes; None stands for the prepaid credit."""

@@ -14,7 +14,7 @@ from contract import clock, keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
 from contract.sampling import SamplingSpec
 from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.usage import UsageRecord, decode_usage, encode_usage
+from gateway.accounts.usage import UsageRecord, decode_usage
 from gateway.answers.answers import Answer, Answers
 from gateway.answers.head import AnswerHead
 from gateway.answers.reader import Attachment
@@ -151,15 +151,11 @@ class House:
             completion_price=COMPLETION_PRICE,
         )
         admission = await self.reservations.reserve(
-            ReservationRequest(
-                request_id=request_id,
-                tenant_id=TENANT,
-                subjects=subjects,
+            ReservationRequest.of(
+                draft,
+                subjects,
                 prompt_tokens=prompts * len(PROMPT),
                 completion_tokens=prompts * best_of * max_tokens,
-                cost_micros=0,
-                is_prepaid=False,
-                record=encode_usage(draft),
             ),
             is_openai=False,
         )
