@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.proofs.client import ask
+from tests.proofs.client import Answer, ask
 from tests.support.stack import Stack, http_status
 
 KILLS = 5
@@ -87,12 +87,22 @@ class Waited:
 async def wait_as_told(havoc: Havoc, key: str) -> Waited:
     """Use up the key's requests of a minute, wait as long as the refusal says, and ask again."""
     while True:
-        answer = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+        answer = await _ask_a_living_gateway(havoc, key)
         if answer.status == 429:
             break
     told_ms = int(answer.headers["retry-after-ms"])
     await asyncio.sleep(max(0, told_ms / 1000 - 0.5 - (time.monotonic() - answer.ended_at)))
-    before = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+    before = await _ask_a_living_gateway(havoc, key)
     await asyncio.sleep(max(0, told_ms / 1000 - (time.monotonic() - answer.ended_at)))
-    then = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+    then = await _ask_a_living_gateway(havoc, key)
     return Waited(told_ms, before.status, then.status)
+
+
+async def _ask_a_living_gateway(havoc: Havoc, key: str) -> Answer:
+    """Ask the first gateway, or the other one while the first is starting again."""
+    answer = Answer()
+    for url in havoc.stack.gateways:
+        answer = await ask(url, key, prompt="x", max_tokens=1)
+        if answer.status != 0:
+            break
+    return answer
