@@ -4,13 +4,14 @@ import asyncio
 import shutil
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import asyncpg
 import pytest
 from redis.asyncio import Redis
+from sqlalchemy import make_url
 
 from gateway.accounts import schema
 from gateway.accounts.database import Database
@@ -91,20 +92,62 @@ async def _execute(sockets: str, *statements: str) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database."""
     if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/accounts/sluice.db"
+        return _sqlite_url(tmp_path / "accounts" / "sluice.db")
+    return _create_postgres_database(request.getfixturevalue("postgres_sockets"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database with the current schema and nothing else."""
+    if request.param == "sqlite":
+        copy_sqlite: Callable[[Path], str] = request.getfixturevalue("copy_sqlite")
+        return copy_sqlite(tmp_path / "accounts" / "sluice.db")
     sockets = request.getfixturevalue("postgres_sockets")
-    name = f"sluice_{next(_numbers)}"
-    asyncio.run(_execute(sockets, f"CREATE DATABASE {name}"))
-    return f"postgresql+asyncpg://postgres@/{name}?host={sockets}"
+    template = request.getfixturevalue("postgres_template")
+    return _create_postgres_database(sockets, template=template)
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     """A database with the current schema."""
-    await schema.upgrade(database_url)
     database = Database(database_url)
     yield database
     await database.aclose()
+
+
+@pytest.fixture(scope="session")
+def copy_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str]:
+    """Make a SQLite database with the current schema at a path, and return its URL.
+
+    It is upgraded once and copied, since an upgrade takes longer than most tests.
+    """
+    template = tmp_path_factory.mktemp("schema") / "sluice.db"
+    asyncio.run(schema.upgrade(_sqlite_url(template)))
+
+    def copy(path: Path) -> str:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(template, path)
+        return _sqlite_url(path)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_sockets: str) -> str:
+    """Name of a PostgreSQL database with the current schema, to which nobody is connected."""
+    url = _create_postgres_database(postgres_sockets)
+    asyncio.run(schema.upgrade(url))
+    return str(make_url(url).database)
+
+
+def _sqlite_url(path: Path) -> str:
+    return f"sqlite+aiosqlite:///{path}"
+
+
+def _create_postgres_database(sockets: str, *, template: str = "template1") -> str:
+    name = f"sluice_{next(_numbers)}"
+    asyncio.run(_execute(sockets, f"CREATE DATABASE {name} TEMPLATE {template}"))
+    return f"postgresql+asyncpg://postgres@/{name}?host={sockets}"

@@ -57,15 +57,15 @@ async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
     assert await schema.schema_state(database) is SchemaState.EMPTY
 
 
-async def test_upgrade_keeps_what_the_release_before_has_written(database_url: str) -> None:
-    await schema.upgrade(database_url)
-    database = Database(database_url)
+async def test_upgrade_keeps_what_the_release_before_has_written(empty_database_url: str) -> None:
+    await schema.upgrade(empty_database_url)
+    database = Database(empty_database_url)
     tenant = "('acme', 'Acme', 1, 'active', '2026-01-01 00:00:00')"
     async with database.writer.begin() as connection:
         await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "0001"))
         await connection.execute(text(f"INSERT INTO tenants VALUES {tenant}"))
     assert await schema.schema_state(database) is SchemaState.OUTDATED
-    await schema.upgrade(database_url)
+    await schema.upgrade(empty_database_url)
     columns = "id, name, weight, status, created_at"
     async with database.writing() as transaction:
         # That release may still be running, and does not name the new columns.
@@ -80,12 +80,12 @@ async def test_upgrade_keeps_what_the_release_before_has_written(database_url: s
     await database.aclose()
 
 
-async def test_empty_database_is_refused_until_it_is_upgraded(database_url: str) -> None:
-    database = Database(database_url)
+async def test_empty_database_is_refused_until_it_is_upgraded(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
     with pytest.raises(SchemaNotCurrentError, match="sluice db upgrade"):
         await schema.require_current_schema(database)
     assert not await schema.schema_is_current(database)
-    await schema.upgrade(database_url)
+    await schema.upgrade(empty_database_url)
     await schema.require_current_schema(database)
     assert await schema.schema_is_current(database)
     await database.aclose()
@@ -117,9 +117,9 @@ async def test_revision_that_is_not_the_newest_is_outdated(
         await schema.require_current_schema(database)
 
 
-async def test_upgrades_at_the_same_time_take_turns(database_url: str) -> None:
-    await asyncio.gather(*(schema.upgrade(database_url) for _ in range(4)))
-    assert await _state(database_url) is SchemaState.CURRENT
+async def test_upgrades_at_the_same_time_take_turns(empty_database_url: str) -> None:
+    await asyncio.gather(*(schema.upgrade(empty_database_url) for _ in range(4)))
+    assert await _state(empty_database_url) is SchemaState.CURRENT
 
 
 async def test_asking_for_the_state_creates_no_file(tmp_path: Path) -> None:

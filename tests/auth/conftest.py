@@ -1,12 +1,11 @@
 """Fixtures of the authentication's tests: a real SQLite file, two tenants, a key."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts import schema
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
@@ -17,11 +16,9 @@ from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
+async def database(tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> AsyncIterator[Database]:
     """A database with the current schema."""
-    url = f"sqlite+aiosqlite:///{tmp_path}/sluice.db"
-    await schema.upgrade(url)
-    database = Database(url)
+    database = Database(copy_sqlite(tmp_path / "sluice.db"))
     yield database
     await database.aclose()
 

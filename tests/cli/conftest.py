@@ -34,7 +34,7 @@ def sluice() -> Sluice:
 
 
 @pytest.fixture
-def upgraded(sluice: Sluice) -> None:
+def upgraded(sluice: Sluice, tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> None:
     """A database with the current schema and the tenant `acme`."""
-    assert sluice("db", "upgrade").exit_code == 0
+    copy_sqlite(tmp_path / "data" / "sluice.db")
     assert sluice("tenants", "create", "Acme", "--id", "acme").exit_code == 0

@@ -11,7 +11,6 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.accounts import schema
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
@@ -25,9 +24,10 @@ from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture
-def settings(tmp_path: Path, redis_server: RedisServer) -> Settings:
-    url = f"sqlite+aiosqlite:///{tmp_path}/sluice.db"
-    asyncio.run(schema.upgrade(url))
+def settings(
+    tmp_path: Path, redis_server: RedisServer, copy_sqlite: Callable[[Path], str]
+) -> Settings:
+    url = copy_sqlite(tmp_path / "sluice.db")
     return load_settings(redis_url=redis_server.url, database_url=url)
 
 
@@ -124,7 +124,6 @@ def test_process_that_is_to_end_breaks_off_what_runs(
 async def test_every_job_runs_and_runs_twice_at_once(
     job: Job, database_url: str, redis: Redis, redis_server: RedisServer
 ) -> None:
-    await schema.upgrade(database_url)
     database = Database(database_url)
     await TenantService(database, ChangeAnnouncer(redis)).create("Acme", tenant_id="acme")
     await database.aclose()
