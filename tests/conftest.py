@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sqlalchemy import make_url
 
 from gateway.accounts import schema
 from gateway.accounts.database import Database
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
 
 TESTS = Path(__file__).parent
 
@@ -25,6 +26,14 @@ LONGEST = ("e2e", "proofs", "chaos", "worker", "samplers", "outages", "overload"
 """Folders that take longest, which begin first where several processes share the tests."""
 TOGETHER = ("e2e", "proofs")
 """Folders whose tests share servers and engines that take long to start: one process runs each."""
+
+REDIS_KINDS = {
+    "redis-6.2": (BUNDLED, False),
+    "redis-6.2-cluster": (BUNDLED, True),
+    "redis-7": (SYSTEM, False),
+    "redis-7-cluster": (SYSTEM, True),
+}
+"""Executable, and whether it is a cluster of its own: what scripts must run on."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,10 +68,32 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator["Redis"]:
     """A client of an empty server."""
-    client = Redis.from_url(redis_server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
+    async with _emptied(redis_server) as client:
+        yield client
+
+
+@pytest.fixture(scope="session", params=REDIS_KINDS)
+def any_redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server of every kind in turn. Cluster mode refuses scripts that touch a second slot."""
+    executable, cluster = REDIS_KINDS[request.param]
+    if executable is None:
+        pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
+    with running_redis(executable, cluster=cluster) as server:
+        yield server
+
+
+@pytest.fixture
+async def any_redis(any_redis_server: RedisServer) -> AsyncIterator["Redis"]:
+    """A client of an empty server of each kind."""
+    async with _emptied(any_redis_server) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _emptied(server: RedisServer) -> AsyncIterator["Redis"]:
+    async with Redis.from_url(server.url) as client:
+        await client.flushall()
+        yield client
 
 
 @pytest.fixture(scope="session")

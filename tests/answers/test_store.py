@@ -1,6 +1,5 @@
 """What Redis knows of an answer is its present owner's word, whatever arrives twice or late."""
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -11,37 +10,11 @@ from gateway.answers.answers import AnswerState
 from gateway.answers.store import AnswerStore, Appended, Counts, Standing
 from gateway.dialects.profile import Dialect
 from tests.answers.test_head import completion_of, head_of, request_of
-from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
 
-KINDS = {
-    "redis-6.2": (BUNDLED, False),
-    "redis-6.2-cluster": (BUNDLED, True),
-    "redis-7": (SYSTEM, False),
-    "redis-7-cluster": (SYSTEM, True),
-}
 HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
 ID = HEAD.request_id
 RUNNING = Standing(AnswerState.RUNNING, ID, Counts(), (1, 2))
 FINISHED = RUNNING._replace(state=AnswerState.FINISHED)
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def any_redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A server of every kind in turn. Cluster mode refuses scripts that touch a second slot."""
-    executable, cluster = KINDS[request.param]
-    if executable is None:
-        pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
-    with running_redis(executable, cluster=cluster) as server:
-        yield server
-
-
-@pytest.fixture
-async def any_redis(any_redis_server: RedisServer) -> AsyncIterator["Redis"]:
-    """A client of an empty server of each kind."""
-    client = Redis.from_url(any_redis_server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

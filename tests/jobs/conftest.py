@@ -8,9 +8,6 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.accounts.usage import UsageRecord, encode_usage
-from tests.contract.conftest import any_redis_server
-
-__all__ = ["any_redis_server"]
 
 Append = Callable[..., Awaitable[None]]
 
