@@ -39,7 +39,9 @@ REDIS_KINDS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the switch for runs that take long."""
     parser.addoption(
-        "--long", action="store_true", help="run tests/proofs at full size (half an hour)"
+        "--long",
+        action="store_true",
+        help="run at full size what is otherwise cut short: proofs, chaos, outages, killed workers",
     )
 
 
