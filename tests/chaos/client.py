@@ -1,15 +1,15 @@
 """An HTTP client that reads a completion event by event and says how its connection ended."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
+from typing_extensions import override
+
+from tests.support.http_client import Answer, Reading, exchange, request_bytes
 
 DONE = b"[DONE]"
 
@@ -26,33 +26,11 @@ class Event:
 
 
 @dataclass(slots=True)
-class Reply:
-    """What came back for one request."""
+class Reply(Answer):
+    """What came back for one request. Of a stream no body is kept."""
 
-    status: int = 0
-    """0 if nothing came."""
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    """Of an answer that is no stream."""
-    is_complete: bool = False
-    """Whether the whole answer has come."""
-    was_reached: bool = False
-    """Whether somebody took the connection."""
-    has_left: bool = False
-    """Whether this client closed the connection before the end."""
     is_late: bool = False
     """Whether the client lost its patience."""
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is made of events."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The body of a complete answer that is no stream."""
-        body: dict[str, Any] = json.loads(self.body)
-        return body
 
     @property
     def retry_after(self) -> float | None:
@@ -61,31 +39,31 @@ class Reply:
         return None if value is None else float(value)
 
 
-class _Reading:
-    """What a parser of an answer calls."""
+class _EventReading(Reading):
+    """Hands on the events of a stream as they come."""
 
     def __init__(self, reply: Reply, on_event: Callable[[Event], bool] | None) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._on_event = on_event
         self._unread = b""
-        self.leaves = False
+        self._leaves = False
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._reply.headers[name.decode().lower()] = value.decode()
+    @property
+    @override
+    def leaves(self) -> bool:
+        return self._leaves
 
+    @override
     def on_body(self, body: bytes) -> None:
-        if not self._reply.is_stream:
-            self._reply.body += body
+        if not self.answer.is_stream:
+            super().on_body(body)
             return
         now = time.monotonic()
         *blocks, self._unread = (self._unread + body).split(b"\n\n")
         for block in blocks:
             event = _event(block, now)
-            if event is not None and self._on_event is not None and not self.leaves:
-                self.leaves = self._on_event(event)
-
-    def on_message_complete(self) -> None:
-        self._reply.is_complete = True
+            if event is not None and self._on_event is not None and not self._leaves:
+                self._leaves = self._on_event(event)
 
 
 def _event(block: bytes, now: float) -> Event | None:
@@ -115,49 +93,12 @@ async def talk(
     `on_event` is called with each event of a stream, and says whether the client leaves now.
     """
     reply = Reply()
-    reading = _Reading(reply, on_event)
+    request = request_bytes(url, key, path, body, headers or {})
     try:
         async with asyncio.timeout(patience):
-            await _exchange(url, _request(url, key, path, body, headers or {}), reply, reading)
+            await exchange(url, request, _EventReading(reply, on_event))
     except TimeoutError:
         reply.is_late = True
     except (OSError, httptools.HttpParserError):
         reply.is_complete = False
     return reply
-
-
-def _request(
-    url: str, key: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
-    lines = [
-        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
-        f"host: {urlsplit(url).netloc}",
-        f"authorization: Bearer {key}",
-        "content-type: application/json",
-        f"content-length: {len(content)}",
-        "connection: close",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + content
-
-
-async def _exchange(url: str, content: bytes, reply: Reply, reading: _Reading) -> None:
-    address = urlsplit(url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    reply.was_reached = True
-    parser = httptools.HttpResponseParser(reading)
-    try:
-        writer.write(content)
-        while not reply.is_complete:
-            data = await reader.read(65536)
-            if not data:
-                return
-            parser.feed_data(data)
-            reply.status = parser.get_status_code()
-            if reading.leaves:
-                reply.has_left = True
-                return
-    finally:
-        with suppress(OSError):
-            writer.transport.abort()

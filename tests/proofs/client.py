@@ -1,4 +1,4 @@
-"""An HTTP client that can go away at any moment, and says exactly what it was told until then."""
+"""Asks for completions as a customer does, and goes away, stalls or waits as a test wants."""
 
 import asyncio
 import json
@@ -6,14 +6,16 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
+from typing_extensions import override
 
+from tests.support import http_client
 from tests.support.events import DONE, KEEP_ALIVE, PREFIX
+from tests.support.http_client import Reading, exchange, request_bytes
 from tests.support.stack import MODEL
 
 ANSWER_SECONDS = 60.0
@@ -22,19 +24,9 @@ _REQUEST_ID = re.compile(rb'"id": ?"(cmpl-[a-z2-7]{26})"')
 
 
 @dataclass(slots=True)
-class Answer:
-    """What came back for one request."""
+class Answer(http_client.Answer):
+    """What came back for one request, and when."""
 
-    status: int = 0
-    """0 if nothing came."""
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    is_complete: bool = False
-    """Whether the whole answer has come; not if the client left, or the gateway died."""
-    has_left: bool = False
-    """Whether this client left before the whole answer had come."""
-    was_sent: bool = False
-    """Whether there was a gateway that took the connection."""
     sent_at: float = 0.0
     ended_at: float = 0.0
 
@@ -48,11 +40,6 @@ class Answer:
     def is_finished(self) -> bool:
         """Whether this is a completion that came to its end."""
         return self.status == 200 and self.is_complete and self.usage is not None
-
-    @property
-    def json(self) -> Any:
-        """The body of an answer that is no stream."""
-        return json.loads(self.body)
 
     @property
     def error(self) -> dict[str, Any]:
@@ -71,11 +58,6 @@ class Answer:
         ]
 
     @property
-    def is_stream(self) -> bool:
-        """Whether the answer is made of events."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
-
-    @property
     def usage(self) -> dict[str, Any] | None:
         """What the answer says was used, if it came so far."""
         if not self.is_stream:
@@ -85,20 +67,19 @@ class Answer:
         return told[-1] if told else None
 
 
-class _Reading:
-    """What a parser of an answer calls."""
+class _ShortReading(Reading):
+    """Leaves when so many bytes of the body have come, if the answer is not complete by then."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+    def __init__(self, answer: Answer, leave_at: int | None) -> None:
+        super().__init__(answer)
+        self._leave_at = leave_at
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.answer.headers[name.decode().lower()] = value.decode()
-
-    def on_body(self, body: bytes) -> None:
-        self.answer.body += body
-
-    def on_message_complete(self) -> None:
-        self.answer.is_complete = True
+    @property
+    @override
+    def leaves(self) -> bool:
+        if self._leave_at is None or self.answer.is_complete:
+            return False
+        return len(self.answer.body) >= self._leave_at
 
 
 async def ask(
@@ -138,9 +119,9 @@ async def request(
     limit = ANSWER_SECONDS if leave_after is None else leave_after
     try:
         async with asyncio.timeout(limit):
-            content = _bytes(url, key, body, path, headers or {})
+            content = request_bytes(url, key, path, body, headers or {})
             if stall_after is None:
-                await _exchange(url, content, answer, leave_at)
+                await exchange(url, content, _ShortReading(answer, leave_at))
             else:
                 await _stall(url, content, answer, stall_after)
     except TimeoutError:
@@ -151,44 +132,6 @@ async def request(
         answer.is_complete = False
     answer.ended_at = time.monotonic()
     return answer
-
-
-def _bytes(
-    url: str, key: str, body: dict[str, Any] | None, path: str, headers: Mapping[str, str]
-) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
-    lines = [
-        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
-        f"host: {urlsplit(url).netloc}",
-        f"authorization: Bearer {key}",
-        "content-type: application/json",
-        f"content-length: {len(content)}",
-        "connection: close",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + content
-
-
-async def _exchange(url: str, content: bytes, answer: Answer, leave_at: int | None) -> None:
-    address = urlsplit(url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    parser = httptools.HttpResponseParser(_Reading(answer))
-    try:
-        writer.write(content)
-        answer.was_sent = True
-        while not answer.is_complete:
-            data = await reader.read(65536)
-            if not data:
-                return
-            parser.feed_data(data)
-            answer.status = parser.get_status_code()
-            if leave_at is not None and len(answer.body) >= leave_at and not answer.is_complete:
-                answer.has_left = True
-                return
-    finally:
-        # Whatever has not come is not waited for.
-        with suppress(OSError):
-            writer.transport.abort()
 
 
 async def _stall(url: str, content: bytes, answer: Answer, seconds: float) -> None:

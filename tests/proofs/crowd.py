@@ -46,7 +46,7 @@ class Crowd:
                 leave_at=wish.leave_at,
                 **wish.body,
             )
-            if answer.was_sent:
+            if answer.was_reached:
                 self.answers.append((wish, answer))
             else:
                 self.unreached += 1
