@@ -7,8 +7,8 @@ from redis.asyncio import Redis
 
 from gateway.answers import reader as reading
 from gateway.answers import settlement
-from gateway.dispatch import dispatcher as dispatching
 from tests.answers.house import JOURNAL_SECONDS, MODEL, House
+from tests.gateway.desk import hurry
 from tests.support.fake_worker import FakeWorker
 
 OpenHouse = Callable[..., Awaitable[House]]
@@ -27,9 +27,7 @@ async def open_house(
     redis: "Redis", worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[OpenHouse]:
     """Makes gateways that look after everything often, and ends their loops with the test."""
-    monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    hurry(monkeypatch)
     monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.3)
     monkeypatch.setattr(settlement, "RECEIPT_PATIENCE_SECONDS", 3.0)
     houses: list[House] = []

@@ -11,8 +11,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import WorkerState
-from gateway.dispatch import dispatcher as dispatching
-from tests.gateway.desk import GATEWAY, Desk
+from tests.gateway.desk import GATEWAY, Desk, hurry
 from tests.gateway.desk import MODEL as DESK_MODEL
 from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL, Stack, running_stack
@@ -61,9 +60,8 @@ def key(stack: Stack) -> str:
 @pytest.fixture
 async def store(stack: Stack) -> AsyncIterator["Redis"]:
     """A client of the deployment's Redis."""
-    client = Redis.from_url(stack.redis.url)
-    yield client
-    await client.aclose()
+    async with Redis.from_url(stack.redis.url) as client:
+        yield client
 
 
 @pytest.fixture
@@ -93,9 +91,7 @@ async def open_desk(
     redis: "Redis", worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[..., Any]]:
     """Makes dispatchers that look after their jobs often, and ends their loops with the test."""
-    monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    hurry(monkeypatch)
     desks: list[Desk] = []
 
     async def open_one(gateway: str = GATEWAY, **settings: Any) -> Desk:

@@ -3,16 +3,21 @@
 import asyncio
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import clock
 from contract.messages import Delta, GenerationJob, JobFailed
 from contract.outcomes import FailureCode
+from contract.queue import Claim, JobQueue
 from contract.sampling import SamplingSpec
+from gateway.dispatch import dispatcher as dispatching
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
 from gateway.redis_client import PipeliningExecutor
+from tests.support.fake_worker import FakeWorker
 
 MODEL = "m"
 GATEWAY = "gw-1"
@@ -76,6 +81,34 @@ class Desk:
             deadline_ms=clock.now_ms() + int(deadline_seconds * 1000),
             **(known | fields),
         )
+
+
+async def begun(desk: Desk, worker: FakeWorker, **fields: Any) -> tuple[Generation, Claim]:
+    """Make a request of which its worker has said the first text, `a`."""
+    generation = await desk.request(**fields)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    return generation, claim
+
+
+async def cancel_unheard(
+    desk: Desk, generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancel a request while Redis cannot be reached."""
+
+    async def unreachable(*_arguments: Any) -> bool:
+        raise RedisConnectionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobQueue, "cancel", unreachable)
+        await desk.dispatcher.cancel(generation)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have dispatchers look after their jobs often."""
+    monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
 
 
 async def take(generation: Generation, number: int, *, seconds: float = 3.0) -> list[Any]:

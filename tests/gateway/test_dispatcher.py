@@ -26,7 +26,7 @@ from contract.queue import Claim, LeaseReport
 from gateway.dispatch import dispatcher as dispatching
 from gateway.errors import OverloadedError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
 from tests.support.fake_worker import FakeWorker, delta
 
 
@@ -71,9 +71,7 @@ async def test_duplicate_frame_is_dropped(desk: Desk, worker: FakeWorker) -> Non
 async def test_jobs_that_a_lost_frame_may_have_told_of_go_on_behind_what_is_sure(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.skip_frame(GATEWAY)
     await worker.say(claim, "lost", "lost")
 
@@ -106,9 +104,7 @@ async def test_job_whose_beginning_a_lost_frame_may_have_carried_begins_anew(
 async def test_job_of_which_frames_are_lost_again_and_again_fails(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     assert texts(await take(generation, 1)) == ["a"]
     for _ in range(dispatching.MOST_REVIVALS):
         await worker.skip_frame(GATEWAY)
@@ -203,9 +199,7 @@ async def test_newer_attempt_is_adopted_when_nothing_was_heard(
 async def test_newer_attempt_that_does_not_go_on_where_the_last_one_was_is_not_heard(
     desk: Desk, worker: FakeWorker, start: int
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     stray = delta(Claim(claim.job, 2), "not this", start=start, token_ids=[7])
     await worker.send(GATEWAY, deltas=[stray])
     again = await worker.claim_one()
@@ -236,9 +230,7 @@ async def test_delta_that_makes_no_sense_is_not_believed(
 async def test_newer_attempt_that_goes_on_where_the_last_one_was_is_followed(
     desk: Desk, worker: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     other = FakeWorker(worker._redis, MODEL, name="fake-2")
     rest = msgspec.structs.replace(claim.job, resumption=Resumption([SequenceProgress([100])]))
     await other.say(Claim(rest, 2), "b")
@@ -299,9 +291,7 @@ async def test_full_queue_refuses_the_request_and_keeps_no_ticket(
 async def test_foreign_notice_does_not_disturb_the_count(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     notice = Frame("gw-other", 0, lost=[JobLost(10**6, 1)])
     await redis.xadd(keys.replies(GATEWAY), {"f": messages.encode(notice)})
     await worker.say(claim, "b")

@@ -29,7 +29,6 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),
     FailureCode.TAKEN_OVER: (GenerationFailedError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
-    FailureCode.GATEWAY_STOPPING: (GatewayStoppingError, 503, True),
     FailureCode.CANCELLED: (RequestCancelledError, 409, False),
 }
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FailureCode
 from tests.gateway.coming_back import Events, Reader, await_status, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
@@ -60,8 +60,7 @@ async def test_background_completion_says_how_it_stands(
     async with asyncio.timeout(10):
         while await status_of(client, request_id) != "in_progress":
             await asyncio.sleep(0.05)
-    await worker.say(claim, "b", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "b")
     await await_status(client, request_id, "completed")
     told = (await client.get(f"/v1/completions/{request_id}")).json()
     assert told["choices"][0]["text"] == "ab"

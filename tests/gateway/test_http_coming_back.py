@@ -7,7 +7,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FailureCode
 from gateway.accounts.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.coming_back import Reader, await_status, begin, go_on, status_of
@@ -120,8 +120,7 @@ async def test_client_that_is_ahead_of_the_stream_waits_for_what_comes(
         rest = asyncio.create_task(go_on(client, request_id, 1))
         await asyncio.sleep(0.3)
         assert not rest.done()
-        await worker.say(claim, "b", finish=FinishReason.STOP)
-        await worker.finish(claim)
+        await worker.conclude(claim, "b")
         events = numbered_events((await rest).content)
         assert await reader.read_all() == [*(await reader.read(1)), *events]
     assert [number for _, _, number in events] == [2, 3]

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FailureCode
 from gateway.accounts.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.coming_back import Reader, go_on
@@ -159,13 +159,11 @@ async def test_request_that_found_the_queue_full_leaves_its_key_free(
         assert refused.status_code == 429, refused.text
     for _ in waiting:
         claim = await worker.claim_one()
-        await worker.say(claim, "a", finish=FinishReason.STOP)
-        await worker.finish(claim)
+        await worker.conclude(claim, "a")
     assert {each.status_code for each in await asyncio.gather(*waiting)} == {200}
     request = asyncio.create_task(ask(client, idempotency_key, model="full"))
     claim = await worker.claim_one()
-    await worker.say(claim, "a", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a")
     assert (await request).status_code == 200
 
 
@@ -185,8 +183,7 @@ async def test_failed_request_runs_anew(
     assert (await request).status_code == 503
     again = asyncio.create_task(ask(other_client, idempotency_key, model=model, stream=stream))
     claim = await worker.claim_one()
-    await worker.say(claim, "a", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a")
     answer = await again
     assert answer.status_code == 200
     assert not is_replayed(answer)

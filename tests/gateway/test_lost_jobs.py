@@ -15,7 +15,7 @@ from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from gateway.dispatch import dispatcher as dispatching
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, cancel_unheard, failure, take, texts
 from tests.support.fake_worker import FakeWorker
 
 
@@ -125,9 +125,7 @@ async def test_job_that_redis_forgot_is_put_on_the_queue_again(
 async def test_job_that_has_ended_without_a_reply_is_run_again_behind_what_was_received(
     desk: Desk, worker: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.drop(claim, tokens=2)
     again = await worker.claim_one()
     assert again.attempt == 2
@@ -217,13 +215,7 @@ async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(
 ) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-
-    async def unreachable(*_arguments: Any) -> bool:
-        raise RedisConnectionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(JobQueue, "cancel", unreachable)
-        await desk.dispatcher.cancel(generation)
+    await cancel_unheard(desk, generation, monkeypatch)
     assert not await nothing_left(redis, MODEL)
     await worker.lose(claim)
     await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
@@ -232,9 +224,7 @@ async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(
 async def test_loss_of_a_job_that_has_ended_changes_nothing(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.send(GATEWAY, finished=[JobFinished(claim.job.handle, claim.attempt, 3, 1, 0)])
     await worker.lose(claim)
     await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")

@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys, messages
 from contract.messages import Delta, Frame, JobFinished
-from contract.queue import Claim, JobQueue, LeaseReport
+from contract.queue import Claim, LeaseReport
 from gateway.dispatch import dispatcher as dispatching
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, cancel_unheard, take, texts
 from tests.gateway.test_resumption import received
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import BUNDLED, RedisServer
@@ -80,9 +78,7 @@ async def restart(server: RedisServer) -> None:
 async def test_worker_that_lives_keeps_its_job_if_redis_does(
     server: RedisServer, desk: Desk, worker: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     assert texts(await take(generation, 1)) == ["a"]
     await restart(server)
     # It has not heard for a while that Redis is back.
@@ -109,9 +105,7 @@ async def test_worker_that_lives_keeps_its_job_if_redis_does(
 async def test_job_of_a_worker_that_is_gone_goes_on_when_redis_is_back(
     server: RedisServer, desk: Desk, worker: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, _ = await begun(desk, worker)
     assert texts(await take(generation, 1)) == ["a"]
     await restart(server)
     other = FakeWorker(worker._redis, MODEL, name="fake-2")
@@ -197,12 +191,6 @@ async def test_job_that_could_not_be_cancelled_is_cancelled_later(
     desk: Desk, client: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = await desk.request()
-
-    async def unreachable(*_arguments: Any) -> bool:
-        raise RedisConnectionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(JobQueue, "cancel", unreachable)
-        await desk.dispatcher.cancel(generation)
+    await cancel_unheard(desk, generation, monkeypatch)
     assert not await nothing_left(client, MODEL)
     await eventually(lambda: nothing_left(client, MODEL), seconds=5, what="the job being dropped")

@@ -29,9 +29,10 @@ from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim, JobQueue, LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
+from gateway.dispatch.generation import Generation
 from gateway.dispatch.ticket import MOST_KEPT
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, failure, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
 from tests.support.fake_worker import FakeWorker
 
 STOP = FinishReason.STOP
@@ -48,6 +49,16 @@ def received(*tokens: int, **fields: Any) -> Resumption:
     """What is told of so many tokens of each sequence, as a worker of these tests says them."""
     sequences = [SequenceProgress([100 + i for i in range(number)]) for number in tokens]
     return Resumption(sequences, generation_ms=ANY, **fields)
+
+
+async def goes_on(generation: Generation, other: FakeWorker, *, attempt: int = 2) -> Claim:
+    """Let another worker go on behind the first token and end the job; no more than that may be told."""
+    again = await other.claim_one()
+    assert (again.attempt, again.job.resumption) == (attempt, received(1))
+    await other.say(again, "b")
+    await other.finish(again)
+    assert texts(await take(generation, 3)) == ["a", "b"]
+    return again
 
 
 async def test_another_worker_goes_on_behind_what_was_received(
@@ -73,8 +84,7 @@ async def test_another_worker_goes_on_behind_what_was_received(
     assert receipt == JobReceipt(JobState.RUNNING, 2, 3, 2)
     # What the next attempt repeats of what was told is of no use.
     await other.send(GATEWAY, started=[JobStarted(claim.job.handle, 2, 3, 3)])
-    await other.say(again, "c", finish=STOP)
-    await other.finish(again)
+    await other.conclude(again, "c")
 
     replies = await take(generation, 5)
     assert texts(replies) == ["a", "b", "c"]
@@ -87,9 +97,7 @@ async def test_another_worker_goes_on_behind_what_was_received(
 async def test_nothing_that_a_lost_attempt_says_is_heard(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.lose(claim)
     again = await other.claim_one()
     await worker.say(claim, "not this")
@@ -113,9 +121,7 @@ async def test_what_is_lost_and_how_long_that_takes_is_measured(
         metric("fenced_messages_total"),
     )
     pauses = metric("resumption_pause_seconds_count")
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.lose(claim)
     again = await other.claim_one()
     await worker.say(claim, "not this")
@@ -210,37 +216,23 @@ async def test_choice_that_makes_no_sense_is_not_believed(
 async def test_end_that_counts_other_tokens_than_came_is_not_believed(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.finish(claim, tokens=2)
-    again = await other.claim_one()
-    assert (again.attempt, again.job.resumption) == (2, received(1))
-    await other.say(again, "b")
-    await other.finish(again)
-    assert texts(await take(generation, 3)) == ["a", "b"]
+    await goes_on(generation, other)
 
 
 async def test_claim_that_redis_has_given_out_twice_is_given_out_anew(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await other.say(Claim(claim.job, 1), "not this")
-    again = await other.claim_one()
-    assert (again.attempt, again.job.resumption) == (2, received(1))
-    await other.say(again, "b")
-    await other.finish(again)
-    assert texts(await take(generation, 3)) == ["a", "b"]
+    await goes_on(generation, other)
 
 
 async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await take(generation, 1)
     await asyncio.sleep(0.2)
     await worker.lose(claim)
@@ -256,18 +248,12 @@ async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
 async def test_job_of_a_worker_that_stops_goes_on_at_once(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     returned = messages.JobReturned(claim.job.handle, 1, ReturnReason.DRAINING, True)
     await worker.send(GATEWAY, returned=[returned])
     # Its lease has not run out.
-    again = await other.claim_one()
-    assert (again.attempt, again.job.resumption) == (2, received(1))
+    again = await goes_on(generation, other)
     assert not again.job.is_suspect
-    await other.say(again, "b")
-    await other.finish(again)
-    assert texts(await take(generation, 3)) == ["a", "b"]
 
 
 async def test_job_that_is_drained_again_and_again_goes_on(desk: Desk, worker: FakeWorker) -> None:
@@ -284,9 +270,7 @@ async def test_job_that_is_drained_again_and_again_goes_on(desk: Desk, worker: F
 async def test_job_that_kills_two_engines_is_poisonous(
     desk: Desk, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.give_back(claim, ReturnReason.ENGINE_DIED, has_progressed=True)
     again = await worker.claim_one()
     assert again.job.is_suspect
@@ -314,20 +298,20 @@ async def test_job_that_gets_on_after_each_death_is_not_poisonous(
 
 
 @asynccontextmanager
-async def requeueing_held_up(
-    monkeypatch: pytest.MonkeyPatch,
+async def held_up(
+    operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Yield events that say when requeueing has begun, and that it may go on."""
-    requeue = JobQueue.requeue
+    """Yield events that say when an operation of the queue has begun, and that it may go on."""
+    original = getattr(JobQueue, operation)
     began, may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def held_up(queue: JobQueue, *arguments: Any, **options: Any) -> RequeueResult:
+    async def waiting(queue: JobQueue, *arguments: Any, **options: Any) -> Any:
         began.set()
         await may_go_on.wait()
-        return await requeue(queue, *arguments, **options)
+        return await original(queue, *arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(JobQueue, "requeue", held_up)
+        patched.setattr(JobQueue, operation, waiting)
         yield began, may_go_on
         may_go_on.set()
 
@@ -341,10 +325,8 @@ async def tell_lost(redis: "Redis", claim: Claim) -> None:
 async def test_worker_that_holds_its_job_after_all_is_heard_without_a_gap(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+    generation, claim = await begun(desk, worker)
+    async with held_up("requeue", monkeypatch) as (began, may_go_on):
         await tell_lost(redis, claim)
         await began.wait()
         await worker.say(claim, "b", "c")
@@ -365,10 +347,8 @@ async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
     redis: "Redis",
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+    generation, claim = await begun(desk, worker)
+    async with held_up("requeue", monkeypatch) as (began, may_go_on):
         await worker.lose(claim)
         await began.wait()
         await worker.say(claim, "not this")
@@ -384,10 +364,8 @@ async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
 async def test_job_that_ends_while_it_is_taken_to_be_lost_has_ended(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+    generation, claim = await begun(desk, worker)
+    async with held_up("requeue", monkeypatch) as (began, may_go_on):
         await tell_lost(redis, claim)
         await began.wait()
         await worker.say(claim, "b")
@@ -402,10 +380,8 @@ async def test_job_that_ends_while_it_is_taken_to_be_lost_has_ended(
 async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+    generation, claim = await begun(desk, worker)
+    async with held_up("requeue", monkeypatch) as (began, may_go_on):
         await tell_lost(redis, claim)
         await began.wait()
         for _ in range(9):
@@ -423,10 +399,8 @@ async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
 async def test_frame_lost_while_its_job_is_taken_to_be_lost_is_noticed(
     desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    async with requeueing_held_up(monkeypatch) as (began, may_go_on):
+    generation, claim = await begun(desk, worker)
+    async with held_up("requeue", monkeypatch) as (began, may_go_on):
         await tell_lost(redis, claim)
         await began.wait()
         await worker.skip_frame(GATEWAY)
@@ -459,17 +433,11 @@ async def test_requeueing_whose_answer_is_lost_is_tried_again(
         return await requeue(queue, *arguments, **options)
 
     monkeypatch.setattr(JobQueue, "requeue", unreachable)
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.lose(claim)
     await eventually(lambda: tries >= 2, seconds=5, what="the second try")
     await worker.say(claim, "not this")
-    again = await other.claim_one()
-    assert (again.attempt, again.job.resumption) == (2, received(1))
-    await other.say(again, "b")
-    await other.finish(again)
-    assert texts(await take(generation, 3)) == ["a", "b"]
+    await goes_on(generation, other)
     await asyncio.sleep(0.5)
     assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.ENDED
 
@@ -495,9 +463,7 @@ async def test_revival_that_is_carried_out_late_does_no_harm(
         return over
 
     monkeypatch.setattr(JobQueue, "revive", unheard)
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await worker.finish(claim, tokens=9)
     second = await other.claim_one()
     await eventually(lambda: tries == 2, seconds=5, what="the second try")
@@ -521,28 +487,20 @@ async def test_job_that_is_taken_back_while_it_is_given_away_is_not_run_again(
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
-    original = getattr(JobQueue, operation)
-    began, may_go_on = asyncio.Event(), asyncio.Event()
-
-    async def held_up(queue: JobQueue, *arguments: Any, **options: Any) -> Any:
-        began.set()
-        await may_go_on.wait()
-        return await original(queue, *arguments, **options)
-
-    monkeypatch.setattr(JobQueue, operation, held_up)
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    if operation == "revive":
-        await worker.finish(claim, tokens=9)
-    else:
-        await worker.lose(claim)
-    await began.wait()
-    await desk.dispatcher.cancel(generation)
-    may_go_on.set()
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped")
-    await asyncio.sleep(0.1)
-    assert await nothing_left(redis, MODEL)
+    async with held_up(operation, monkeypatch) as (began, may_go_on):
+        generation, claim = await begun(desk, worker)
+        if operation == "revive":
+            await worker.finish(claim, tokens=9)
+        else:
+            await worker.lose(claim)
+        await began.wait()
+        await desk.dispatcher.cancel(generation)
+        may_go_on.set()
+        await eventually(
+            lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped"
+        )
+        await asyncio.sleep(0.1)
+        assert await nothing_left(redis, MODEL)
     assert desk.dispatcher.jobs_in_flight == 0
 
 
@@ -564,9 +522,7 @@ async def test_job_that_cannot_be_given_away_fails_with_its_deadline(
 async def test_lost_job_that_redis_does_not_know_is_revived(
     desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await take(generation, 1)
     await redis.flushall()
     await tell_lost(redis, claim)
@@ -579,9 +535,7 @@ async def test_lost_job_that_redis_does_not_know_is_revived(
 async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
     desk: Desk, worker: FakeWorker, other: FakeWorker, redis: "Redis"
 ) -> None:
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     before = await redis.dump(keys.job(MODEL, claim.job.id))
     assert before is not None
     await worker.lose(claim)
@@ -595,11 +549,7 @@ async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
     await redis.set(keys.waiting(MODEL), 0)
     await worker.queue.extend(worker.name, [LeaseReport(claim.job.id, 1, 1)], lease_ms=60_000)
     await worker.say(claim, "not this")
-    again = await other.claim_one()
-    assert (again.attempt, again.job.resumption) == (3, received(1))
-    await other.say(again, "b")
-    await other.finish(again)
-    assert texts(await take(generation, 3)) == ["a", "b"]
+    await goes_on(generation, other, attempt=3)
 
 
 async def test_job_that_another_gateway_has_taken_over_is_let_go(
@@ -628,9 +578,7 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:
     desk = await open_desk(queue_timeout_seconds=1.5)
-    generation = await desk.request()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
+    generation, claim = await begun(desk, worker)
     await take(generation, 1)
     await redis.delete(keys.workers(MODEL))
     await desk.catalogue.refresh()

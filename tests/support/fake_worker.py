@@ -128,6 +128,11 @@ class FakeWorker:
         await self.send(job.gateway, finished=[finished])
         await self.drop(claim, tokens=counted, cached=cached)
 
+    async def conclude(self, claim: Claim, *texts: str) -> None:
+        """Say the last texts of a job that has one choice, and end it."""
+        await self.say(claim, *texts, finish=FinishReason.STOP)
+        await self.finish(claim)
+
     async def give_back(
         self, claim: Claim, reason: ReturnReason, *, has_progressed: bool = False
     ) -> None:
