@@ -12,10 +12,11 @@ from redis.asyncio import Redis
 
 from contract import clock, keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
+from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
 from gateway.accounts.usage import UsageRecord, decode_usage
-from gateway.answers.answers import Answer, Answers
+from gateway.answers.answers import Answer, Answers, AnswerState
 from gateway.answers.head import AnswerHead
 from gateway.answers.reader import Attachment
 from gateway.answers.settlement import Account, SettlementDesk
@@ -31,7 +32,9 @@ from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 from gateway.stream.completion import Completion
+from tests.gateway.conftest import eventually
 from tests.quota.fake_ledger import FakeLedger
+from tests.support.fake_worker import FakeWorker
 
 MODEL = "m"
 TENANT = "acme"
@@ -260,6 +263,18 @@ class Reader:
         )
 
 
+async def begun(
+    house: House, worker: FakeWorker, *texts: str, **parameters: Any
+) -> tuple[Submitted, Claim]:
+    """Begin an answer, of which its first client has these texts: `a` unless others are given."""
+    texts = texts or ("a",)
+    request = await house.submit(**parameters)
+    claim = await worker.claim_one()
+    await worker.say(claim, *texts)
+    await Reader(request.generation).until_text("".join(texts))
+    return request, claim
+
+
 async def usage_records(redis: "Redis") -> dict[str, UsageRecord]:
     """Return the records of the tenant by request id; each may stand there once only."""
     entries: Any = await redis.xrange(keys.usage(keys.bucket_of(TENANT)))
@@ -267,6 +282,33 @@ async def usage_records(redis: "Redis") -> dict[str, UsageRecord]:
     by_id = {record.request_id: record for record in records}
     assert len(by_id) == len(records), records
     return by_id
+
+
+async def settled_records(redis: "Redis", number: int) -> dict[str, UsageRecord]:
+    """Wait until at least so many requests are settled, and return all records by request id."""
+
+    async def are_settled() -> bool:
+        return len(await usage_records(redis)) >= number
+
+    await eventually(are_settled, seconds=8, what="the settlement")
+    return await usage_records(redis)
+
+
+async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int]]:
+    """Wait until these requests and no others have records; return outcomes and counts."""
+    records = await settled_records(redis, len(request_ids))
+    assert list(records) == list(request_ids), records
+    assert not await redis.exists(*(keys.open_reservations(b) for b in range(keys.BUCKETS)))
+    return [counts_of(records[request_id]) for request_id in request_ids]
+
+
+async def state_is(house: House, request_id: str, state: AnswerState) -> None:
+    """Wait until an answer is in this state."""
+
+    async def is_so() -> bool:
+        return (await house.find(request_id)).state is state
+
+    await eventually(is_so, seconds=8, what=f"the answer being {state}")
 
 
 def counts_of(record: UsageRecord) -> tuple[str, int, int]:

@@ -7,11 +7,19 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import JobStarted
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FailureCode
 from gateway.answers import reader as reading
 from gateway.answers.answers import AnswerState
 from tests.answers.conftest import OpenHouse
-from tests.answers.house import TENANT, House, Reader, plain, usage_records
+from tests.answers.house import (
+    TENANT,
+    House,
+    Reader,
+    plain,
+    settled_records,
+    state_is,
+    usage_records,
+)
 from tests.gateway.conftest import eventually
 from tests.support.fake_worker import FakeWorker
 
@@ -30,8 +38,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     reader = await Reader(attachment.generation).until_text("ab")
     await worker.say(claim, "c")
     await reader.until_text("abc")
-    await worker.say(claim, "d", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "d")
     await direct.to_the_end()
     await request.account.finish()
     await reader.to_the_end()
@@ -70,11 +77,7 @@ async def test_finished_answer_is_read_again_without_running_anything(
         await worker.finish(claim)
     await direct.to_the_end(2)
     await request.account.finish()
-
-    async def is_finished() -> bool:
-        return (await second.find(request.id)).state is AnswerState.FINISHED
-
-    await eventually(is_finished, seconds=5, what="the end in Redis")
+    await state_is(second, request.id, AnswerState.FINISHED)
     for house in (first, second):
         attachment = await house.attach(request.id)
         reader = await Reader(attachment.generation).to_the_end(2)
@@ -117,18 +120,13 @@ async def test_follower_keeps_an_answer_running_that_its_first_client_left(
     await eventually(lambda: first.answers._kept[request.id]._followers, seconds=5, what="Follow")
 
     first.answers.leave(request.account)
-    await worker.say(claim, "b", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "b")
     await reader.to_the_end()
 
     assert reader.text == "ab"
     await attachment.aclose()
-
-    async def is_settled() -> bool:
-        return request.id in await usage_records(redis)
-
-    await eventually(is_settled, seconds=5, what="the settlement")
-    (record,) = (await usage_records(redis)).values()
+    ((request_id, record),) = (await settled_records(redis, 1)).items()
+    assert request_id == request.id
     assert (record.outcome, record.completion_tokens) == ("finished", 2)
 
 
@@ -149,11 +147,7 @@ async def test_answer_ends_when_its_last_reader_leaves(
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
     await worker.drop(claim, tokens=1)
-
-    async def is_left() -> bool:
-        return (await second.find(request.id)).state is AnswerState.LEFT
-
-    await eventually(is_left, seconds=5, what="the end")
+    await state_is(second, request.id, AnswerState.LEFT)
 
 
 async def test_failure_is_told_to_everybody(
@@ -190,10 +184,7 @@ async def test_request_that_is_not_kept_leaves_nothing_and_ends_when_left(
     request = await first.submit(is_kept=False)
     first.answers.leave(request.account)
 
-    async def is_settled() -> bool:
-        return request.id in await usage_records(redis)
-
-    await eventually(is_settled, seconds=5, what="the settlement")
+    assert request.id in await settled_records(redis, 1)
     assert await first.answers.find(request.id, tenant_id=TENANT) is None
 
 

@@ -50,9 +50,8 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture
 async def store(stack: Stack) -> AsyncIterator["Redis"]:
     """A client of the deployment's Redis."""
-    client = Redis.from_url(stack.redis.url)
-    yield client
-    await client.aclose()
+    async with Redis.from_url(stack.redis.url) as client:
+        yield client
 
 
 @pytest.fixture

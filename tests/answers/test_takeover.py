@@ -1,13 +1,15 @@
 """An answer outlives the gateway that owns it, and everybody who reads it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import JobStarted
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FailureCode
+from contract.queue import Claim
 from gateway.accounts.limits import Limits
 from gateway.accounts.usage import Outcome
 from gateway.answers.answers import AnswerState
@@ -18,7 +20,11 @@ from tests.answers.house import (
     House,
     Reader,
     Submitted,
+    begun,
     counts_of,
+    settled,
+    settled_records,
+    state_is,
     usage_records,
 )
 from tests.gateway.conftest import eventually, nothing_left
@@ -26,26 +32,6 @@ from tests.support.fake_worker import FakeWorker
 
 LATE = 3600.0
 """A journal interval after which nothing is written but what has to be at once."""
-
-
-async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int]]:
-    """Wait until these requests and no others have records; return outcomes and counts."""
-
-    async def are_settled() -> bool:
-        return len(await usage_records(redis)) >= len(request_ids)
-
-    await eventually(are_settled, seconds=8, what="the settlement")
-    records = await usage_records(redis)
-    assert list(records) == list(request_ids), records
-    assert not await redis.exists(*(keys.open_reservations(b) for b in range(keys.BUCKETS)))
-    return [counts_of(records[request_id]) for request_id in request_ids]
-
-
-async def state_is(house: House, request_id: str, state: AnswerState) -> None:
-    async def is_so() -> bool:
-        return (await house.find(request_id)).state is state
-
-    await eventually(is_so, seconds=8, what=f"the answer being {state}")
 
 
 @pytest.mark.parametrize("journal_seconds", [0.02, LATE], ids=["journal", "reply stream"])
@@ -72,8 +58,7 @@ async def test_answer_goes_on_at_another_gateway_when_its_owner_dies(
     assert [each.token_ids for each in resumption.sequences] == [[100, 101, 102]]
     assert (resumption.prompt_tokens, resumption.cached_tokens) == (3, 2)
     await worker.say(claim, "late")
-    await worker.say(again, "d", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "d")
     await reader.to_the_end()
     assert reader.text == "abcd"
     await attachment.aclose()
@@ -90,8 +75,7 @@ async def test_answer_whose_end_its_owner_did_not_write_is_told_and_settled(
     request = await first.submit()
     claim = await worker.claim_one()
     await first.kill()
-    await worker.say(claim, "a", "b", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a", "b")
 
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
 
@@ -105,17 +89,13 @@ async def test_several_gateways_that_attach_take_an_answer_over_once(
 ) -> None:
     first = await open_house("gw1")
     others = [await open_house(f"gw{number}") for number in (2, 3, 4)]
-    request = await first.submit()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
+    request, _ = await begun(first, worker)
     await first.kill()
 
     attachments = await asyncio.gather(*(house.attach(request.id) for house in others))
     readers = [Reader(each.generation) for each in attachments]
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
 
     for reader in readers:
         await reader.to_the_end()
@@ -144,8 +124,7 @@ async def test_answer_is_taken_over_again_and_again(
         expected += str(number)
         await reader.until(lambda r, e=expected: r.text_of(0) == e and r.text_of(1) == e)  # type: ignore[misc]
     for claim in claims:
-        await worker.say(claim, ".", finish=FinishReason.STOP)
-        await worker.finish(claim)
+        await worker.conclude(claim, ".")
     await reader.to_the_end(2)
     assert reader.text_of(1) == "a234."
     assert await settled(redis, request.id) == [("finished", 6, 10)]
@@ -169,8 +148,7 @@ async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
     assert direct.failure is not None
     assert direct.failure.code is FailureCode.TAKEN_OVER
     first.answers.leave(request.account)
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
     await reader.to_the_end()
 
     assert reader.text == "ab"
@@ -186,10 +164,7 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     monkeypatch.setattr(dispatching, "SILENCE_SECONDS", LATE)
     first = await open_house("gw1", journal_seconds=LATE)
     second = await open_house("gw2")
-    request = await first.submit()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
+    request, _ = await begun(first, worker)
     await redis.delete(keys.gateway_alive("gw1"))
     reader = Reader((await second.attach(request.id)).generation)
     again = await worker.claim_one()
@@ -200,8 +175,7 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
 
     assert not await usage_records(redis)
     assert not await redis.llen(keys.control("m", worker.name))
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
     await reader.to_the_end()
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
@@ -225,12 +199,9 @@ async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
 # -- answers that everybody left ----------------------------------------------------------------
 
 
-async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: object) -> Submitted:
+async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: Any) -> Submitted:
     """Begin an answer, of which two tokens come, and leave it."""
-    request = await first.submit(**parameters)  # type: ignore[arg-type]
-    claim = await worker.claim_one()
-    await worker.say(claim, "a", "b")
-    await Reader(request.generation).until_text("ab")
+    request, claim = await begun(first, worker, "a", "b", **parameters)
     first.answers.leave(request.account)
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
@@ -253,8 +224,7 @@ async def test_left_answer_goes_on_and_every_token_is_charged_once(
     claim = await worker.claim_one()
     assert claim.job.resumption is not None
     assert claim.job.resumption.sequences[0].token_ids == [100, 101]
-    await worker.say(claim, "c", "d", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "c", "d")
     await reader.to_the_end()
 
     assert reader.text == "abcd"
@@ -299,8 +269,7 @@ async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_wh
     reader = Reader((await second.attach(request.id)).generation)
     claim = await worker.claim_one()
     assert claim.job.resumption is None
-    await worker.say(claim, "a", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a")
     await reader.to_the_end()
 
     assert (await settled(redis, request.id, f"{request.id}.2"))[1] == ("finished", 3, 1)
@@ -309,10 +278,7 @@ async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_wh
 async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
+    request, claim = await begun(first, worker)
     first.answers.leave(request.account)
 
     reader = Reader((await second.attach(request.id)).generation)
@@ -320,8 +286,7 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
     await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
     await worker.drop(claim, tokens=1)
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
 
     await reader.to_the_end()
     assert reader.text == "ab"
@@ -330,14 +295,24 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
 # -- background ---------------------------------------------------------------------------------
 
 
+async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, Claim]:
+    """Begin an answer, leave it, and kill its gateway when Redis has the first text, `a`."""
+    request = await house.submit(is_background=True)
+    house.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await eventually(lambda: house.answers._kept[request.id]._written, seconds=5, what="journal")
+    await house.kill()
+    return request, claim
+
+
 async def test_background_answer_needs_nobody(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
     first.answers.leave(request.account)
     claim = await worker.claim_one()
-    await worker.say(claim, "a", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a")
 
     assert await settled(redis, request.id) == [("finished", 3, 1)]
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
@@ -347,17 +322,11 @@ async def test_background_answer_needs_nobody(
 async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hears(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit(is_background=True)
-    first.answers.leave(request.account)
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await eventually(lambda: first.answers._kept[request.id]._written, seconds=5, what="journal")
-    await first.kill()
+    request, claim = await left_to_itself(first, worker)
     await worker.lose(claim, tokens=1)
 
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
 
     assert await settled(redis, request.id) == [("finished", 3, 2)]
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
@@ -374,8 +343,7 @@ async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled
         lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), seconds=5, what="the note"
     )
     await first.kill()
-    await worker.say(claim, "a", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a")
 
     await second.answers._background.look()
 
@@ -389,19 +357,13 @@ async def test_background_answer_outlives_all_gateways(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
     first = await open_house("gw1")
-    request = await first.submit(is_background=True)
-    first.answers.leave(request.account)
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await eventually(lambda: first.answers._kept[request.id]._written, seconds=5, what="journal")
-    await first.kill()
+    request, _ = await left_to_itself(first, worker)
     await redis.delete(keys.leases("m"), keys.job("m", f"{request.id}-0"))
 
     second = await open_house("gw2")
     assert (await second.find(request.id)).state is AnswerState.RUNNING
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
@@ -427,24 +389,15 @@ async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
     for claim in claims:
         await worker.lose(claim, tokens=1)
     for claim in await worker.claim(2):
-        await worker.say(claim, "b", finish=FinishReason.STOP)
-        await worker.finish(claim)
+        await worker.conclude(claim, "b")
 
     await reader.to_the_end()
     assert reader.text == "ab"
-    records = await settled_all(redis, 2)
-    assert records == {
+    records = await settled_records(redis, 2)
+    assert {id_: counts_of(record) for id_, record in records.items()} == {
         request.id: ("finished", 3, 2),
         followed.id: ("finished", 3, 2),
     }
-
-
-async def settled_all(redis: "Redis", number: int) -> dict[str, tuple[str, int, int]]:
-    async def are_settled() -> bool:
-        return len(await usage_records(redis)) >= number
-
-    await eventually(are_settled, seconds=8, what="the settlement")
-    return {id_: counts_of(record) for id_, record in (await usage_records(redis)).items()}
 
 
 # -- cancelling ---------------------------------------------------------------------------------
@@ -482,10 +435,7 @@ async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
 async def test_answer_of_a_dead_gateway_can_be_cancelled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit(is_background=True)
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
+    request, _ = await begun(first, worker, is_background=True)
     await first.kill()
 
     answer = await second.answers.cancel(await second.find(request.id))
@@ -512,8 +462,7 @@ async def test_left_answer_can_be_cancelled_and_is_not_settled_again(
 async def test_finished_answer_cannot_be_cancelled(first: House, worker: FakeWorker) -> None:
     request = await first.submit()
     claim = await worker.claim_one()
-    await worker.say(claim, "a", finish=FinishReason.STOP)
-    await worker.finish(claim)
+    await worker.conclude(claim, "a")
     await Reader(request.generation).to_the_end()
     await request.account.finish()
     await state_is(first, request.id, AnswerState.FINISHED)

@@ -6,7 +6,6 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.outcomes import FinishReason
 from contract.queue import JobQueue
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers import reader as reading
@@ -16,8 +15,18 @@ from gateway.errors import SlowReaderError
 from gateway.jobs.sweep import Sweep
 from gateway.quota.store import QuotaStore
 from tests.answers.conftest import OpenHouse
-from tests.answers.house import MODEL, TENANT, House, Reader, counts_of, usage_records
-from tests.answers.test_takeover import settled, state_is
+from tests.answers.house import (
+    MODEL,
+    TENANT,
+    House,
+    Reader,
+    Submitted,
+    begun,
+    counts_of,
+    settled,
+    state_is,
+    usage_records,
+)
 from tests.gateway.conftest import eventually
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import RedisServer
@@ -28,10 +37,7 @@ BUCKET = keys.bucket_of(TENANT)
 async def test_answer_that_redis_forgets_is_there_again_whole(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit(is_background=True)
-    claim = await worker.claim_one()
-    await worker.say(claim, "a", "b")
-    await Reader(request.generation).until_text("ab")
+    request, claim = await begun(first, worker, "a", "b", is_background=True)
     attachment = await second.attach(request.id)
     reader = await Reader(attachment.generation).until_text("ab")
 
@@ -78,8 +84,7 @@ async def test_answer_goes_on_after_redis_was_away(
     await worker.announce()
     again = await worker.claim_one()
     assert again.job.resumption is not None
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
 
     await direct.to_the_end()
     await request.account.finish()
@@ -91,18 +96,14 @@ async def test_answer_goes_on_after_redis_was_away(
 async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit(is_background=True)
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
+    request, claim = await begun(first, worker, is_background=True)
     request.account.fail(SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
     await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
     await worker.drop(claim, tokens=1)
 
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
 
     assert await settled(redis, request.id, f"{request.id}.2") == [
         ("cancelled", 3, 1),
@@ -142,16 +143,19 @@ async def expire(redis: "Redis", request_id: str) -> None:
     await redis.zadd(keys.open_reservations(BUCKET), {request_id: 1000})
 
 
+async def abandoned(house: House, worker: FakeWorker, redis: "Redis") -> Submitted:
+    """Begin an answer whose gateway and worker die, and let its reservation's lease run out."""
+    request, claim = await begun(house, worker)
+    await house.kill()
+    await worker.lose(claim, tokens=1)
+    await expire(redis, request.id)
+    return request
+
+
 async def test_sweep_does_not_settle_what_another_gateway_goes_on_with(
     first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = await first.submit()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
-    await first.kill()
-    await worker.lose(claim, tokens=1)
-    await expire(redis, request.id)
+    request = await abandoned(first, worker, redis)
     taken: list[Reader] = []
     settle = QuotaStore.settle
 
@@ -167,8 +171,7 @@ async def test_sweep_does_not_settle_what_another_gateway_goes_on_with(
     assert await Sweep(redis).run() == 0
     (reader,) = taken
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
     await reader.to_the_end()
 
     assert reader.text == "ab"
@@ -178,19 +181,12 @@ async def test_sweep_does_not_settle_what_another_gateway_goes_on_with(
 async def test_answer_that_the_sweep_has_settled_goes_on_with_a_reservation_of_its_own(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request = await first.submit()
-    claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await Reader(request.generation).until_text("a")
-    await first.kill()
-    await worker.lose(claim, tokens=1)
-    await expire(redis, request.id)
+    request = await abandoned(first, worker, redis)
     assert await Sweep(redis).run() == 1
 
     reader = Reader((await second.attach(request.id)).generation)
     again = await worker.claim_one()
-    await worker.say(again, "b", finish=FinishReason.STOP)
-    await worker.finish(again)
+    await worker.conclude(again, "b")
     await reader.to_the_end()
 
     assert reader.text == "ab"
