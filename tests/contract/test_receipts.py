@@ -168,6 +168,13 @@ def resumed(*tokens: int, prompt: int = 10, cached: int = 8, **fields: Any) -> G
     return job("j1", resumption=Resumption(sequences, prompt, cached), **fields)
 
 
+async def wait_again(queue: JobQueue) -> None:
+    """Have j1 claimed, lost after five tokens, and requeued behind four of them."""
+    await start(queue)
+    await report(queue, 5, 10, 8, lease_ms=0)
+    await queue.requeue(resumed(4), 1)
+
+
 @pytest.mark.parametrize("how", ["requeue", "revive"])
 async def test_another_attempt_counts_from_what_was_received(queue: JobQueue, how: str) -> None:
     await start(queue)
@@ -196,9 +203,7 @@ async def test_one_sequence_that_answers_all_choices_counts_for_each(queue: JobQ
 async def test_begun_job_that_is_cancelled_while_it_waits_leaves_what_was_received(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
-    await start(queue)
-    await report(queue, 5, 10, 8, lease_ms=0)
-    await queue.requeue(resumed(4), 1)
+    await wait_again(queue)
     assert await queue.cancel("j1", "a")
     assert await receipt(queue) == ended(4, 10, 8)
     assert await any_redis.pttl(keys.job(MODEL, "j1")) > 0
@@ -209,9 +214,7 @@ async def test_begun_job_that_is_cancelled_while_it_waits_leaves_what_was_receiv
 async def test_settled_job_that_is_cancelled_while_it_waits_again_leaves_nothing(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:
-    await start(queue)
-    await report(queue, 5, 10, 8, lease_ms=0)
-    await queue.requeue(resumed(4), 1)
+    await wait_again(queue)
     await queue.forget(["j1"])
     await queue.cancel("j1", "a")
     assert not await any_redis.exists(keys.job(MODEL, "j1"))

@@ -33,9 +33,8 @@ def bounded() -> Iterator[Stack]:
 @pytest.fixture
 async def store(bounded: Stack) -> AsyncIterator["Redis"]:
     """A client of the deployment's Redis."""
-    client = Redis.from_url(bounded.redis.url)
-    yield client
-    await client.aclose()
+    async with Redis.from_url(bounded.redis.url) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -53,9 +53,8 @@ def deployment() -> Iterator[Stack]:
 @pytest.fixture
 async def store(deployment: Stack) -> AsyncIterator["Redis"]:
     """A client of the deployment's Redis."""
-    client = Redis.from_url(deployment.redis.url)
-    yield client
-    await client.aclose()
+    async with Redis.from_url(deployment.redis.url) as client:
+        yield client
 
 
 @asynccontextmanager

@@ -57,6 +57,20 @@ async def emptied(server: RedisServer) -> None:
     await asyncio.to_thread(server.start)
 
 
+async def recorded(client: "Redis") -> list[str]:
+    """Return the ids of the requests that have usage records."""
+    return [one.request_id for one in await usage(client)]
+
+
+async def until_all_have_ended(client: "Redis") -> None:
+    """Wait until no request is open."""
+
+    async def have_ended() -> bool:
+        return await open_ids(client) == set()
+
+    await until(have_ended)
+
+
 async def concurrent(desk: GatewayDesk) -> int:
     """Return how many requests of the key run, as far as Redis knows."""
     (status,) = await desk.store.status(TENANT, [KEY])
@@ -86,7 +100,7 @@ async def test_what_runs_keeps_its_places_and_its_money_when_redis_is_emptied(
     assert await concurrent(desk) == 0
     (status,) = await desk.store.status(TENANT, [KEY])
     assert status.cost_this_month == 200
-    assert sorted(one.request_id for one in await usage(client)) == ["r1", "r2"]
+    assert sorted(await recorded(client)) == ["r1", "r2"]
 
 
 async def test_records_that_redis_lost_after_confirming_them_are_told_again(
@@ -98,7 +112,7 @@ async def test_records_that_redis_lost_after_confirming_them_are_told_again(
     await emptied(server)
 
     async def is_back() -> bool:
-        return [one.request_id for one in await usage(client)] == ["r1"]
+        return await recorded(client) == ["r1"]
 
     await until(is_back)
 
@@ -122,12 +136,9 @@ async def test_endings_that_a_failover_took_back_happen_again(
 
     monkeypatch.setattr(QuotaStore, "server_id", another)
 
-    async def have_ended() -> bool:
-        return await open_ids(client) == set()
-
-    await until(have_ended)
+    await until_all_have_ended(client)
     assert await concurrent(desk) == 0
-    assert [one.request_id for one in await usage(client)] == ["r1"]
+    assert await recorded(client) == ["r1"]
 
 
 async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothing(
@@ -150,12 +161,9 @@ async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothin
     may_go_on.set()
     await renewing
 
-    async def is_released() -> bool:
-        return await open_ids(client) == set()
-
-    await until(is_released)
+    await until_all_have_ended(client)
     assert await concurrent(desk) == 0
-    assert [one.request_id for one in await usage(client)] == ["r1"]
+    assert await recorded(client) == ["r1"]
 
 
 async def test_request_whose_limit_others_have_used_up_ends_like_any_other(
@@ -169,7 +177,7 @@ async def test_request_whose_limit_others_have_used_up_ends_like_any_other(
     await desk.reservations.renew()
     assert await open_ids(client) == {"o1", "o2"}
     assert await desk.reservations.settle(record("r1", completion_tokens=5))
-    assert [one.request_id for one in await usage(client)] == ["r1"]
+    assert await recorded(client) == ["r1"]
 
 
 async def test_commands_fail_soon_while_redis_is_frozen(server: RedisServer) -> None:
