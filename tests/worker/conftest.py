@@ -142,6 +142,11 @@ class Gateway:
             longest_wait_seconds=3600,
         )
 
+    async def begin(self, *jobs: GenerationJob) -> None:
+        """Enqueue jobs, and read until something of each has come."""
+        await self.enqueue(*jobs)
+        await self.read_until(lambda: all(self.deltas(job) for job in jobs))
+
     async def read(self) -> None:
         """Take in the frames written since the last call, waiting a moment for the first."""
         entries: Any = await self.redis.xread({keys.replies(self.name): self._last}, block=20)

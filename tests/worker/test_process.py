@@ -70,6 +70,20 @@ async def ready(gateway: Gateway) -> None:
             await asyncio.sleep(0.02)
 
 
+async def get(port: int, path: str) -> tuple[int, str]:
+    """Ask a worker's health endpoint; return status and body."""
+
+    def fetched() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(fetched)
+
+
 async def card_of(redis: Redis) -> WorkerCard | None:
     card: Any = await redis.get(keys.worker_card(MODEL, "w1"))
     return None if card is None else messages.decode_card(card)
@@ -101,8 +115,7 @@ async def test_sigterm_drains_announces_and_exits_0(
     job = make_job(max_tokens=100)
     async with worker_process(redis_server) as process:
         await ready(gateway)
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.2)
         card = await card_of(redis)
@@ -122,8 +135,7 @@ async def test_second_signal_hands_back_at_once(
     job = make_job(max_tokens=1000)
     async with worker_process(redis_server) as process:
         await ready(gateway)
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         process.send_signal(signal.SIGINT)
         await asyncio.sleep(0.2)
         process.send_signal(signal.SIGINT)
@@ -133,28 +145,18 @@ async def test_second_signal_hands_back_at_once(
 
 async def test_health_endpoints(redis_server: RedisServer, gateway: Gateway) -> None:
     port = free_port()
-
-    def get(path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
     async with worker_process(redis_server, f"--health-port={port}") as process:
         await ready(gateway)
-        assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
-        assert (await asyncio.to_thread(get, "/readyz"))[0] == 200
-        assert (await asyncio.to_thread(get, "/other"))[0] == 404
+        assert (await get(port, "/healthz"))[0] == 200
+        assert (await get(port, "/readyz"))[0] == 200
+        assert (await get(port, "/other"))[0] == 404
         job = make_job(max_tokens=500)
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.1)
-        assert (await asyncio.to_thread(get, "/readyz"))[0] == 503
-        assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
-        metrics = (await asyncio.to_thread(get, "/metrics"))[1]
+        assert (await get(port, "/readyz"))[0] == 503
+        assert (await get(port, "/healthz"))[0] == 200
+        metrics = (await get(port, "/metrics"))[1]
     assert "sluice_worker_jobs_claimed_total 1.0" in metrics
     assert "sluice_worker_sequences_running 1.0" in metrics
 

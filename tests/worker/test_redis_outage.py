@@ -48,8 +48,7 @@ async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServ
         gateway = Gateway(client)
         worker = running_worker(own_redis, Script(step_seconds=0.002), most_pending_deltas=100)
         async with worker as (runner, engine, _):
-            await gateway.enqueue(job)
-            await gateway.read_until(lambda: bool(gateway.deltas(job)))
+            await gateway.begin(job)
             own_redis.stop()
             async with asyncio.timeout(5):
                 while engine._running:
@@ -71,8 +70,7 @@ async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back
     async with own_redis.client() as client:
         gateway = Gateway(client)
         async with running_worker(own_redis, STEADY) as (runner, engine, _):
-            await gateway.enqueue(job)
-            await gateway.read_until(lambda: bool(gateway.deltas(job)))
+            await gateway.begin(job)
             own_redis.stop()
             async with asyncio.timeout(5):
                 while engine._running:

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from tests.worker.conftest import (
     resumed,
     running_worker,
 )
-from tests.worker.test_process import free_port, ready
+from tests.worker.test_process import free_port, get, ready
 from worker.engine.base import Engine, EngineDeadError, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.main import EXIT_STOPPED, serve
@@ -144,8 +142,7 @@ async def test_job_goes_on_after_its_engine(
     whole = make_job(max_tokens=400, seed=9)
     async with serving(redis_server, factory, stall_seconds=0.5):
         await ready(gateway)
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         if how == "dies":
             factory.made[0].die()
         else:
@@ -276,23 +273,14 @@ async def test_probes_while_restarting(
 ) -> None:
     monkeypatch.setattr("worker.supervisor.FIRST_PAUSE_SECONDS", 60.0)
     port = free_port()
-
-    def get(path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
     factory = Factory()
     async with serving(redis_server, factory, health_port=port, restart_seconds=2.0):
         await ready(gateway)
-        assert (await asyncio.to_thread(get, "/readyz"))[0] == 200
+        assert (await get(port, "/readyz"))[0] == 200
         factory.made[0].die()
         await announced(redis, WorkerState.RESTARTING)
-        assert (await asyncio.to_thread(get, "/readyz"))[0] == 503
-        metrics = (await asyncio.to_thread(get, "/metrics"))[1]
+        assert (await get(port, "/readyz"))[0] == 503
+        metrics = (await get(port, "/metrics"))[1]
         (line,) = [
             each
             for each in metrics.splitlines()
@@ -300,7 +288,7 @@ async def test_probes_while_restarting(
         ]
         assert 30 < float(line.split()[1]) <= 60
         async with asyncio.timeout(10):
-            while (await asyncio.to_thread(get, "/healthz"))[0] != 503:
+            while (await get(port, "/healthz"))[0] != 503:
                 await asyncio.sleep(0.1)
 
 
@@ -332,8 +320,7 @@ async def test_drain_of_a_hanging_engine_gives_back_in_time(
     async with worker as (runner, engine, task):
         assert isinstance(engine, Hanging)
         job, late = make_job(max_tokens=1000), make_job()
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         engine.hangs = True
         await gateway.enqueue(late)
         async with asyncio.timeout(5):

@@ -353,8 +353,7 @@ async def test_job_goes_on_at_another_worker(
         await gateway.enqueue(undisturbed)
         await gateway.finished(undisturbed)
     async with running_worker(redis_server, script, worker="second") as (runner, engine, task):
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         if reason is ReturnReason.DRAINING:
             runner.stop()
         else:

@@ -59,6 +59,13 @@ async def lost_jobs(gateway: Gateway) -> set[tuple[str, int]]:
     return {(lost.job_id, lost.attempt) for lost in await gateway.queue.reclaim()}
 
 
+async def handed_back(gateway: Gateway, job: GenerationJob) -> None:
+    """Wait until the lease of a job has run out, and of no other."""
+    async with asyncio.timeout(5):
+        while await lost_jobs(gateway) != {(job.id, 1)}:
+            await asyncio.sleep(0.01)
+
+
 async def test_frames_come_in_order_numbered_and_complete(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
@@ -288,9 +295,7 @@ async def test_background_job_of_a_dead_gateway_is_handed_back(
     await gateway.enqueue(job, other)
     async with running_worker(redis_server, STEADY):
         await gateway.finished(other)
-        async with asyncio.timeout(5):
-            while await lost_jobs(gateway) != {(job.id, 1)}:
-                await asyncio.sleep(0.01)
+        await handed_back(gateway, job)
     assert await redis.hget(keys.job(MODEL, job.id), "worker") == WORKER.encode(), "no receipt"
 
 
@@ -307,9 +312,7 @@ async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_
         await until(lambda: running(engine) == 1)
         await redis.delete(keys.gateway_alive("g1"))
         await until(lambda: running(engine) == 0)
-        async with asyncio.timeout(5):
-            while await lost_jobs(gateway) != {(job.id, 1)}:
-                await asyncio.sleep(0.01)
+        await handed_back(gateway, job)
         await gateway.read()
         assert not gateway.ended_handles()
         again = resumed(gateway, job)
@@ -359,8 +362,7 @@ async def test_drain_finishes_what_runs_and_claims_nothing(
 ) -> None:
     job, late = make_job(max_tokens=50), make_job()
     async with running_worker(redis_server, STEADY) as (runner, _, task):
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         draining = asyncio.create_task(runner.drain(5.0))
         await asyncio.sleep(0.05)
         await gateway.enqueue(late)
@@ -377,8 +379,7 @@ async def test_drain_hands_back_what_takes_too_long(
 ) -> None:
     job = make_job(max_tokens=1000)
     async with running_worker(redis_server, STEADY) as (runner, engine, task):
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         await runner.drain(0.1)
         await asyncio.wait_for(task, 2.0)
         assert running(engine) == 0
@@ -412,8 +413,7 @@ async def test_requeued_job_runs_as_the_next_attempt(
 ) -> None:
     job = make_job(max_tokens=40)
     async with running_worker(redis_server, STEADY, worker="first") as (runner, _, task):
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         runner.stop()
         await task
     (lost,) = await gateway.queue.reclaim()

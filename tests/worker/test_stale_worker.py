@@ -21,8 +21,7 @@ async def test_stopped_worker_drops_what_another_one_runs(
     jobs = [make_job(max_tokens=1000, n=2) for _ in range(3)]
     async with worker_process(redis_server, LEASE) as first:
         await ready(gateway)
-        await gateway.enqueue(*jobs)
-        await gateway.read_until(lambda: all(map(gateway.deltas, jobs)))
+        await gateway.begin(*jobs)
         first.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(20):
             while len(await gateway.queue.reclaim()) < len(jobs):
@@ -72,8 +71,7 @@ async def test_worker_that_stands_still_longer_than_its_engine_may_does_not_rest
     options = ("--stall-seconds=2", "--lease-seconds=30")
     async with worker_process(redis_server, *options) as process:
         await ready(gateway)
-        await gateway.enqueue(job)
-        await gateway.read_until(lambda: bool(gateway.deltas(job)))
+        await gateway.begin(job)
         process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(4)
         process.send_signal(signal.SIGCONT)

@@ -102,8 +102,7 @@ async def test_only_jobs_that_were_in_the_engine_are_told_of_its_death(
     running = make_job(max_tokens=1500)
     script = Script(step_seconds=0.01, deadly_token_id=DEADLY, prefill_seconds_per_token=0.2)
     async with running_worker(redis_server, script, engine_type=Watching) as (_, _, task):
-        await gateway.enqueue(running)
-        await gateway.read_until(lambda: bool(gateway.deltas(running)))
+        await gateway.begin(running)
         await gateway.enqueue(deadly, waiting)
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(task, 10)
