@@ -13,8 +13,9 @@ help: ## List what can be done
 run: setup ## Set everything up and start it on loopback (ARGS="--help" lists options)
 	@exec $(BIN)/sluice up $(ARGS)
 
+# Tests start hundreds of processes. Where images forbid to keep bytecode, each would compile the code anew.
 test: setup-dev setup-servers check ## Set everything up, lint, check types, run every test
-	@exec $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: setup-dev check ## Lint, check format, types and import directions
 
