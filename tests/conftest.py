@@ -1,6 +1,7 @@
 """Fixtures that every folder of tests uses."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 import warnings
@@ -43,6 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run at full size what is otherwise cut short: proofs, chaos, outages, killed workers",
     )
+
+
+def pytest_configure() -> None:
+    """Let engines run on whichever core is free: vLLM binds all that run at once to the same ones."""
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,6 +29,7 @@ def stack() -> Iterator[Stack]:
             ready_seconds=ENGINE_START_SECONDS,
             SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES),
             SLUICE_MODEL_ALIASES=",".join(ALIASES),
+            VLLM_CPU_OMP_THREADS_BIND="auto",  # As where nothing is set: one engine has its cores.
         )
         for url in stack.gateways:
             with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:
