@@ -4,8 +4,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.connection import Connection
@@ -168,3 +168,26 @@ class Engines:
 
 class RefusedError(Exception):
     """vLLM refused a request."""
+
+
+@contextmanager
+def both_runners(*, dtype: str = "auto") -> Iterator[dict[str, Engines]]:
+    """Run engines on the older and on the newer runner for the length of a block."""
+    with ExitStack() as stack:
+        yield {
+            runner: stack.enter_context(closing(Engines(runner, dtype=dtype)))
+            for runner in ("v1", "v2")
+        }
+
+
+@dataclass(frozen=True)
+class Side:
+    """An engine with chains."""
+
+    engines: Engines
+    name: str
+    is_fast: bool
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Generate all at once."""
+        return self.engines.generate(requests, self.name)

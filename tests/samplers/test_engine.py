@@ -6,7 +6,6 @@ ahead. There, a token takes some 25 ms, so it is asked for fewer of them.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -33,6 +32,8 @@ from tests.samplers.engines import (
     Engines,
     RefusedError,
     Request,
+    Side,
+    both_runners,
 )
 from worker.samplers.arguments import chain_parameters
 from worker.samplers.parameters import ChainParameters
@@ -98,30 +99,10 @@ CHAINED = (LLAMA_CPP, XTC, DRY, TYPICAL, SIGMA, MIROSTAT, MIROSTAT_1, replace(DR
 UNCHAINED = (GREEDY, SamplingSpec(seed=21), SamplingSpec(seed=22, top_p=0.9, top_k=50, min_p=0.01))
 
 
-@dataclass(frozen=True)
-class Side:
-    """An engine with chains."""
-
-    engines: Engines
-    name: str
-    is_fast: bool
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return self.engines.generate(requests, self.name)
-
-
 @pytest.fixture(scope="module")
 def runners() -> Iterator[dict[str, Engines]]:
-    runners = {runner: Engines(runner) for runner in ("v1", "v2")}
-    yield runners
-    for engines in runners.values():
-        engines.close()
-
-
-@pytest.fixture(params=["v1", "v2", "v2-ahead"])
-def side(request: pytest.FixtureRequest, runners: dict[str, Engines]) -> Side:
-    runner, _, ahead = request.param.partition("-")
-    return Side(runners[runner], ahead or "chained", is_fast=runner == "v1")
+    with both_runners() as runners:
+        yield runners
 
 
 @pytest.fixture

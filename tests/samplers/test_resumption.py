@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from contract.sampling import SamplingSpec
-from tests.samplers.engines import Engines, Request
+from tests.samplers.engines import Engines, Request, Side, both_runners
 from tests.samplers.test_engine import (
     FEW,
     FLAT_DRY,
@@ -21,7 +21,6 @@ from tests.samplers.test_engine import (
     MIROSTAT_1,
     PROMPT,
     SIGMA,
-    Side,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -43,16 +42,8 @@ RESUMED = {
 
 @pytest.fixture(scope="module")
 def runners() -> Iterator[dict[str, Engines]]:
-    runners = {runner: Engines(runner, dtype="float32") for runner in ("v1", "v2")}
-    yield runners
-    for engines in runners.values():
-        engines.close()
-
-
-@pytest.fixture(params=["v1", "v2", "v2-ahead"])
-def side(request: pytest.FixtureRequest, runners: dict[str, Engines]) -> Side:
-    runner, _, ahead = request.param.partition("-")
-    return Side(runners[runner], ahead or "chained", is_fast=runner == "v1")
+    with both_runners(dtype="float32") as runners:
+        yield runners
 
 
 def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(side: Side) -> None:
