@@ -24,6 +24,7 @@ from contract.sampling import (
     Xtc,
 )
 from tests.worker.conftest import MODEL_FOLDER
+from tests.worker.real_engine import EOS, MARKS, running_engine
 from worker.engine.base import (
     EngineRequest,
     InvalidRequestError,
@@ -32,18 +33,11 @@ from worker.engine.base import (
     TokenScores,
 )
 from worker.engine.vllm import VllmEngine
-from worker.settings import Settings
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = MARKS
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 CONTEXT_WINDOW = 1024
-EOS = 1
 PROMPT = TOKENIZER.encode('def read(self, size):\n    """').ids
 FEW = [300, 301, 302, 303, 304, 305]
 """With no more tokens than these, any model repeats itself and hesitates."""
@@ -209,17 +203,13 @@ def request_of(case: Case, name: str, output: Sequence[int] = ()) -> EngineReque
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(
-        Settings(
-            model_path=str(MODEL_FOLDER),
-            context_window=CONTEXT_WINDOW,
-            max_sequences=96,
-            engine_arguments={"dtype": "float32"},
-        )
-    )
-    await engine.start()
-    yield engine
-    await engine.aclose()
+    async with running_engine(
+        model_path=str(MODEL_FOLDER),
+        context_window=CONTEXT_WINDOW,
+        max_sequences=96,
+        engine_arguments={"dtype": "float32"},
+    ) as engine:
+        yield engine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

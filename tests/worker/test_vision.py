@@ -12,25 +12,17 @@ import pytest_asyncio
 from tokenizers import Tokenizer
 
 from contract.messages import Feature, GenerationJob, JobFinished
-from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 from tests.worker.conftest import MODEL_FOLDER, make_job
+from tests.worker.real_engine import MARKS, generation_of, run_jobs, running_engine
 from tests.worker.test_images import HOSTILE, image_file
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceOutput
 from worker.engine.vllm import VllmEngine
-from worker.generation import Generation
-from worker.logprobs import TokenTexts
 from worker.model_files import context_window
 from worker.replies import Outbox
-from worker.settings import Settings
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = MARKS
 
 ROOT = Path(__file__).parents[2]
 CONTEXT_WINDOW = 256
@@ -50,18 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(
-        Settings(
-            model_path=str(folder),
-            context_window=CONTEXT_WINDOW,
-            max_sequences=16,
-            # With fewer bits what comes depends on how many tokens are read at once.
-            engine_arguments={"dtype": "float32"},
-        )
-    )
-    await engine.start()
-    yield engine
-    await engine.aclose()
+    async with running_engine(
+        model_path=str(folder),
+        context_window=CONTEXT_WINDOW,
+        max_sequences=16,
+        # With fewer bits what comes depends on how many tokens are read at once.
+        engine_arguments={"dtype": "float32"},
+    ) as engine:
+        yield engine
 
 
 def seeing(engine: VllmEngine, text: str, *images: bytes, **changes: object) -> GenerationJob:
@@ -71,26 +59,8 @@ def seeing(engine: VllmEngine, text: str, *images: bytes, **changes: object) -> 
     return make_job(prompt_token_ids=tokenizer.encode(text).ids, images=list(images), **fields)
 
 
-def generation(engine: VllmEngine, job: GenerationJob) -> Generation:
-    tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
-    texts = TokenTexts(tokenizer)
-    return Generation(Claim(job, 1), Outbox("g1"), tokenizer=tokenizer, texts=texts)
-
-
 async def answers(engine: VllmEngine, *jobs: GenerationJob) -> list[Outbox]:
-    """Run jobs as the worker does, without a queue."""
-    generations = [generation(engine, job) for job in jobs]
-    by_sequence: dict[str, Generation] = {}
-    for each in generations:
-        requests = each.requests()
-        by_sequence.update((request.id, each) for request in requests)
-        await engine.submit(requests)
-    while by_sequence:
-        for output in (await engine.step()).outputs:
-            owner = by_sequence.get(output.sequence_id)
-            if owner is not None and owner.receive(output):
-                del by_sequence[output.sequence_id]
-    return [each.outbox for each in generations]
+    return (await run_jobs(engine, jobs)).outboxes
 
 
 def scores(outbox: Outbox) -> list[float | None]:
@@ -216,7 +186,7 @@ async def test_hostile_files_are_refused_and_the_engine_lives(engine: VllmEngine
     for name, content in {**{key: file for key, (file, _) in HOSTILE.items()}, **odd}.items():
         try:
             job = seeing(engine, "<image>", content, max_tokens=1)
-            await engine.submit(generation(engine, job).requests())
+            await engine.submit(generation_of(engine, job).requests())
         except InvalidRequestError as error:
             refused[name] = str(error)
         await asyncio.sleep(0)

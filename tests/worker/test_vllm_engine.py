@@ -3,7 +3,6 @@
 import asyncio
 import math
 import re
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from contract.messages import Feature, GenerationJob, TokenLogprob
-from contract.queue import Claim
+from contract.messages import Feature, GenerationJob
 from contract.sampling import (
     DEFAULT_SAMPLERS,
     Dry,
@@ -24,24 +22,21 @@ from contract.sampling import (
     Xtc,
 )
 from tests.worker.conftest import MODEL_FOLDER, make_job
-from worker.engine.base import EngineRequest, EngineStats, InvalidRequestError, SequenceEnd
+from tests.worker.real_engine import (
+    EOS,
+    MARKS,
+    Results,
+    generation_of,
+    run_jobs,
+    running_engine,
+)
+from worker.engine.base import EngineRequest, InvalidRequestError, SequenceEnd, SequenceOutput
 from worker.engine.vllm import VllmEngine
-from worker.generation import Generation
-from worker.logprobs import TokenTexts
-from worker.replies import Outbox
-from worker.settings import Settings
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = MARKS
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
-TEXTS = TokenTexts(TOKENIZER)
 CONTEXT_WINDOW = 1024
-EOS = 1
 SPECIAL = {token.content for token in TOKENIZER.get_added_tokens_decoder().values()}
 
 
@@ -51,60 +46,9 @@ def ids_of(text: str) -> list[int]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[VllmEngine]:
-    settings = Settings(
-        model_path=str(MODEL_FOLDER), context_window=CONTEXT_WINDOW, max_sequences=96
-    )
-    engine = VllmEngine(settings)
-    await engine.start()
-    yield engine
-    await engine.aclose()
-
-
-@dataclass
-class Results:
-    """What came of some jobs, and how full the engine was meanwhile."""
-
-    outboxes: list[Outbox]
-    generations: list[Generation]
-    stats: list[EngineStats]
-
-    def text(self, job: int, choice: int = 0) -> str:
-        return "".join(d.text for d in self.outboxes[job].deltas if d.choice == choice)
-
-    def token_ids(self, job: int, choice: int = 0) -> list[int]:
-        deltas = self.outboxes[job].deltas
-        return [each for d in deltas if d.choice == choice for each in d.token_ids]
-
-    def logprobs(self, job: int) -> list[TokenLogprob]:
-        return [entry for d in self.outboxes[job].deltas for entry in d.logprobs or []]
-
-
-async def run_jobs(engine: VllmEngine, jobs: list[GenerationJob]) -> Results:
-    """Run jobs as the worker does, without a queue."""
-    outboxes = [Outbox("g1") for _ in jobs]
-    generations = [
-        Generation(Claim(job, 1), outbox, tokenizer=TOKENIZER, texts=TEXTS)
-        for job, outbox in zip(jobs, outboxes, strict=True)
-    ]
-    results = Results(outboxes, generations, [])
-    by_sequence: dict[str, Generation] = {}
-    for generation in generations:
-        requests = generation.requests()
-        by_sequence.update((request.id, generation) for request in requests)
-        await engine.submit(requests)
-    while by_sequence:
-        step = await engine.step()
-        if step.stats is not None:
-            results.stats.append(step.stats)
-        stopped = []
-        for output in step.outputs:
-            owner = by_sequence.get(output.sequence_id)
-            if owner is not None and owner.receive(output):
-                del by_sequence[output.sequence_id]
-                if output.end is None:
-                    stopped.append(output.sequence_id)
-        await engine.abort(stopped)
-    return results
+    settings = {"context_window": CONTEXT_WINDOW, "max_sequences": 96}
+    async with running_engine(model_path=str(MODEL_FOLDER), **settings) as engine:
+        yield engine
 
 
 DEF = ids_of('def read(self, size):\n    """')
@@ -377,8 +321,7 @@ async def test_64_sequences_run_at_once(engine: VllmEngine) -> None:
 async def test_abort_frees_the_engine_within_one_step(engine: VllmEngine) -> None:
     spec = SamplingSpec(seed=1, ignore_eos=True)
     jobs = [make_job(prompt_token_ids=DEF, max_tokens=900, sampling=spec, n=4)]
-    generation = Generation(Claim(jobs[0], 1), Outbox("g1"), tokenizer=TOKENIZER, texts=TEXTS)
-    requests = generation.requests()
+    requests = generation_of(engine, jobs[0]).requests()
     await engine.submit(requests)
     for _ in range(5):
         step = await engine.step()
@@ -554,37 +497,51 @@ e: e e e | e e | "a" | "b" | ""
 """
 
 
-async def run_endless(engine: VllmEngine, request: EngineRequest) -> tuple[list[float], list[Any]]:
-    """Run a request beside one that would not end. Return the steps' seconds, and the request's outputs.
+@dataclass
+class Beside:
+    """What came of a request beside one that would not end."""
 
-    The other one must go on for ten steps after the request's end.
-    """
+    outputs: list[SequenceOutput]
+    waits: list[int]
+    """Of each token of the other one: engine steps since the token before, with outputs of anybody."""
+
+
+async def run_endless(engine: VllmEngine, request: EngineRequest) -> Beside:
+    """Run a request beside one that would not end, which must go on for ten steps after the request's end."""
     other = raw(id="other", max_tokens=900, sampling=spec(ignore_eos=True))
     await engine.submit([other])
+    while not any(each.sequence_id == other.id for each in (await engine.step()).outputs):
+        pass
     await engine.submit([request])
-    seconds: list[float] = []
-    outputs: list[Any] = []
-    left = 10
+    beside = Beside([], [])
+    steps, left = 0, 10
     while left:
-        before = time.perf_counter()
-        step = await engine.step()
-        seconds.append(time.perf_counter() - before)
-        outputs += [each for each in step.outputs if each.sequence_id == request.id]
-        has_other = any(each.sequence_id == other.id for each in step.outputs)
-        assert not any(each.end for each in step.outputs if each.sequence_id == other.id)
-        left -= has_other and bool(outputs) and outputs[-1].end is not None
+        outputs = (await engine.step()).outputs
+        beside.outputs += [each for each in outputs if each.sequence_id == request.id]
+        steps += bool(outputs)
+        has_other = any(each.sequence_id == other.id for each in outputs)
+        if has_other:
+            beside.waits.append(steps)
+            steps = 0
+        assert not any(each.end for each in outputs if each.sequence_id == other.id)
+        left -= has_other and bool(beside.outputs) and beside.outputs[-1].end is not None
     await engine.abort([other.id])
-    return seconds, outputs
+    return beside
 
 
 async def test_grammar_that_becomes_too_complex_ends_alone(engine: VllmEngine) -> None:
     no_end = spec(logit_bias={EOS: -100.0}, temperature=2.0)
     request = raw(id="ambiguous", grammar=AMBIGUOUS, sampling=no_end, max_tokens=900)
-    seconds, outputs = await run_endless(engine, request)
+    beside = await run_endless(engine, request)
+    outputs = beside.outputs
     assert 20 < len(outputs) < 300
     assert outputs[-1].end is SequenceEnd.ERROR
     assert {each.end for each in outputs[:-1]} == {None}
-    assert max(seconds) < 0.15
+    assert beside.waits == [1] * len(beside.waits)
+    # A step's work grows with the text. The limit is reached after some hundred characters, whichever
+    # they are; four times the limit would allow four times as many, in ever longer steps.
+    text = TOKENIZER.decode([token_id for each in outputs for token_id in each.token_ids])
+    assert len(text) < 120
 
 
 TOO_LARGE = """%llguidance {}
@@ -599,8 +556,8 @@ A: /(.*[abc].{30}){5}/ & /(.*x.{40}){9}/ & ~/(.*x.{10}){3}/
 async def test_grammar_that_cannot_go_on_ends_alone(engine: VllmEngine, grammar: str) -> None:
     allowed = spec(allowed_token_ids=ids_of("z"))
     request = raw(id="stuck", grammar=grammar, sampling=allowed, max_tokens=900)
-    _, outputs = await run_endless(engine, request)
-    assert outputs[-1].end is SequenceEnd.ERROR
+    beside = await run_endless(engine, request)
+    assert beside.outputs[-1].end is SequenceEnd.ERROR
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
