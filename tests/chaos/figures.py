@@ -36,6 +36,8 @@ class Figures:
     pause_p50_seconds: float = 0.0
     pause_p99_seconds: float = 0.0
     pause_most_seconds: float = 0.0
+    standstill_seconds: float = 0.0
+    """In which the machine itself ran nothing or wrote nothing, which no fault was the reason of."""
     violations: int = 0
 
     def write(self, path: Path) -> None:
@@ -70,6 +72,7 @@ class Figures:
             ("jobs resumed on another worker", f"{self.resumed_jobs}"),
             ("streams with a pause over half a second", f"{self.paused_streams}"),
             ("length of such a pause, p50 / p99 / longest", f"{pauses} s"),
+            ("seconds in which the machine stood still", f"{self.standstill_seconds:.1f}"),
             ("violated invariants", f"{self.violations}"),
         ]
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

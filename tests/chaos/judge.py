@@ -7,6 +7,7 @@ from typing import Final
 
 from gateway.accounts.usage import Outcome
 from tests.chaos.faults import Fault, Kind
+from tests.chaos.machine import Standstill
 from tests.chaos.story import Ending, Story, Stretch
 from tests.proofs.ledger import Row
 
@@ -35,7 +36,9 @@ class Violation:
     story: Story | None = None
 
 
-def judge_stories(stories: Iterable[Story], faults: Sequence[Fault]) -> list[Violation]:
+def judge_stories(
+    stories: Iterable[Story], faults: Sequence[Fault], standstills: Sequence[Standstill] = ()
+) -> list[Violation]:
     """Return what clients were told that they must not be told, or were not told."""
     found = []
     for story in stories:
@@ -48,7 +51,7 @@ def judge_stories(stories: Iterable[Story], faults: Sequence[Fault]) -> list[Vio
         elif story.farewell and not _is_excused(story.stretches[-1], faults):
             what = f"its gateway gave it up with {story.farewell}"
             found.append(Violation("goes on", what, story))
-        if story.longest_gap > (allowed := _longest_pause(story, faults)):
+        if story.longest_gap > (allowed := _longest_pause(story, faults, standstills)):
             what = f"a pause of {story.longest_gap:.1f} s, of which {allowed:.1f} s are explained"
             found.append(Violation("soon", what, story))
         for stretch in story.stretches:
@@ -58,11 +61,18 @@ def judge_stories(stories: Iterable[Story], faults: Sequence[Fault]) -> list[Vio
     return found
 
 
-def _longest_pause(story: Story, faults: Sequence[Fault]) -> float:
+def _longest_pause(
+    story: Story, faults: Sequence[Fault], standstills: Sequence[Standstill]
+) -> float:
     """Return how long a stream may have paused, given what happened meanwhile."""
     began, ended = story.longest_gap_began, story.longest_gap_began + story.longest_gap
     gateways = {stretch.gateway for stretch in story.stretches}
     allowed = MARGIN_SECONDS
+    for standstill in standstills:
+        overlap = min(ended, standstill.ended) - max(began - RESUME_SECONDS, standstill.began)
+        if overlap > 0:
+            # Leases run out meanwhile.
+            allowed += overlap + RESUME_SECONDS
     for fault in faults:
         overlap = min(ended, fault.ended or ended) - max(began - RESUME_SECONDS, fault.began)
         if overlap < 0:

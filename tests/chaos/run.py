@@ -6,7 +6,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -25,6 +25,7 @@ from tests.chaos.judge import (
     judge_stories,
 )
 from tests.chaos.load import MANNERS, PATIENCE_SECONDS, Load, answer_once
+from tests.chaos.machine import Standstill, watched_machine
 from tests.chaos.recipes import Recipe, first_recipes, stopped_recipes
 from tests.chaos.story import Ending, Manner, Story
 from tests.proofs.ledger import Books, open_books
@@ -133,7 +134,8 @@ async def run(options: Options, *, say: Callable[[str], None] = lambda _: None) 
             ):
                 say("Everything runs; asking each request once without disturbance ...")
                 try:
-                    return await _Run(options, deployment, books, say).go()
+                    with watched_machine(stack.directory) as standstills:
+                        return await _Run(options, deployment, books, standstills, say).go()
                 finally:
                     _keep_logs(stack)
 
@@ -174,11 +176,17 @@ class _Run:
     """The steps of a run."""
 
     def __init__(
-        self, options: Options, deployment: Deployment, books: Books, say: Callable[[str], None]
+        self,
+        options: Options,
+        deployment: Deployment,
+        books: Books,
+        standstills: Sequence[Standstill],
+        say: Callable[[str], None],
     ) -> None:
         self._options = options
         self._deployment = deployment
         self._books = books
+        self._standstills = standstills
         self._say = say
         self._resumed: dict[tuple[str, int], float] = {}
 
@@ -210,13 +218,14 @@ class _Run:
             self._say("No more faults; the last requests end ...")
             await running
         self._say("Waiting until everything has settled ...")
-        violations = judge_stories(load.stories, havoc.log)
+        violations = judge_stories(load.stories, havoc.log, self._standstills)
         violations += judge_manners(load.stories) if not options.plan else []
         violations += await self._settle(load.stories, havoc, before)
         violations += [Violation("processes", what) for what in deployment.unexpected_ends]
         figures = Figures(options.seed, options.seconds, options.database)
         figures.skipped = {str(kind): why for kind, why in havoc.skipped.items()}
         figures.violations = len(violations)
+        figures.standstill_seconds = sum(each.ended - each.began for each in self._standstills)
         figures_of(figures, load.stories, havoc.log, resumed_jobs=sum(self._resumed.values()))
         return Report(options, began, load.stories, havoc, violations, figures)
 

@@ -7,6 +7,7 @@ import pytest
 from gateway.accounts.usage import Outcome
 from tests.chaos.faults import Fault, Kind, schedule
 from tests.chaos.judge import judge_growth, judge_manners, judge_rows, judge_stories
+from tests.chaos.machine import Standstill
 from tests.chaos.story import Ending, Manner, Story, Stretch
 from tests.chaos.transcript import Transcript
 
@@ -162,6 +163,25 @@ def test_pause_must_be_explained(seconds: float, fault: Fault | None, is_soon: b
     paused.heard(100)
     paused.heard(100 + seconds)
     found = judge_stories([paused], [] if fault is None else [fault])
+    assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
+
+
+@pytest.mark.parametrize(
+    ("standstill", "is_soon"),
+    [
+        (Standstill(99, 107), True),
+        (Standstill(99, 102), False),
+        (Standstill(1, 90), False),
+        (Standstill(120, 140), False),
+    ],
+)
+def test_machine_that_stands_still_explains_a_pause_of_that_length(
+    standstill: Standstill, is_soon: bool
+) -> None:
+    paused = story()
+    paused.heard(100)
+    paused.heard(115)
+    found = judge_stories([paused], [], [standstill])
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
 

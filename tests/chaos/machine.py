@@ -1,0 +1,52 @@
+"""Notices when the machine itself stands still: nothing runs on it, or nothing gets written to its disk.
+
+A virtual machine is halted now and then, and its disk hangs with that of its host. No schedule has drawn that,
+and no deployment answers meanwhile.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+BEAT_SECONDS: Final = 0.2
+STANDSTILL_SECONDS: Final = 1.0
+"""Two beats that are so much farther apart than they should be were held up."""
+
+
+class Standstill(NamedTuple):
+    """When the machine stood still, in seconds of the monotonic clock."""
+
+    began: float
+    ended: float
+
+
+@contextmanager
+def watched_machine(folder: Path) -> Iterator[list[Standstill]]:
+    """Write to the disk of a folder, again and again, for the length of a block; note what holds that up."""
+    found: list[Standstill] = []
+    is_over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(folder / "heartbeat", found, is_over))
+    watcher.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def _watch(path: Path, found: list[Standstill], is_over: threading.Event) -> None:
+    with path.open("wb") as file:
+        last = time.monotonic()
+        while not is_over.wait(BEAT_SECONDS):
+            file.seek(0)
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+            now = time.monotonic()
+            if now - last > BEAT_SECONDS + STANDSTILL_SECONDS:
+                found.append(Standstill(last, now))
+            last = now
