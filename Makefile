@@ -17,7 +17,7 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 
 # Tests start hundreds of processes. Where images forbid to keep bytecode, each would compile the code anew.
 test: setup-dev setup-servers check ## Set everything up, lint, check types, run every test
-	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 lint: setup-dev check ## Lint, check format, types and import directions
 

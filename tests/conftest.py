@@ -14,10 +14,12 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import make_url
+from xdist.remote import Producer
 
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
+from tests.support.scheduling import FileScheduling
 
 TESTS = Path(__file__).parent
 
@@ -25,8 +27,6 @@ _numbers = count()
 
 LONGEST = ("e2e", "proofs", "chaos", "worker", "samplers", "outages", "overload", "cli", "fuzz")
 """Folders that take longest, which begin first where several processes share the tests."""
-TOGETHER = ("e2e", "proofs")
-"""Folders whose tests share servers and engines that take long to start: one process runs each."""
 
 REDIS_KINDS = {
     "redis-6.2": (BUNDLED, False),
@@ -52,14 +52,15 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests one process runs one after the other, where several share them (pytest-xdist)."""
+    """Begin with what takes longest."""
     items.sort(key=_rank)
-    for item in items:
-        folder, *_ = path = item.path.relative_to(TESTS).parts
-        alone = folder not in TOGETHER or item.get_closest_marker("own_engines") is not None
-        item.add_marker(pytest.mark.xdist_group("/".join(path) if alone else folder))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling:
+    """Share the tests between processes so that those which share servers stay together."""
+    return FileScheduling(config, log)
 
 
 def _rank(item: pytest.Item) -> int:

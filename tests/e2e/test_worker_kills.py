@@ -15,7 +15,7 @@ from tests.chaos.transcript import Transcript
 from tests.proofs.until import engine_tokens
 from tests.support.stack import MODEL, Stack, metric, running_stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.own_engines, pytest.mark.timeout(3_600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
 
 WORKERS = ("worker-1", "worker-2")
 ENGINE_START_SECONDS = 240
