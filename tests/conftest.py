@@ -19,7 +19,7 @@ from xdist.remote import Producer
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
-from tests.support.scheduling import FileScheduling
+from tests.support.scheduling import APART, FileScheduling
 
 TESTS = Path(__file__).parent
 
@@ -64,6 +64,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSch
 
 
 def _rank(item: pytest.Item) -> int:
+    if item.nodeid.startswith(APART):
+        # More engines than one take too long to start beside each other.
+        return LONGEST.index("overload")
     folder = item.path.relative_to(TESTS).parts[0]
     return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
 
