@@ -112,7 +112,7 @@ class NeedsSeed(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """The reservation was released before it came."""
+    """The reservation was released before it came, or somebody else has ended it."""
 
 
 ReserveAnswer = Admitted | Refused | NeedsSeed | Withdrawn

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from contract import keys
 from gateway.accounts.limits import SubjectLimits
 from gateway.accounts.usage import Outcome
 from gateway.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
@@ -409,6 +410,33 @@ async def test_open_reservations_are_renewed_and_those_of_the_dead_free_their_pl
     with pytest.raises(RateLimitError, match="concurrent"):
         await living.reserve("one more")
     await end_task(task)
+
+
+@pytest.mark.parametrize("ended_by", ["another gateway", "the sweep"])
+async def test_gateway_that_was_cut_off_does_not_reserve_again_what_has_been_ended(
+    any_redis: "Redis", ledger: FakeLedger, ended_by: str
+) -> None:
+    limited = key_of(concurrent_requests=1)
+    late, other = (GatewayDesk(Line(any_redis), ledger, limited) for _ in range(2))
+    created_ms = (await late.reserve("r1")).created_ms
+    ended = record("r1", created_ms=created_ms)
+    if ended_by == "another gateway":
+        assert await other.reservations.take_over(other.request("r1"))
+        assert await other.reservations.settle(ended)
+    else:
+        lease = await any_redis.zscore(keys.open_reservations(BUCKET), "r1")
+        assert await other.store.settle(ended, expired_ms=int(lease or 0))
+
+    await late.reservations.renew()
+
+    assert await open_ids(any_redis) == set()
+    await other.reserve("r2")
+    # What the late one says of it is the same record.
+    await late.reservations.settle(record("r1", created_ms=created_ms, outcome=Outcome.CANCELLED))
+    assert await open_ids(any_redis) == {"r2"}
+    assert {(each.request_id, each.created_ms) for each in await usage(any_redis)} == {
+        ("r1", created_ms)
+    }
 
 
 async def test_no_reservation_and_no_task_stays_behind(

@@ -3,7 +3,8 @@
 -- The first end wins. A settle that finds no reservation (Redis lost it, or it has ended) leaves its record
 -- all the same: the ledger keeps one of each request. Since no counter knows whether it has that request,
 -- the subjects' accounts are to be derived again. A release that finds none leaves a mark for a while, at
--- which the reservation is refused if it comes later than its release.
+-- which the reservation is refused if it comes later than its release. So does the end by anybody but the gateway
+-- that has reserved, which may come back and take what it does not find for lost.
 --
 -- KEYS[1] reservation  KEYS[2] open reservations  KEYS[3] usage records
 -- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] 1 to settle, 0 to release
@@ -11,12 +12,12 @@
 -- ARGV[7] usage record (empty to release)  ARGV[8] when its lease ran out, to end it only if nobody has renewed it
 --   since and it is still open, or empty  ARGV[9..] names of the subjects, if there is no reservation
 -- Output 1 if the reservation was open, else 0
-local RELEASED_MS, ACCOUNT_MS = 120000, 3456000000
+local RELEASED_MS, ENDED_MS, ACCOUNT_MS = 120000, 3600000, 3456000000
 local requests, prompt, completion = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local cost, is_settle = tonumber(ARGV[6]), ARGV[3] == '1'
 if ARGV[8] ~= '' and tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or '0') ~= tonumber(ARGV[8]) then return 0 end
 local fields = redis.call('HMGET', KEYS[1], 'created_ms', 'slot', 'day', 'month', 'prompt', 'completion', 'cost',
-  'subjects', 'windows', 'held', 'slots_held', 'prepaid')
+  'subjects', 'windows', 'held', 'slots_held', 'prepaid', 'taken')
 
 local function integer(value) return string.format('%d', value) end
 
@@ -112,4 +113,8 @@ for i, name in ipairs(cmsgpack.unpack(fields[8])) do
 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[2])
+if fields[13] or ARGV[8] ~= '' then
+  redis.call('HSET', KEYS[1], 'released', 1)
+  redis.call('PEXPIRE', KEYS[1], ENDED_MS)
+end
 return 1

@@ -11,8 +11,8 @@
 --   day; concurrent requests; budget
 -- Output {1, ms, remaining...} admitted; {-1, ms, limit (1 to 8, or 9: credit), subject, its value, used,
 --   ms until it allows the request or -1, remaining...} refused; {0, subject...} to be seeded first;
---   {-2} released before it came. `ms` is Unix time; `remaining` are for each subject the four of the minute,
---   budget and credit, -1 where there is no limit
+--   {-2} released before it came, or ended by somebody else (see quota_end). `ms` is Unix time; `remaining` are for
+--   each subject the four of the minute, budget and credit, -1 where there is no limit
 local MINUTE_SLOTS, SLOT_MS, WINDOW_MS, DAY_MS, NEVER = 240, 250, 62000, 86400000, 2 ^ 53
 local REQUESTS_DAY, TOKENS_DAY, CONCURRENT, BUDGET, CREDIT = 5, 6, 7, 8, 9
 local METERED = {1, 2, 3, 4, BUDGET, CREDIT}

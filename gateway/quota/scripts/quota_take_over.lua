@@ -1,5 +1,7 @@
 -- Renew the lease of a reservation for another gateway, which goes on with the request.
 --
+-- The one before it may only be cut off, and come back later: its end will leave a mark (see quota_end).
+--
 -- KEYS[1] reservation  KEYS[2] open reservations
 -- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] lease in milliseconds
 -- ARGV[4] draft of the usage record, by which a sweep would settle it from now on
@@ -8,7 +10,7 @@ local fields = redis.call('HMGET', KEYS[1], 'subjects', 'slots_held')
 if not fields[1] then return 0 end
 local time = redis.call('TIME')
 local expiry = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3])
-redis.call('HSET', KEYS[1], 'record', ARGV[4])
+redis.call('HSET', KEYS[1], 'record', ARGV[4], 'taken', 1)
 redis.call('ZADD', KEYS[2], expiry, ARGV[2])
 for number, name in ipairs(cmsgpack.unpack(fields[1])) do
   if string.sub(fields[2], number, number) == '1' then
