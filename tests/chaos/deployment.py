@@ -131,10 +131,12 @@ class Deployment:
         member.was_ready = True
 
     async def is_ready(self, member: Member) -> bool:
-        """Whether a process serves now. Background jobs do as soon as they run."""
+        """Whether a process serves now. Background jobs do as soon as they turn to Redis."""
         if not self.is_running(member):
             return False
-        return not member.url or await asyncio.to_thread(http_status, f"{member.url}/readyz") == 200
+        if not member.url:
+            return member.proxy.is_used
+        return await asyncio.to_thread(http_status, f"{member.url}/readyz") == 200
 
     def is_running(self, member: Member) -> bool:
         """Whether its process runs."""

@@ -35,6 +35,11 @@ class Proxy:
         """URL of the Redis server behind the proxy."""
         return f"redis://{LOOPBACK}:{self.port}/0"
 
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody is connected."""
+        return bool(self._pipes)
+
     async def start(self) -> None:
         """Begin to listen."""
         loop = asyncio.get_running_loop()
