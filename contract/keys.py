@@ -118,6 +118,11 @@ def tokenizer(digest: str) -> str:
     return f"tokenizer:{digest}"
 
 
+def chat_template(digest: str) -> str:
+    """String with expiry: a zlib-compressed chat template (JSON: name -> Jinja source), by its SHA-256."""
+    return f"chat-template:{digest}"
+
+
 def replies(gateway: str) -> str:
     """Stream: reply frames for one gateway process (field `f`)."""
     return f"{{g:{gateway}}}:replies"

@@ -6,6 +6,7 @@ engine step produced for one gateway, in one Redis stream entry. Frames are arra
 """
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -47,6 +48,20 @@ class Resumption(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the prompt's log-probabilities have been received."""
     generation_ms: float = 0.0
     """Time since the first token, of all earlier attempts."""
+
+
+class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the text of a chat answer is read apart, by the parsers of the model's card."""
+
+    tools: list[dict[str, Any]] = []
+    """Functions that the answer may call, as the client described them; without any, no call is looked for."""
+    is_tool_named: bool = False
+    """Whether the client named the one function that is called."""
+    finds_reasoning: bool = False
+    opening_tokens: int = 0
+    """Last tokens of the prompt that begin the answer: they tell whether it begins within its reasoning."""
+    template_arguments: dict[str, Any] = {}
+    """What the chat template was given beside the messages, which some parsers read."""
 
 
 class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,6 +110,8 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether an engine died with it: until it gets a token, no other suspect runs beside it."""
     is_background: bool = False
     """Whether it is wanted even if its gateway is gone; another one will then take it over."""
+    parsing: Parsing | None = None
+    """How a chat answer is read apart; None tells the text as it is."""
 
     @property
     def is_replicated(self) -> bool:
@@ -125,6 +142,17 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Alternatives, likeliest first; the token itself is among them."""
 
 
+class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What is added to one call of a tool."""
+
+    index: int
+    """Which call of the choice, from 0."""
+    name: str = ""
+    """The function, in the first piece of a call and only there."""
+    arguments: str = ""
+    """The next part of the arguments, JSON as the model writes it."""
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """New text of one choice."""
 
@@ -135,6 +163,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     start: int
     """Tokens of the choice that came before, those of earlier attempts included."""
     text: str
+    """What the client reads; of an answer that is read apart (`GenerationJob.parsing`) its content only."""
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -142,6 +171,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     logprobs: list[TokenLogprob] | None = None
     cumulative_logprob: float = 0.0
     """Of the sequence so far, these tokens included, where sequences are ranked."""
+    reasoning: str = ""
+    calls: list[CallPiece] = []
+    reasoning_tokens: int = 0
+    """How many of the tokens belong to the reasoning, its marks included."""
 
 
 class JobStarted(msgspec.Struct, frozen=True, array_like=True):
@@ -276,6 +309,43 @@ class Feature(StrEnum):
     SAMPLER_CHAIN = "sampler_chain"  # `SamplingSpec.chain`
     STRUCTURE = "structure"  # `GenerationJob.grammar`
     IMAGES = "images"  # `GenerationJob.images`
+    CHAT = "chat"  # The model has a chat template: `WorkerCard.chat`.
+    TOOLS = "tools"  # `Parsing.tools`
+    REASONING = "reasoning"  # `Parsing.finds_reasoning`
+    THINKING_BUDGET = "thinking_budget"  # `SamplingSpec.thinking_budget`
+
+
+class ContentFormat(StrEnum):
+    """In which form a chat template takes the content of a message."""
+
+    STRING = "string"
+    PARTS = "parts"  # A list of objects with a `type`.
+
+
+class ToolFormat(StrEnum):
+    """How a model writes calls, as far as gateways can make it write them."""
+
+    HERMES = "hermes"  # `<tool_call>{"name": ..., "arguments": ...}</tool_call>`
+
+
+class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a model is talked with."""
+
+    template_digest: str
+    """SHA-256 of the chat template, under which the worker published it."""
+    content_format: ContentFormat = ContentFormat.STRING
+    special_tokens: dict[str, str] = {}
+    """What templates know by name, such as `bos_token`."""
+    tool_parser: str = ""
+    """vLLM's name of it; empty if calls are not found in the text."""
+    tool_format: ToolFormat | None = None
+    """None where a call can be found but not forced."""
+    reasoning_parser: str = ""
+    reasoning_start: str = ""
+    """Text of the token that begins reasoning."""
+    reasoning_end: str = ""
+    shows_special_tokens: bool = False
+    """Whether the parsers look for special tokens, which are shown to them only."""
 
 
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -309,6 +379,10 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often its engine died and was started again."""
     last_failure: str = ""
     """Why its engine died or could not be started, the last time; empty if that never happened."""
+    chat: ChatFormat | None = None
+    """None for a model without a chat template."""
+    image_tokens: int = 0
+    """Prompt tokens that one image takes at most; 0 if that is not known."""
 
 
 encode = msgspec.msgpack.Encoder().encode

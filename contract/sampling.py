@@ -197,6 +197,8 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Words that may not come, at the start of a word or inside one."""
     repetition_detection: RepetitionDetection | None = None
     chain: SamplerChain | None = None
+    thinking_budget: int | None = None
+    """Tokens of reasoning after which its end is forced; None lets the model think as it likes."""
 
     @property
     def is_greedy(self) -> bool:

@@ -74,6 +74,8 @@ class ToolUse:
     mode: ToolMode
     name: str | None = None
     """The tool to call in mode NAMED."""
+    is_parallel: bool = True
+    """Whether a choice may have several calls."""
 
     @property
     def is_constraint(self) -> bool:
@@ -82,13 +84,32 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What a chat has and a completion has not."""
+
+    messages: list[dict[str, Any]]
+    """As chat templates take them (`gateway.dialects.messages`), before the content has the model's form."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """As the client described them, for the template; also where `tool_choice` is none."""
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    """Variables of the template that the client sets."""
+    continues_last_message: bool = False
+    """Whether the answer goes on with the last message, which is the assistant's, instead of a new one."""
+    shows_reasoning: bool = True
+    uses_legacy_functions: bool = False
+    """Whether the client speaks of `functions`, and is answered with a `function_call`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A completion request with every default filled in."""
+    """A completion or chat request with every default filled in."""
 
     profile: "Profile"
     model: str | None
     """None stands for the tenant's only or default model."""
     prompts: list[Prompt]
+    """Of a chat one, empty until the messages are rendered."""
+    chat: ChatRequest | None = None
     suffix: str = ""
     """What the completion leads to, or what is put behind it: see `Profile.is_suffix_literal`."""
     images: list[list[bytes]]
