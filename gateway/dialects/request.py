@@ -84,6 +84,16 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageUrl:
+    """An image that is still to be fetched (`gateway.images`)."""
+
+    url: str
+    """As the client gave it: an http or https URL, or anything else that is no data URI."""
+    param: str
+    """Where it stands in the body, such as `messages[0].content[1].image_url.url`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """What a chat has and a completion has not."""
 
@@ -91,6 +101,8 @@ class ChatRequest:
     """As chat templates take them (`gateway.dialects.messages`), before the content has the model's form."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """As the client described them, for the template; also where `tool_choice` is none."""
+    image_sources: list[bytes | ImageUrl] = field(default_factory=list)
+    """Images of all messages in their order: files that came in data URIs, and URLs."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Variables of the template that the client sets."""
     continues_last_message: bool = False
