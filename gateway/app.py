@@ -10,7 +10,7 @@ from fastapi_offline import FastAPIOffline
 from gateway.api import (
     admin,
     audit,
-    completions,
+    generation,
     health,
     kept_answers,
     keys,
@@ -56,7 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.drain = drain
     app.add_middleware(DrainMiddleware, drain=drain)
     app.add_middleware(RequestIdMiddleware)
-    app.include_router(completions.router)
+    app.include_router(generation.router)
     app.include_router(kept_answers.router)
     app.include_router(tokenize.router)
     app.include_router(models.router)

@@ -8,8 +8,8 @@ from fastapi import Depends, Request
 
 from gateway.accounts.scopes import Scope
 from gateway.api.body import read_json_body
+from gateway.api.choosing import profile_of
 from gateway.api.context import ProcessContext, context_of
-from gateway.api.plan import profile_of
 from gateway.auth.principal import Principal
 from gateway.dialects.choice import DIALECT_HEADER
 from gateway.dialects.profile import Profile

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import hmac
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,8 +29,6 @@ from gateway.quota.answers import ReservationRequest
 from gateway.settings import Settings
 from gateway.stream.completion import Completion, Usage
 
-ID_BYTES = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -43,11 +40,6 @@ class Submission:
     account: Account
     answer: Answer | None
     """What clients may come back for, if they may."""
-
-
-def new_request_id() -> str:
-    """Return an id that nobody can guess."""
-    return f"cmpl-{_unguessable()}"
 
 
 async def submit(
@@ -124,7 +116,7 @@ def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
         project_id=principal.project_id,
         credential_id=principal.credential_id,
         model=model,
-        endpoint="completions",
+        endpoint=plan.endpoint.name,
         dialect=plan.request.profile.name,
         service_tier=plan.service_tier,
         is_streamed=plan.request.stream,
@@ -206,10 +198,6 @@ def _jobs(
         )
         for index, prompt in enumerate(plan.prepared.prompts)
     ]
-
-
-def _unguessable() -> str:
-    return base64.b32encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=").lower()
 
 
 @lru_cache(maxsize=1_000)

@@ -5,10 +5,11 @@ from typing import Final, NamedTuple
 
 from fastapi import Request
 
+from gateway.api.endpoint import ENDPOINTS
 from gateway.errors import InvalidParameterError, shown
 
 LAST_EVENT_ID_HEADER: Final = "Last-Event-ID"
-REQUEST_ID: Final = re.compile(r"cmpl-[a-z2-7]{26}")
+REQUEST_ID: Final = re.compile(f"(?:{'|'.join(each.id_pattern for each in ENDPOINTS)})")
 
 _EVENT_ID = re.compile(rf"({REQUEST_ID.pattern}):([0-9]{{1,15}})")
 _NUMBER = re.compile(r"[0-9]{1,15}")

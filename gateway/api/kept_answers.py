@@ -1,6 +1,7 @@
-"""Answers that clients come back for: `GET /v1/completions/{id}`, its cancelling, and streams that go on."""
+"""Answers that clients come back for: reading them by their id, their cancelling, and streams that go on."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,7 +14,8 @@ from gateway.api.answering import answer_streamed, answer_whole, measured
 from gateway.api.body import read_json_body
 from gateway.api.call import authorize
 from gateway.api.context import ProcessContext, context_of
-from gateway.api.event_ids import REQUEST_ID, Position, read_position, read_stream
+from gateway.api.endpoint import ENDPOINTS, Endpoint
+from gateway.api.event_ids import Position, read_position, read_stream
 from gateway.api.ignored import ignored_header
 from gateway.api.measuring import RequestMeasure
 from gateway.api.readings import LaterReading
@@ -31,23 +33,23 @@ _ENDED: Final = {
 }
 
 
-async def get_completion(request: Request) -> Response:
+async def get_completion(request: Request, endpoint: Endpoint) -> Response:
     """Tell a completion that is kept: the whole of it, how it stands, or as a stream."""
-    measure = RequestMeasure("completions.get")
-    return await measured(request, measure, _get(request, measure))
+    measure = RequestMeasure(f"{endpoint.name}.get")
+    return await measured(request, measure, _get(request, endpoint, measure))
 
 
-async def cancel_completion(request: Request) -> Response:
+async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
     """End a completion that is kept, and tell how it stands. One that has ended stays as it is."""
-    measure = RequestMeasure("completions.cancel")
-    return await measured(request, measure, _cancel(request))
+    measure = RequestMeasure(f"{endpoint.name}.cancel")
+    return await measured(request, measure, _cancel(request, endpoint))
 
 
 async def continue_stream(
-    request: Request, position: Position, measure: RequestMeasure
+    request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
 ) -> Response:
     """Go on with a stream behind the event that the client got last. The request's own body is not run."""
-    answer = await _find(request, position.request_id)
+    answer = await _find(request, endpoint, position.request_id)
     await read_json_body(request, context_of(request).settings)
     return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
 
@@ -70,7 +72,11 @@ async def read_again(
 
 
 async def tell_status(
-    context: ProcessContext, answer: Answer, *, headers: Mapping[str, str] = MappingProxyType({})
+    context: ProcessContext,
+    endpoint: Endpoint,
+    answer: Answer,
+    *,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Tell how a completion stands, with the error of one that failed."""
     head = answer.head
@@ -80,7 +86,7 @@ async def tell_status(
         status = _ENDED[answer.state]
     body: dict[str, Any] = {
         "id": answer.id,
-        "object": "text_completion",
+        "object": endpoint.answer_object,
         "created": head.created,
         "model": head.model,
         "background": head.is_background,
@@ -93,20 +99,20 @@ async def tell_status(
     return Response(content, media_type="application/json", headers=dict(headers))
 
 
-async def _get(request: Request, measure: RequestMeasure) -> Response:
-    answer = await _find(request, request.path_params["completion_id"])
+async def _get(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
+    answer = await _find(request, endpoint, request.path_params["completion_id"])
     if read_stream(request):
         skip = read_position(request, answer.id)
         return await read_again(request, answer, measure, is_streamed=True, skip=skip)
     if answer.state is AnswerState.FINISHED:
         return await read_again(request, answer, measure, is_streamed=False)
-    return await tell_status(context_of(request), answer)
+    return await tell_status(context_of(request), endpoint, answer)
 
 
-async def _cancel(request: Request) -> Response:
+async def _cancel(request: Request, endpoint: Endpoint) -> Response:
     context = context_of(request)
-    answer = await _find(request, request.path_params["completion_id"])
-    return await tell_status(context, await context.answers.cancel(answer))
+    answer = await _find(request, endpoint, request.path_params["completion_id"])
+    return await tell_status(context, endpoint, await context.answers.cancel(answer))
 
 
 async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
@@ -121,14 +127,14 @@ async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
     return None
 
 
-async def _find(request: Request, request_id: str) -> Answer:
-    """Return an answer of the caller's tenant; from then on errors have the style of its dialect.
+async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer:
+    """Return an answer of this endpoint and of the caller's tenant; from then on errors have the style of its dialect.
 
     Raises NotFoundError, for the answer of a model that the caller may not use as well.
     """
     principal = await authorize(request, Scope.COMPLETIONS)
     answer = None
-    if REQUEST_ID.fullmatch(request_id):
+    if endpoint.has_given(request_id):
         answers = context_of(request).answers
         answer = await answers.find(request_id, tenant_id=principal.tenant_id)
     if answer is None or not (
@@ -155,5 +161,8 @@ def _headers(answer: Answer, reading: LaterReading) -> dict[str, str]:
 
 
 # Plain routes, which gateway.api.documentation describes.
-router.add_route("/v1/completions/{completion_id}", get_completion, methods=["GET"])
-router.add_route("/v1/completions/{completion_id}/cancel", cancel_completion, methods=["POST"])
+for _endpoint in ENDPOINTS:
+    _path = f"{_endpoint.path}/{{completion_id}}"
+    router.add_route(_path, partial(get_completion, endpoint=_endpoint), methods=["GET"])
+    _cancel_route = partial(cancel_completion, endpoint=_endpoint)
+    router.add_route(f"{_path}/cancel", _cancel_route, methods=["POST"])

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from contract.messages import WorkerCard
 from gateway.api.call import Call, read_call
+from gateway.api.choosing import find_card
 from gateway.api.ignored import ignored_header
-from gateway.api.plan import find_card
 from gateway.dialects.support import refuse_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, shown

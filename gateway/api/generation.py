@@ -1,7 +1,8 @@
-"""`POST /v1/completions`, and `POST /v1/completions:estimate`, which says what that would do."""
+"""The endpoints that generate text, each with an `:estimate` beside it, which says what it would do."""
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from gateway.answers.answers import Answer
 from gateway.api.answering import answer_streamed, answer_whole, measured
 from gateway.api.call import Call, read_call
-from gateway.api.completion_service import Submission, new_request_id, submit
+from gateway.api.completion_service import Submission, submit
+from gateway.api.endpoint import ENDPOINTS, Endpoint
 from gateway.api.estimate import estimate
 from gateway.api.event_ids import read_last_event_id
 from gateway.api.idempotency import (
@@ -32,19 +34,19 @@ COST_HEADER: Final = "x-include-cost"
 router = APIRouter()
 
 
-async def create_completion(request: Request) -> Response:
+async def create_completion(request: Request, endpoint: Endpoint) -> Response:
     """Authenticate, check, reserve, enqueue, and answer whole or as a stream.
 
     A client that comes back for a stream, or with an Idempotency-Key, gets what it has asked for before.
     """
-    measure = RequestMeasure("completions")
-    return await measured(request, measure, _create(request, measure))
+    measure = RequestMeasure(endpoint.name)
+    return await measured(request, measure, _create(request, endpoint, measure))
 
 
-async def estimate_completion(request: Request) -> Response:
-    """Say what a completion request would do, without running anything."""
+async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
+    """Say what a request would do, without running anything."""
     call = await read_call(request)
-    plan = await make_plan(call.context, call.principal, call.body, call.profile)
+    plan = await make_plan(call, endpoint)
     return Response(
         msgspec.json.encode(estimate(call, plan)),
         media_type="application/json",
@@ -52,27 +54,34 @@ async def estimate_completion(request: Request) -> Response:
     )
 
 
-async def _create(request: Request, measure: RequestMeasure) -> Response:
+async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
     if (position := read_last_event_id(request)) is not None:
-        return await continue_stream(request, position, measure)
+        return await continue_stream(request, endpoint, position, measure)
     call = await read_call(request)
     idempotent = read_idempotent_request(request, call)
-    request_id = new_request_id()
+    request_id = endpoint.new_id()
     if idempotent is None:
-        submission = await _submit(request, call, request_id=request_id)
+        submission = await _submit(request, call, endpoint, request_id=request_id)
     else:
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
-            return await _replay(request, call, earlier, measure)
-        submission = await _submit_with_key(request, call, idempotent, request_id=request_id)
+            return await _replay(request, call, endpoint, earlier, measure)
+        submission = await _submit_with_key(
+            request, call, endpoint, idempotent, request_id=request_id
+        )
     measure.accepted(submission.completion.model)
-    return await _answer(request, call, submission, measure)
+    return await _answer(request, call, endpoint, submission, measure)
 
 
 async def _submit(
-    request: Request, call: Call, *, request_id: str, is_idempotent: bool = False
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    *,
+    request_id: str,
+    is_idempotent: bool = False,
 ) -> Submission:
-    plan = await make_plan(call.context, call.principal, call.body, call.profile)
+    plan = await make_plan(call, endpoint)
     return await submit(
         call,
         plan,
@@ -83,28 +92,37 @@ async def _submit(
 
 
 async def _submit_with_key(
-    request: Request, call: Call, idempotent: IdempotentRequest, *, request_id: str
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    idempotent: IdempotentRequest,
+    *,
+    request_id: str,
 ) -> Submission:
     """Submit a request that its key stands for, and free the key if that fails."""
     try:
-        return await _submit(request, call, request_id=request_id, is_idempotent=True)
+        return await _submit(request, call, endpoint, request_id=request_id, is_idempotent=True)
     except BaseException:
         await asyncio.shield(release(call, idempotent, request_id))
         raise
 
 
 async def _replay(
-    request: Request, call: Call, answer: Answer, measure: RequestMeasure
+    request: Request, call: Call, endpoint: Endpoint, answer: Answer, measure: RequestMeasure
 ) -> Response:
     is_streamed = call.body.get("stream") is True
     headers = {REPLAYED_HEADER: "true"}
     if answer.head.is_background and not is_streamed:
-        return await tell_status(call.context, answer, headers=headers)
+        return await tell_status(call.context, endpoint, answer, headers=headers)
     return await read_again(request, answer, measure, is_streamed=is_streamed, headers=headers)
 
 
 async def _answer(
-    request: Request, call: Call, submission: Submission, measure: RequestMeasure
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    submission: Submission,
+    measure: RequestMeasure,
 ) -> Response:
     headers = {**submission.account.admission.headers, **_plan_headers(submission.plan)}
     is_streamed = submission.plan.request.stream
@@ -113,7 +131,7 @@ async def _answer(
     if answer is not None and answer.head.is_background:
         answers.leave(submission.account)
         if not is_streamed:
-            return await tell_status(call.context, answer, headers=headers)
+            return await tell_status(call.context, endpoint, answer, headers=headers)
         return await read_again(request, answer, measure, is_streamed=True, headers=headers)
     reading = FirstReading(
         answers, submission.account, submission.completion, submission.generation
@@ -135,7 +153,10 @@ def _plan_headers(plan: Plan) -> Mapping[str, str]:
     return headers | ignored_header(plan.request.ignored_parameters)
 
 
-# A plain route: FastAPI's own would look for parameters and dependencies in every request, which costs a
-# fifth of the time that the gateway spends on it. Its documentation is in gateway.api.documentation.
-router.add_route("/v1/completions", create_completion, methods=["POST"])
-router.add_route("/v1/completions:estimate", estimate_completion, methods=["POST"])
+# Plain routes: FastAPI's own would look for parameters and dependencies in every request, which costs a
+# fifth of the time that the gateway spends on it. Their documentation is in gateway.api.documentation.
+for _endpoint in ENDPOINTS:
+    _create_route = partial(create_completion, endpoint=_endpoint)
+    _estimate_route = partial(estimate_completion, endpoint=_endpoint)
+    router.add_route(_endpoint.path, _create_route, methods=["POST"])
+    router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])

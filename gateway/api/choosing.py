@@ -1,0 +1,75 @@
+"""Which model and which dialect a request gets, of those that its caller may use."""
+
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from contract.messages import WorkerCard
+from gateway.api.context import ProcessContext
+from gateway.auth.principal import Principal
+from gateway.dialects.choice import choose_model, choose_profile
+from gateway.dialects.profile import Profile
+from gateway.dispatch.catalogue import ServedModel
+from gateway.errors import MissingParameterError, ModelNotFoundError
+
+
+async def profile_of(
+    context: ProcessContext, principal: Principal, body: dict[str, Any], *, header: str | None
+) -> Profile:
+    """Return the profile in which a body is read. Raises InvalidParameterError for a wrong header."""
+    dialect = ""
+    if header is None and principal.dialect is None:
+        dialect = await _dialect_of_model(context, principal, body.get("model"))
+    return choose_profile(header, principal, model_dialect=dialect, settings=context.settings)
+
+
+async def find_card(
+    context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
+) -> WorkerCard:
+    """Return the card of the model that is asked for; `name` None asks for the principal's own.
+
+    Raises what `choose_allowed` raises, ModelLoadingError or NoWorkerError, and RedisError if nothing is
+    known.
+    """
+    chosen = choose_allowed(context, principal, name, profile=profile)
+    return (await context.catalogue.find(chosen)).card
+
+
+def choose_allowed(
+    context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
+) -> str:
+    """Return the name of the model that is asked for; `name` None asks for the principal's own.
+
+    Raises ModelNotFoundError for a model that the principal may not use, just as for an unknown one, and
+    MissingParameterError.
+    """
+    catalogue = context.catalogue
+    chosen = choose_model(name, principal, catalogue.names)
+    if catalogue.known(chosen) is None and profile.takes_any_model_name:
+        chosen = _only_model(principal, catalogue.names) or chosen
+    if not _is_allowed(principal, chosen, catalogue.known(chosen)):
+        raise ModelNotFoundError(chosen)
+    return chosen
+
+
+async def _dialect_of_model(context: ProcessContext, principal: Principal, name: object) -> str:
+    """Return the dialect of the model that a body seems to ask for; empty if there is none."""
+    asked = name if isinstance(name, str) else None
+    try:
+        chosen = choose_model(asked, principal, context.catalogue.names)
+        model = await context.catalogue.look_up(chosen)
+    except (MissingParameterError, RedisError):
+        return ""
+    return model.card.dialect if model and _is_allowed(principal, chosen, model) else ""
+
+
+def _is_allowed(principal: Principal, name: str, model: ServedModel | None) -> bool:
+    return principal.allows_model(name) or (
+        model is not None and principal.allows_model(model.card.model)
+    )
+
+
+def _only_model(principal: Principal, served: AbstractSet[str]) -> str | None:
+    usable = [model for model in served if principal.allows_model(model)]
+    return usable[0] if len(usable) == 1 else None

@@ -1,0 +1,70 @@
+"""The endpoints that generate text, and all in which they differ but for the shapes of their answers."""
+
+import base64
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.wire import validate
+
+_ID_BYTES: Final = 16
+_ID_CHARACTERS: Final = "[a-z2-7]{26}"
+
+
+class BodyReader(Protocol):
+    """Makes a request of a body."""
+
+    def __call__(
+        self, body: dict[str, Any], profile: Profile, *, max_prompts: int
+    ) -> GenerationRequest:
+        """Return the request with every default filled in. Raises a BadRequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to ask for text."""
+
+    name: str
+    """What usage records and measurements call it."""
+    path: str
+    id_prefix: str
+    """Begins the ids of its answers, which no other endpoint tells."""
+    answer_object: str
+    """`object` of its answers."""
+    read: BodyReader
+
+    @property
+    def id_pattern(self) -> str:
+        """The regular expression of its answers' ids."""
+        return rf"{self.id_prefix}-{_ID_CHARACTERS}"
+
+    def new_id(self) -> str:
+        """Return an id that nobody can guess."""
+        random = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode()
+        return f"{self.id_prefix}-{random.rstrip('=').lower()}"
+
+    def has_given(self, request_id: str) -> bool:
+        """Return whether an id may be that of one of its answers."""
+        return re.fullmatch(self.id_pattern, request_id) is not None
+
+
+def _read_completion(
+    body: dict[str, Any], profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    wire = validate(CompletionRequest, body)
+    return to_generation_request(wire, profile, max_prompts=max_prompts)
+
+
+COMPLETIONS: Final = Endpoint(
+    name="completions",
+    path="/v1/completions",
+    id_prefix="cmpl",
+    answer_object="text_completion",
+    read=_read_completion,
+)
+
+ENDPOINTS: Final = (COMPLETIONS,)
