@@ -31,6 +31,7 @@ SEED = Range(-(2**63), 2**63 - 1)
 N = Range(1, 128)
 LOGPROBS = Range(0, 20)
 MIN_TOKENS = Range(0, 2**31 - 1)
+THINKING_BUDGET = Range(0, 2**31 - 1)
 
 TYPICAL_P = Range(0.0, 1.0)
 TOP_N_SIGMA = Range(-1.0, 1000.0)

@@ -1,4 +1,4 @@
-"""What the worker tells the world about itself: its card, and the tokenizer of its model."""
+"""What the worker tells the world about itself: its card, and its model's tokenizer and chat template."""
 
 import hashlib
 import logging
@@ -14,6 +14,7 @@ from contract import clock, keys, messages
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import JobQueue
 from worker import telemetry
+from worker.chat_format import published
 from worker.engine.base import EngineInfo
 from worker.model_files import context_window
 
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 ANNOUNCE_SECONDS = 1.0
 _CARD_TTL_MS = 5_000
 _MOST_FAILURE_CHARACTERS = 500
-_TOKENIZER_TTL_SECONDS = 600
+_FILE_TTL_SECONDS = 600
 
 
 class Catalogue:
@@ -41,7 +42,7 @@ class Catalogue:
     ) -> None:
         self._redis = redis
         self._queue = queue
-        self._tokenizer = b""
+        self._files: dict[str, bytes] = {}
         self._announced: WorkerState | None = None
         self._card = WorkerCard(
             id=worker,
@@ -61,20 +62,26 @@ class Catalogue:
 
     def engine_started(self, info: EngineInfo) -> None:
         """Announce a worker that claims jobs from the next `announce` on."""
-        self._tokenizer = zlib.compress(info.tokenizer_json)
+        digest = hashlib.sha256(info.tokenizer_json).hexdigest()
+        files = {keys.tokenizer(digest): info.tokenizer_json}
+        if info.chat is not None:
+            files[keys.chat_template(info.chat.template_digest)] = published(info.chat_templates)
+        self._files = {key: zlib.compress(content) for key, content in files.items()}
         self._change(
             state=WorkerState.READY,
             engine=info.name,
             context_window=info.context_window,
             vocabulary_size=info.vocabulary_size,
             bos_token_id=info.bos_token_id,
-            tokenizer_digest=hashlib.sha256(info.tokenizer_json).hexdigest(),
+            tokenizer_digest=digest,
             max_sequences=info.max_sequences,
             kv_cache_tokens=info.kv_cache_tokens,
             features=info.features,
             eos_token_ids=info.eos_token_ids,
             image_token=info.image_token,
             max_images=info.max_images,
+            image_tokens=info.image_tokens,
+            chat=info.chat,
         )
 
     def engine_failed(self, failure: str) -> None:
@@ -96,7 +103,7 @@ class Catalogue:
         """Say that the worker lives, for the next seconds."""
         state, card = self._card.state, messages.encode(self._card)
         if state is WorkerState.READY:
-            await self._publish_tokenizer()
+            await self._publish_files()
             await self._redis.hset(keys.MODELS, self._card.model, card)
         else:
             # What is known of the model from other workers says more than this.
@@ -108,10 +115,10 @@ class Catalogue:
         self._card = msgspec.structs.replace(self._card, **fields)
         telemetry.STATE.state(self._card.state)
 
-    async def _publish_tokenizer(self) -> None:
-        key = keys.tokenizer(self._card.tokenizer_digest)
-        if not await self._redis.expire(key, _TOKENIZER_TTL_SECONDS):
-            await self._redis.set(key, self._tokenizer, ex=_TOKENIZER_TTL_SECONDS)
+    async def _publish_files(self) -> None:
+        for key, content in self._files.items():
+            if not await self._redis.expire(key, _FILE_TTL_SECONDS):
+                await self._redis.set(key, content, ex=_FILE_TTL_SECONDS)
 
     async def withdraw(self) -> None:
         """Say that the worker is gone."""

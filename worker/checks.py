@@ -16,6 +16,7 @@ from worker.engine.base import EngineInfo, InvalidRequestError
 _PATTERN_TOKENS = Range(0, 4096)
 """Tokens of a repeated pattern, and its repetitions: vLLM compares that many after each token."""
 
+_MAX_TOOLS = 128
 _MAX_STEPS = 32
 """Steps of a sampler chain, which may name one more than once."""
 _MAX_PREDICT_MS = Range(0, 2**31 - 1)
@@ -28,6 +29,7 @@ def check_job(job: GenerationJob, info: EngineInfo) -> None:
     _check_resumption(job, info)
     _check_stop(job)
     _check_features(job, info)
+    _check_parsing(job)
     _check_sampling(job.sampling, info)
     _check_something_is_left(job.sampling, info)
 
@@ -79,6 +81,10 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
         Feature.STRUCTURE: bool(job.grammar),
         Feature.SAMPLER_CHAIN: job.sampling.chain is not None,
         Feature.IMAGES: bool(job.images),
+        Feature.CHAT: job.parsing is not None,
+        Feature.TOOLS: job.parsing is not None and bool(job.parsing.tools),
+        Feature.REASONING: job.parsing is not None and job.parsing.finds_reasoning,
+        Feature.THINKING_BUDGET: job.sampling.thinking_budget is not None,
     }
     for feature, is_wanted in wanted.items():
         if is_wanted and feature not in info.features:
@@ -90,8 +96,18 @@ def _check_features(job: GenerationJob, info: EngineInfo) -> None:
             raise InvalidRequestError("logprobs of an echoed prompt cannot be had with images.")
 
 
+def _check_parsing(job: GenerationJob) -> None:
+    if job.parsing is None:
+        return
+    _check_number("tools", job.parsing.tools, _MAX_TOOLS)
+    most = len(job.prompt_token_ids)
+    _check_range("opening_tokens", job.parsing.opening_tokens, Range(0, most))
+
+
 def _check_sampling(spec: SamplingSpec, info: EngineInfo) -> None:
     _check_range("min_tokens", spec.min_tokens, ranges.MIN_TOKENS)
+    if spec.thinking_budget is not None:
+        _check_range("thinking_budget", spec.thinking_budget, ranges.THINKING_BUDGET)
     for name, bounds in ranges.SAMPLING_RANGES.items():
         _check_range(name, getattr(spec, name), bounds)
     _check_number("logit_bias", spec.logit_bias, ranges.MAX_LOGIT_BIAS_ENTRIES)

@@ -66,6 +66,7 @@ def make_engine(settings: Settings) -> Engine:
         completion_tokens=settings.scripted_completion_tokens,
         deadly_token_id=settings.scripted_deadly_token_id,
         dies_on_signal=settings.scripted_dies_on_signal,
+        chat_template=settings.chat_template,
     )
     return ScriptedEngine(Path(settings.model_path), script)
 

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
 from contract.redis_url import check_redis_url
+from worker.chat_format import given_template
 
 _PREFIX = "SLUICE_"
 
@@ -90,6 +91,20 @@ class Settings(BaseSettings):
     enforce_eager: bool | None = Field(
         default=None,
         description="Start faster without compiling the model; true on a CPU and false on a GPU if not given.",
+    )
+    chat_template: Path | None = Field(
+        default=None,
+        description="File with the chat template that stands in for the model's own (Jinja).",
+    )
+    tool_parser: str = Field(
+        default="",
+        description="vLLM's name of the parser that finds tool calls in chat answers, such as `hermes`; "
+        "none are looked for if empty. The scripted engine has its own.",
+    )
+    reasoning_parser: str = Field(
+        default="",
+        description="vLLM's name of the parser that tells reasoning from content in chat answers, such as "
+        "`qwen3`; all is content if empty. The scripted engine has its own.",
     )
     cpu_kv_cache_gib: int = Field(
         default=1, ge=1, description="Memory for the KV cache on a CPU, in GiB."
@@ -189,6 +204,12 @@ class Settings(BaseSettings):
         is_folder_meant = folder.is_absolute() or self.model_path.startswith(".")
         if is_folder_meant and not (folder / "config.json").is_file():
             raise ValueError(f"model_path: {self.model_path} holds no config.json")
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat_template(self) -> Self:
+        if self.chat_template is not None:
+            given_template(self.chat_template)
         return self
 
     @model_validator(mode="after")

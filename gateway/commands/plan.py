@@ -19,6 +19,8 @@ from gateway.settings import Settings
 SLUICE: Final = (sys.executable, "-P", "-m", "gateway.cli")
 DEFAULT_PORT: Final = 8080
 DEMO_MODEL_NAME: Final = "sluice-tiny"
+DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "deepseek_v3")
+"""The demo model thinks where it is asked to (`enable_thinking`), as DeepSeek V3.1 does."""
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
 """A worker gives its jobs half a minute, and then its engine has to end."""
@@ -172,6 +174,7 @@ def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tup
         *("--model-name", model_name),
         *("--engine", options.engine),
         *(() if window is None else ("--context-window", str(window))),
+        *(DEMO_PARSERS if options.model is None else ()),
         *options.worker_arguments,
     )
 

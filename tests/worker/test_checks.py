@@ -1,11 +1,12 @@
 """The worker's last check: whatever an engine could not take is refused by name, bound and value."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from contract.messages import Feature, GenerationJob
+from contract.messages import Feature, GenerationJob, Parsing
 from contract.sampling import (
     DEFAULT_SAMPLERS,
     Dry,
@@ -65,6 +66,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", ""]}, "stop must not be an empty string"),
     ({"stop": ["a"] * 65}, "stop must have at most 64 entries. Given: 65"),
     ({"stop": ["a" * 513]}, "stop must have at most 512 characters. Given: 513"),
+    ({"parsing": Parsing(tools=[{}] * 129)}, "tools must have at most 128 entries. Given: 129"),
+    ({"parsing": Parsing(opening_tokens=4)}, "opening_tokens must be between 0 and 3. Given: 4"),
+    ({"parsing": Parsing(opening_tokens=-1)}, "opening_tokens must be between"),
+    (spec(thinking_budget=-1), "thinking_budget must be between 0 and 2147483647. Given: -1"),
+    (spec(thinking_budget=2**31), "thinking_budget"),
     ({"grammar": "a" * 1_000_001}, "grammar must have at most"),
     ({"images": [b""] * 3}, "images must have at most 2 entries. Given: 3"),
     ({"images": [b""], "score_prompt": True}, "logprobs of an echoed prompt"),
@@ -140,6 +146,8 @@ TAKEN: dict[str, dict[str, Any]] = {
     ),
     "images": {"images": [b"", b""]},
     "grammar": {"grammar": 'start: "a"'},
+    "chat": {"parsing": Parsing(tools=[{}] * 128, finds_reasoning=True, opening_tokens=3)},
+    "no reasoning": spec(thinking_budget=0),
 }
 
 
@@ -156,8 +164,10 @@ def test_job_within_all_bounds_is_taken(name: str) -> None:
         (chain(), "sampler_chain"),
         ({"grammar": "start: /a/"}, "structure"),
         ({"images": [b""]}, "images"),
+        ({"parsing": Parsing()}, "chat"),
+        (spec(thinking_budget=5), "thinking_budget"),
     ],
-    ids=["chain", "grammar", "images"],
+    ids=["chain", "grammar", "images", "chat", "budget"],
 )
 def test_what_the_engine_does_not_offer_is_refused(changes: dict[str, Any], feature: str) -> None:
     bare = EngineInfo(
@@ -172,6 +182,18 @@ def test_what_the_engine_does_not_offer_is_refused(changes: dict[str, Any], feat
     check_job(make_job(), bare)
     with pytest.raises(InvalidRequestError, match=f"does not support {feature}"):
         check_job(make_job(**changes), bare)
+
+
+@pytest.mark.parametrize(
+    ("parsing", "feature"),
+    [(Parsing(tools=[{}]), "tools"), (Parsing(finds_reasoning=True), "reasoning")],
+    ids=["tools", "reasoning"],
+)
+def test_a_model_may_be_talked_with_and_have_no_parsers(parsing: Parsing, feature: str) -> None:
+    plain = replace(INFO, features=[Feature.CHAT])
+    check_job(make_job(parsing=Parsing()), plain)
+    with pytest.raises(InvalidRequestError, match=f"does not support {feature}"):
+        check_job(make_job(parsing=parsing), plain)
 
 
 def test_small_vocabulary_may_not_be_forbidden_whole() -> None:

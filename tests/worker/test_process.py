@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -22,9 +23,10 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract import keys, messages
-from contract.messages import JobFinished, WorkerCard, WorkerState
+from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, RedisServer, make_job
 from worker.__main__ import command
+from worker.chat_format import folder_templates
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.main import EXIT_NOT_STARTED, serve
 from worker.settings import Settings
@@ -98,11 +100,16 @@ async def test_ready_worker_is_in_the_catalogue(
         card = await card_of(redis)
         assert card is not None
         tokenizer: Any = await redis.get(keys.tokenizer(card.tokenizer_digest))
+        assert card.chat is not None
+        template: Any = await redis.get(keys.chat_template(card.chat.template_digest))
         known: Any = await redis.hget(keys.MODELS, MODEL)
     assert (card.state, card.engine) == (WorkerState.READY, "scripted")
     assert (card.context_window, card.max_sequences, card.vocabulary_size) == (512, 7, 2048)
     assert (card.bos_token_id, card.eos_token_ids) == (0, [1])
-    assert (card.dialect, card.features, card.image_token) == ("llamacpp-2026", [], "")
+    assert (card.dialect, card.image_token) == ("llamacpp-2026", "")
+    assert card.features == [Feature.CHAT, Feature.TOOLS, Feature.REASONING]
+    assert (card.chat.tool_parser, card.chat.reasoning_parser) == ("hermes", "think")
+    assert json.loads(zlib.decompress(template)) == folder_templates(MODEL_FOLDER)
     content = (MODEL_FOLDER / "tokenizer.json").read_bytes()
     assert zlib.decompress(tokenizer) == content
     assert card.tokenizer_digest == hashlib.sha256(content).hexdigest()

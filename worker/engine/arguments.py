@@ -17,7 +17,14 @@ MAX_BAD_WORD_TOKENS = 4096
 
 _DEFAULT_MAX_IMAGES = 8
 _CPU_STEP_TOKENS = 4096
-_FIXED = {"model", "logits_processors", "mm_processor_cache_gb"}
+_FIXED = {
+    "model",
+    "logits_processors",
+    "mm_processor_cache_gb",
+    # With a parser of its own the engine would begin a grammar behind the reasoning only, which is part of it.
+    "reasoning_config",
+    "reasoning_parser",
+}
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 

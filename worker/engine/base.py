@@ -4,14 +4,14 @@ An engine knows sequences only: token ids in, token ids out, one `EngineStep` fo
 Text, stop strings, choices and jobs are the worker's affair.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from contract.messages import Feature
+from contract.messages import ChatFormat, Feature
 from contract.sampling import SamplingSpec
 
 TokenScores = list[tuple[int, float]]
@@ -121,6 +121,12 @@ class EngineInfo:
     """Text of the token that stands for an image in a prompt; empty if the model sees none."""
     max_images: int = 0
     """Images of one prompt, at most."""
+    image_tokens: int = 0
+    """Prompt tokens that one image takes at most; 0 if that is not known."""
+    chat: ChatFormat | None = None
+    """None for a model without a chat template."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Their Jinja sources by name."""
 
 
 class Engine(Protocol):

@@ -1,9 +1,11 @@
 """What a started vLLM can take, read from its configuration."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contract.messages import Feature
+from contract.messages import ChatFormat, Feature
+from worker.chat_format import DEFAULT, TOOL_USE, ParserFormat, chat_format, given_template
 from worker.engine.arguments import offers_sampler_chain
 from worker.engine.base import EngineInfo
 from worker.engine.prompts import Prompts
@@ -11,7 +13,14 @@ from worker.settings import Settings
 
 
 def describe(
-    llm: Any, prompts: Prompts, settings: Settings, *, version: str, has_grammars: bool
+    llm: Any,
+    prompts: Prompts,
+    settings: Settings,
+    *,
+    version: str,
+    has_grammars: bool,
+    parsers: ParserFormat,
+    resolve_template: Callable[..., str | None],
 ) -> EngineInfo:
     """Describe an `AsyncLLM`.
 
@@ -21,13 +30,24 @@ def describe(
         settings: What it was started with.
         version: vLLM's own.
         has_grammars: Whether grammars can be compiled for the model's tokenizer.
+        parsers: What reads the model's chat answers apart.
+        resolve_template: Returns the model's chat template for conversations with these `tools`, or None.
+
+    Raises ValueError where parsers are set for a model without a chat template.
     """
     config = llm.vllm_config
     cache = config.cache_config
+    templates = _templates(settings, resolve_template)
+    chat = chat_format(templates, dict(llm.tokenizer.special_tokens_map), parsers)
+    _check_chat(chat, parsers)
     offered = {
         Feature.SAMPLER_CHAIN: offers_sampler_chain(settings),
         Feature.STRUCTURE: has_grammars,
         Feature.IMAGES: prompts.max_images > 0,
+        Feature.CHAT: chat is not None,
+        Feature.TOOLS: bool(parsers.tool_parser),
+        Feature.REASONING: bool(parsers.reasoning_parser),
+        Feature.THINKING_BUDGET: config.reasoning_config is not None,
     }
     return EngineInfo(
         name=f"vllm {version}",
@@ -41,7 +61,29 @@ def describe(
         features=[feature for feature, is_offered in offered.items() if is_offered],
         image_token=prompts.image_token,
         max_images=prompts.max_images,
+        image_tokens=prompts.image_tokens(),
+        chat=chat,
+        chat_templates=templates,
     )
+
+
+def _templates(settings: Settings, resolve_template: Callable[..., str | None]) -> dict[str, str]:
+    if settings.chat_template is not None:
+        return given_template(settings.chat_template)
+    found = {DEFAULT: resolve_template(None), TOOL_USE: resolve_template([{}])}
+    if found[TOOL_USE] == found[DEFAULT]:
+        del found[TOOL_USE]
+    return {name: source for name, source in found.items() if source}
+
+
+def _check_chat(chat: ChatFormat | None, parsers: ParserFormat) -> None:
+    given = {"tool_parser": parsers.tool_parser, "reasoning_parser": parsers.reasoning_parser}
+    names = [name for name, value in given.items() if value]
+    if names and chat is None:
+        raise ValueError(
+            f"{', '.join(names)}: the model has no chat template that could be used; "
+            "chat_template gives it one"
+        )
 
 
 def _eos_token_ids(input_processor: Any, tokenizer: Any) -> list[int]:

@@ -51,6 +51,7 @@ class SamplingParameters:
             logit_bias=spec.logit_bias or None,
             allowed_token_ids=spec.allowed_token_ids or None,
             bad_words=spec.bad_words,
+            thinking_token_budget=spec.thinking_budget,
             ignore_eos=spec.ignore_eos,
             min_tokens=min(spec.min_tokens, max_tokens),
             stop_token_ids=spec.stop_token_ids,

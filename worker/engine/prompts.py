@@ -24,6 +24,7 @@ class Prompts:
             parse: vLLM's reader of prompts, for this model.
         """
         config = llm.vllm_config.model_config
+        self._window = config.max_model_len
         self._renderer = llm.renderer
         self._tokens_input = tokens_input
         self._parse = parse
@@ -35,6 +36,22 @@ class Prompts:
         if self._image_token_id is not None:
             self.max_images = int(config.multimodal_config.get_limit_per_prompt("image"))
             self.image_token = str(llm.tokenizer.convert_ids_to_tokens(self._image_token_id))
+
+    def image_tokens(self) -> int:
+        """Return how many tokens an image takes at most in vLLM's reading of a prompt; 0 if unknown."""
+        if not self.max_images:
+            return 0
+        processor, counts = self._renderer.mm_processor, {"image": 1}
+        try:
+            most = processor.info.get_mm_max_tokens_per_item(self._window, counts)
+            if most is not None:
+                return int(most["image"])
+            # The largest image that the model takes, with the tokens around it.
+            made = processor.get_dummy_mm_inputs(counts)
+            return sum(int(each.length) for each in made["mm_placeholders"]["image"])
+        except Exception as error:  # noqa: BLE001  (whatever a model's own processor lacks)
+            _log.info("It is not known how many tokens an image takes", exc_info=error)
+            return 0
 
     def make(self, request: EngineRequest) -> Any:
         """Return the engine input of a request. With images that takes a while: call it in a thread.

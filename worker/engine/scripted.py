@@ -17,7 +17,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from contract.messages import Feature
+from contract.messages import Feature, ToolFormat
+from worker.chat_format import (
+    ParserFormat,
+    chat_format,
+    folder_special_tokens,
+    folder_templates,
+    given_template,
+)
 from worker.engine.base import (
     EngineDeadError,
     EngineInfo,
@@ -33,6 +40,16 @@ from worker.model_files import bos_token_id, context_window, eos_token_id
 
 _MASK = 2**64 - 1
 _WORD = re.compile(r" [A-Za-z]{2,}")
+_CHAT_FEATURES = [Feature.CHAT, Feature.TOOLS, Feature.REASONING]
+
+OWN_PARSERS = ParserFormat(
+    tool_parser="hermes",
+    tool_format=ToolFormat.HERMES,
+    reasoning_parser="think",
+    reasoning_start="<think>",
+    reasoning_end="</think>",
+)
+"""Parsers that are no engine's: Hermes calls, and reasoning between these marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +69,8 @@ class Script:
     """The engine dies as soon as it has read a prompt with this token; None is no token."""
     dies_on_signal: bool = False
     """Whether SIGUSR1 to this process makes the engine die, instead of ending the process."""
+    chat_template: Path | None = None
+    """File with the chat template; None takes the model's."""
     claimed_features: list[Feature] = field(default_factory=list)
     """What the engine says it can do, for tests of others; it does none of it."""
 
@@ -93,6 +112,10 @@ class ScriptedEngine:
         ]
         config = json.loads((self._folder / "config.json").read_text())
         self._eos_token_id = eos_token_id(self._folder)
+        templates = folder_templates(self._folder)
+        if self._script.chat_template is not None:
+            templates = given_template(self._script.chat_template)
+        chat = chat_format(templates, folder_special_tokens(self._folder), OWN_PARSERS)
         self._info = EngineInfo(
             name="scripted",
             context_window=self._script.context_window or context_window(self._folder),
@@ -102,7 +125,9 @@ class ScriptedEngine:
             tokenizer_json=content,
             bos_token_id=bos_token_id(self._folder),
             eos_token_ids=[self._eos_token_id],
-            features=self._script.claimed_features,
+            features=[*([] if chat is None else _CHAT_FEATURES), *self._script.claimed_features],
+            chat=chat,
+            chat_templates=templates,
         )
         if self._script.dies_on_signal:
             # It stays when the engine is closed: without it the signal would end the process.

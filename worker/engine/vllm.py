@@ -29,6 +29,7 @@ from worker.engine.base import (
 from worker.engine.description import describe
 from worker.engine.outputs import step_of
 from worker.engine.parameters import SamplingParameters
+from worker.engine.parser_format import parser_format
 from worker.engine.processes import EngineProcesses
 from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.engine.resumption import ResumedSequences, replayed_token_ids
@@ -148,16 +149,29 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         import vllm
         import zmq
+        from vllm.config.reasoning import ReasoningConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs import tokens_input
         from vllm.platforms import current_platform
+        from vllm.renderers.hf import resolve_chat_template
         from vllm.renderers.inputs.preprocess import parse_model_prompt
+        from vllm.tokenizers import cached_tokenizer_from_config
         from vllm.v1.engine import exceptions
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
         is_cpu = current_platform.is_cpu()
         arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=is_cpu)
+        parsers = parser_format(
+            self._settings,
+            lambda: cached_tokenizer_from_config(arguments.create_model_config()),
+        )
+        if parsers.reasoning_end:
+            # The bare mark: a budget whose end is one token goes on the same behind any earlier tokens.
+            arguments.reasoning_config = ReasoningConfig(
+                reasoning_start_str=parsers.reasoning_start,
+                reasoning_end_str=parsers.reasoning_end,
+            )
         if self._closing:
             raise EngineDeadError("closed while starting")
         # Made outside of an event loop, AsyncLLM does not start its own output handling.
@@ -173,6 +187,13 @@ class VllmEngine:
             self._settings,
             version=vllm.__version__,
             has_grammars=GuidanceBackend.is_tokenizer_supported(self._llm.tokenizer),
+            parsers=parsers,
+            resolve_template=partial(
+                resolve_chat_template,
+                self._llm.tokenizer,
+                None,
+                model_config=self._llm.model_config,
+            ),
         )
         self._parameters = SamplingParameters(
             vllm.sampling_params,

@@ -1,0 +1,139 @@
+"""Which of vLLM's parsers read a model's chat answers apart, and what they look for in them.
+
+Names and tokenizer are checked before the model is loaded: what does not fit ends the start with words that
+name the setting.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from contract.messages import ToolFormat
+from worker.chat_format import ParserFormat
+from worker.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_HERMES = {"hermes", "qwen3_json"}
+_TESTED_TOOL_PARSERS = _HERMES | {
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "glm47",
+    "granite",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_json",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+}
+_TESTED_REASONING_PARSERS = {
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "glm47",
+    "kimi_k2",
+    "mimo",
+    "nemotron_v3",
+    "qwen3",
+    "step3p5",
+}
+_UNREADABLE = {"openai", "openai_gptoss"}
+"""They read gpt-oss by the ids of an encoding of their own, not by text."""
+
+_THINKING = {"thinking": True, "enable_thinking": True}
+"""Template arguments with which parsers of models that may think look for reasoning."""
+
+_PROBE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def parser_format(settings: Settings, load_tokenizer: Callable[[], Any]) -> ParserFormat:
+    """Describe the parsers that the settings name. Raise ValueError, naming the setting, if one cannot be.
+
+    Args:
+        settings: Those of the worker.
+        load_tokenizer: Returns the model's tokenizer; called only where a parser is named.
+    """
+    tool, reasoning = settings.tool_parser, settings.reasoning_parser
+    if not tool and not reasoning:
+        return ParserFormat()
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    known_tools = ToolParserManager.list_registered()
+    _check_name("tool_parser", tool, known_tools, _TESTED_TOOL_PARSERS)
+    known = ReasoningParserManager.list_registered()
+    _check_name("reasoning_parser", reasoning, known, _TESTED_REASONING_PARSERS)
+    tokenizer = load_tokenizer()
+    start, end = _reasoning_marks(reasoning, tokenizer) if reasoning else ("", "")
+    if tool:
+        _parser(tokenizer, tool_parser=tool)
+    return ParserFormat(
+        tool_parser=tool,
+        tool_format=ToolFormat.HERMES if tool in _HERMES else None,
+        reasoning_parser=reasoning,
+        reasoning_start=start,
+        reasoning_end=end,
+        shows_special_tokens=_shows_special_tokens(tokenizer, tool, reasoning),
+    )
+
+
+def _check_name(setting: str, name: str, known: Iterable[str], tested: set[str]) -> None:
+    offered = sorted(set(known) - _UNREADABLE)
+    if not name or name in tested:
+        return
+    if name not in offered:
+        raise ValueError(f"{setting}: must be one of {', '.join(offered)}. Given: {name!r}")
+    _log.warning("%s: %s is not among those that are tested with this worker", setting, name)
+
+
+def _reasoning_marks(name: str, tokenizer: Any) -> tuple[str, str]:
+    """Return the marks around reasoning, if each is one token."""
+    _parser(tokenizer, reasoning_parser=name)
+    parser_class = _parser_class(reasoning_parser=name).reasoning_parser_cls
+    parser = parser_class(tokenizer, chat_template_kwargs=_THINKING)
+    marks = parser.reasoning_start_str or "", parser.reasoning_end_str or ""
+    lengths = [len(tokenizer.encode(mark, add_special_tokens=False)) for mark in marks]
+    return marks if lengths == [1, 1] else ("", "")
+
+
+def _shows_special_tokens(tokenizer: Any, tool_parser: str, reasoning_parser: str) -> bool:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    request = ChatCompletionRequest(
+        messages=[{"role": "user", "content": ""}], tools=[_PROBE_TOOL], tool_choice="auto"
+    )
+    parser = _parser(
+        tokenizer, request.tools, tool_parser=tool_parser, reasoning_parser=reasoning_parser
+    )
+    return not parser.adjust_request(request).skip_special_tokens
+
+
+def _parser(tokenizer: Any, tools: Any = None, **names: str) -> Any:
+    """Return a parser. Raise ValueError, naming the settings, if it does not fit the tokenizer."""
+    try:
+        return _parser_class(**names, tokenizer=tokenizer)(
+            tokenizer, tools, chat_template_kwargs=_THINKING
+        )
+    except Exception as error:
+        given = {name: value for name, value in names.items() if value}
+        reason = error.__cause__ or error
+        raise ValueError(
+            f"{' and '.join(given)}: {' and '.join(given.values())} cannot be used with this model: "
+            f"{str(reason).strip() or type(reason).__name__}"
+        ) from error
+
+
+def _parser_class(
+    *, tool_parser: str = "", reasoning_parser: str = "", tokenizer: Any = None
+) -> Any:
+    from vllm.parser.parser_manager import ParserManager
+
+    return ParserManager.get_parser(
+        tool_parser_name=tool_parser or None,
+        reasoning_parser_name=reasoning_parser or None,
+        enable_auto_tools=True,
+        tokenizer=tokenizer,
+    )
