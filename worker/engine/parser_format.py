@@ -96,7 +96,15 @@ def _reasoning_marks(name: str, tokenizer: Any) -> tuple[str, str]:
     parser = parser_class(tokenizer, chat_template_kwargs=_THINKING)
     marks = parser.reasoning_start_str or "", parser.reasoning_end_str or ""
     lengths = [len(tokenizer.encode(mark, add_special_tokens=False)) for mark in marks]
-    return marks if lengths == [1, 1] else ("", "")
+    if lengths == [1, 1]:
+        return marks
+    _log.warning(
+        "reasoning_parser: %s has no single tokens around reasoning in this model (%s), so reasoning cannot be "
+        "bounded, nor come before what has a structure",
+        name,
+        " and ".join(repr(mark) for mark in marks if mark) or "no marks",
+    )
+    return "", ""
 
 
 def _shows_special_tokens(tokenizer: Any, tool_parser: str, reasoning_parser: str) -> bool:
