@@ -11,7 +11,7 @@ from gateway.api.call import Call
 from gateway.api.choosing import choose_allowed
 from gateway.api.context import ProcessContext
 from gateway.api.endpoint import Endpoint
-from gateway.dialects.completions import require_model
+from gateway.dialects.bodies import require_model
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.errors import queue_unavailable

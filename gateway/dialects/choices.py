@@ -20,8 +20,8 @@ _LOGPROBS_SCHEMA: dict[str, Any] = {
 }
 
 
-class ChoiceParameters(Parameters):
-    """How many choices, and what is told about their tokens."""
+class SharedChoiceParameters(Parameters):
+    """What completions and chats have in common."""
 
     n: Annotated[int, bounded(N), INTEGRAL] | None = Field(
         default=None, description="Choices for each prompt. Default: 1."
@@ -29,6 +29,22 @@ class ChoiceParameters(Parameters):
     n_cmpl: Annotated[int, bounded(N), INTEGRAL] | None = Field(
         default=None, description="Another name of `n`."
     )
+    return_token_ids: bool | None = Field(
+        default=None, description="Report the ids of prompt and completion tokens. Default: false."
+    )
+    return_tokens: bool | None = Field(
+        default=None, description="Another name of `return_token_ids`."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None,
+        description="Whether special tokens are left out of the text; end-of-text and stop tokens "
+        "always are. Default: true.",
+    )
+
+
+class ChoiceParameters(SharedChoiceParameters):
+    """How many choices, and what is told about their tokens."""
+
     best_of: Annotated[int, bounded(N), INTEGRAL] | None = Field(
         default=None,
         description="Sample this many (at least `n`) and return the `n` with the highest mean "
@@ -44,16 +60,25 @@ class ChoiceParameters(Parameters):
     n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
         default=None, description="Another name of `logprobs`; 0 reports nothing."
     )
-    return_token_ids: bool | None = Field(
-        default=None, description="Report the ids of prompt and completion tokens. Default: false."
-    )
-    return_tokens: bool | None = Field(
-        default=None, description="Another name of `return_token_ids`."
-    )
-    skip_special_tokens: bool | None = Field(
+
+
+class ChatChoiceParameters(SharedChoiceParameters):
+    """How many answers, and what is told about their tokens."""
+
+    logprobs: Any = Field(
         default=None,
-        description="Whether special tokens are left out of the text; end-of-text and stop tokens "
-        "always are. Default: true.",
+        description="Whether log-probabilities of the chosen tokens are reported; a number stands for true "
+        "and is the same as `top_logprobs`. Default: false.",
+        json_schema_extra=_LOGPROBS_SCHEMA,
+    )
+    top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
+        default=None,
+        description="Report this many of the likeliest tokens as well, if `logprobs` is true. At most 5 in "
+        "dialect fireworks. Default: 0.",
+    )
+    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
+        default=None,
+        description="Another name of `top_logprobs`, which needs no `logprobs`; 0 reports nothing.",
     )
 
 
@@ -97,10 +122,52 @@ def _best_of_kept(best_of: int, n: int) -> int:
 
 def read_logprobs(body: ChoiceParameters, profile: Profile) -> int | None:
     """Return how many alternatives are reported for each token, None for no log-probabilities."""
-    most = profile.most_logprobs
     count = agreed(logprobs=_logprobs(body.logprobs, profile), n_probs=body.n_probs or None)
+    name = "logprobs" if body.logprobs is not None else "n_probs"
+    return _checked_count(count, name, most=profile.most_logprobs)
+
+
+def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:
+    """Return how many answers are given, at most `most`. Raises InvalidParameterError."""
+    n = agreed(n=body.n, n_cmpl=body.n_cmpl) or 1
+    if n > most:
+        raise InvalidParameterError(f"'n' must be <= {most}. Given: {n}.", param="n")
+    return n
+
+
+def read_top_logprobs(body: ChatChoiceParameters, profile: Profile) -> int | None:
+    """Return how many alternatives are reported for each token, None for no log-probabilities.
+
+    Raises InvalidParameterError.
+    """
+    is_on, count = _chat_logprobs(body.logprobs)
+    if body.top_logprobs and not (is_on or body.n_probs):
+        raise InvalidParameterError(
+            f"'top_logprobs' needs 'logprobs' true. Given: {body.top_logprobs}.",
+            param="top_logprobs",
+        )
+    given = {
+        "logprobs": count,
+        "top_logprobs": body.top_logprobs if is_on or body.n_probs else None,
+        "n_probs": body.n_probs or None,
+    }
+    name = next((name for name, value in given.items() if value is not None), "logprobs")
+    count = _checked_count(agreed(**given), name, most=profile.most_top_logprobs)
+    return 0 if count is None and is_on else count
+
+
+def _chat_logprobs(value: object) -> tuple[bool, int | None]:
+    """Return whether log-probabilities are asked for, and how many where a number says so."""
+    if value is None or isinstance(value, bool):
+        return bool(value), None
+    count = integer(value)
+    if count is None:
+        raise _not_logprobs(value)
+    return True, count
+
+
+def _checked_count(count: int | None, name: str, *, most: int) -> int | None:
     if count is not None and not 0 <= count <= most:
-        name = "logprobs" if body.logprobs is not None else "n_probs"
         sign, bound = (">=", 0) if count < 0 else ("<=", most)
         raise InvalidParameterError(f"'{name}' must be {sign} {bound}. Given: {count}.", param=name)
     return count
@@ -113,7 +180,11 @@ def _logprobs(value: object, profile: Profile) -> int | None:
         return profile.logprobs_true
     count = integer(value)
     if count is None:
-        raise InvalidParameterError(
-            f"'logprobs' must be an integer or a boolean. Given: {shown(value)}.", param="logprobs"
-        )
+        raise _not_logprobs(value)
     return count
+
+
+def _not_logprobs(value: object) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"'logprobs' must be an integer or a boolean. Given: {shown(value)}.", param="logprobs"
+    )

@@ -4,33 +4,22 @@ The parameters and their meaning are spread over the modules of this room by top
 together, and here stand the rules that concern more than one topic.
 """
 
-from typing import Any
-
-import msgspec
-from pydantic import Field
-
-from contract.sampling import SamplingSpec
-from gateway.dialects.chain import read_sampling
-from gateway.dialects.chain_parameters import ChainParameters
+from gateway.dialects.bodies import (
+    SharedParameters,
+    check_end_is_free,
+    read_model,
+    read_whole_sampling,
+    shared_extra,
+)
 from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
 from gateway.dialects.images import ImageParameters, read_images
 from gateway.dialects.lengths import (
-    LengthParameters,
     read_context_length_behavior,
     read_includes_stop,
     read_max_tokens,
-    read_min_tokens,
-    read_repetition_detection,
     read_stop,
-    read_stop_token_ids,
 )
-from gateway.dialects.logit_bias import (
-    LogitBias,
-    TokenChoiceParameters,
-    read_allowed_token_ids,
-    read_bad_words,
-    read_logit_bias,
-)
+from gateway.dialects.logit_bias import read_logit_bias
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
     PromptParameters,
@@ -39,38 +28,26 @@ from gateway.dialects.prompts import (
     read_prompts,
     read_suffix,
 )
-from gateway.dialects.refused import nested_extra, read_extra
-from gateway.dialects.request import GenerationRequest, Prompt, Structure, ToolUse
+from gateway.dialects.refused import read_extra
+from gateway.dialects.request import GenerationRequest, Prompt
 from gateway.dialects.stream_options import (
-    AnswerParameters,
     read_cache_isolation_key,
     read_service_tier,
     read_stream_options,
 )
-from gateway.dialects.structured_outputs import unknown_options
-from gateway.dialects.structures import StructureParameters, read_structure
+from gateway.dialects.structures import read_structure
 from gateway.dialects.tools import ToolParameters, read_tool_use
-from gateway.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.errors import InvalidParameterError
 
 
 class CompletionRequest(
-    AnswerParameters,
+    SharedParameters,
     ToolParameters,
-    StructureParameters,
-    TokenChoiceParameters,
-    ChainParameters,
     ChoiceParameters,
-    LengthParameters,
     ImageParameters,
     PromptParameters,
 ):
     """Body of `POST /v1/completions`. Null means absent for every parameter."""
-
-    model: str | None = Field(
-        default=None,
-        description="Model to use, from `GET /v1/models`. Required in dialects openai, fireworks and "
-        "omlx; in others your account's default model is taken.",
-    )
 
 
 def to_generation_request(
@@ -111,7 +88,7 @@ def to_generation_request(
         include_obfuscation=bool(options.include_obfuscation),
         structure=structure,
         tool_use=tool_use,
-        sampling=_sampling(body, profile, bias, max_tokens=max_tokens),
+        sampling=read_whole_sampling(body, profile, bias, max_tokens=max_tokens),
         bias_texts=bias.texts,
         reads_prefix_cache=body.cache_prompt is not False,
         cache_isolation_key=read_cache_isolation_key(body),
@@ -128,50 +105,8 @@ def to_generation_request(
     return request
 
 
-def read_model(value: object, profile: Profile) -> str | None:
-    """Return the model that is asked for, None for the default one. Raises a BadRequestError."""
-    if value is None:
-        if profile.is_model_required:
-            raise MissingParameterError("model")
-        return None
-    if not isinstance(value, str):
-        raise InvalidParameterError(
-            f"'model' must be a string. Given: {shown(value)}.", param="model"
-        )
-    return value
-
-
-def require_model(body: dict[str, Any], profile: Profile) -> str | None:
-    """Return the model a body asks for, before anything else of it is looked at.
-
-    None stands for the tenant's default model. Raises a BadRequestError.
-    """
-    return read_model(body.get("model"), profile)
-
-
 def _ignored(body: CompletionRequest) -> tuple[str, ...]:
-    ignored = read_extra(body.model_extra or {})
-    if body.stream_options is not None:
-        ignored += nested_extra("stream_options", body.stream_options.model_extra)
-    if body.repetition_detection is not None:
-        ignored += nested_extra("repetition_detection", body.repetition_detection.model_extra)
-    ignored += nested_extra("structured_outputs", unknown_options(body.structured_outputs))
-    return tuple(sorted(ignored))
-
-
-def _sampling(
-    body: CompletionRequest, profile: Profile, bias: LogitBias, *, max_tokens: int
-) -> SamplingSpec:
-    return msgspec.structs.replace(
-        read_sampling(body, profile),
-        logit_bias=bias.ids,
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=read_min_tokens(body, max_tokens=max_tokens),
-        stop_token_ids=read_stop_token_ids(body),
-        allowed_token_ids=read_allowed_token_ids(body.allowed_token_ids, bias),
-        bad_words=read_bad_words(body.bad_words),
-        repetition_detection=read_repetition_detection(body),
-    )
+    return tuple(sorted(read_extra(body.model_extra or {}) + shared_extra(body)))
 
 
 def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:
@@ -189,33 +124,10 @@ def _check_combinations(request: GenerationRequest) -> None:
             "'images' cannot be combined with 'echo' and 'logprobs': images have no log-probabilities.",
             param="images",
         )
-    constraint = _constraint(request.structure, request.tool_use)
-    if constraint is None:
-        return
-    ends = "the text ends where its structure is complete."
-    for name, is_given, why in (
-        ("ignore_eos", request.sampling.ignore_eos, ends),
-        ("min_tokens", request.sampling.min_tokens > 0, ends),
-        (
-            "allowed_token_ids",
-            bool(request.sampling.allowed_token_ids),
-            "they may leave no token to go on with.",
-        ),
-    ):
-        if is_given:
-            raise InvalidParameterError(
-                f"'{name}' cannot be combined with '{constraint}': {why}", param=name
-            )
-
-
-def _constraint(structure: Structure | None, tool_use: ToolUse | None) -> str | None:
-    """Return the parameter that says what the text must match."""
-    is_tool_forced = tool_use is not None and tool_use.is_constraint
-    if structure is not None and is_tool_forced:
+    structure, tool_use = request.structure, request.tool_use
+    if structure is not None and tool_use is not None and tool_use.is_constraint:
         raise InvalidParameterError(
             f"'{structure.param}' cannot be combined with tools that constrain the text.",
             param=structure.param,
         )
-    if structure is not None:
-        return structure.param
-    return "tools" if is_tool_forced else None
+    check_end_is_free(request, tools_param="tools")

@@ -4,33 +4,57 @@ import math
 from typing import Any
 
 from contract.sampling import SamplerChain, SamplingSpec
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import ChatRequest, GenerationRequest
 
 
 def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> dict[str, Any]:
     """Return every parameter that has an effect, aliases resolved and defaults filled in."""
     parameters: dict[str, Any] = {
         "n": request.n,
-        "best_of": request.best_of,
         "context_length_exceeded_behavior": str(request.context_length_behavior),
         "stop": request.stop,
         "include_stop_str_in_output": request.includes_stop,
-        "logprobs": request.logprobs,
-        "echo": request.echo,
         "stream": request.stream,
         "background": request.is_background,
         "cache_prompt": request.reads_prefix_cache,
         **_sampling(sampling),
     }
-    if request.suffix:
-        parameters["suffix"] = request.suffix
+    if request.chat is None:
+        parameters |= _of_completions(request)
+    else:
+        parameters |= _of_chats(request, request.chat, sampling)
     if request.structure is not None:
         parameters["structure"] = str(request.structure.kind)
     if request.tool_use is not None:
         parameters["tools"] = [tool.name for tool in request.tool_use.tools]
+        parameters["parallel_tool_calls"] = request.tool_use.is_parallel
     if sampling.chain is not None:
         parameters |= _chain(sampling.chain)
     return parameters
+
+
+def _of_completions(request: GenerationRequest) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "best_of": request.best_of,
+        "logprobs": request.logprobs,
+        "echo": request.echo,
+    }
+    if request.suffix:
+        parameters["suffix"] = request.suffix
+    return parameters
+
+
+def _of_chats(
+    request: GenerationRequest, chat: ChatRequest, sampling: SamplingSpec
+) -> dict[str, Any]:
+    return {
+        "logprobs": request.logprobs is not None,
+        "top_logprobs": request.logprobs or 0,
+        "chat_template_kwargs": chat.template_arguments,
+        "continue_final_message": chat.continues_last_message,
+        "thinking_budget": sampling.thinking_budget,
+        "include_reasoning": chat.shows_reasoning,
+    }
 
 
 def _sampling(sampling: SamplingSpec) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Images of a request: base64 in data URIs, as many as a prompt has marks for them."""
 
 import binascii
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -17,7 +18,7 @@ MAX_IMAGES = 16
 MAX_IMAGE_BYTES = 4 * 2**20
 """Size of one decoded image file."""
 
-_SIGNATURES = {
+SIGNATURES: Mapping[str, tuple[bytes, ...]] = {
     "image/jpeg": (b"\xff\xd8\xff",),
     "image/png": (b"\x89PNG\r\n\x1a\n",),
     "image/webp": (b"RIFF",),
@@ -64,7 +65,14 @@ def read_images(body: ImageParameters, prompts: list[Prompt]) -> list[list[bytes
         )
     for index, (uris, prompt) in enumerate(zip(per_prompt, prompts, strict=True)):
         _check_marks(len(uris), prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]")
-    return [[_decoded(uri) for uri in uris] for uris in per_prompt]
+    is_nested = len(per_prompt) > 1
+    return [
+        [
+            _decoded(uri, f"images[{prompt}][{index}]" if is_nested else f"images[{index}]")
+            for index, uri in enumerate(uris)
+        ]
+        for prompt, uris in enumerate(per_prompt)
+    ]
 
 
 def _per_prompt(value: object, prompts: list[Prompt]) -> list[list[Any]]:
@@ -94,36 +102,41 @@ def _check_marks(images: int, prompt: Prompt, path: str) -> None:
         )
 
 
-def _decoded(uri: object) -> bytes:
-    if not isinstance(uri, str):
-        raise InvalidParameterError(
-            f"'images' must be an array of data URIs. Given: {shown(uri)} in it.", param="images"
-        )
+def decoded_image(uri: str, path: str, *, param: str) -> bytes:
+    """Return the file in a data URI that stands at `path`. Raise InvalidParameterError naming `param`."""
     head, comma, data = uri.partition(";base64,")
     media_type = head.removeprefix("data:")
-    if not comma or media_type == head or media_type not in _SIGNATURES:
-        types = ", ".join(_SIGNATURES)
+    if not comma or media_type == head or media_type not in SIGNATURES:
+        types = ", ".join(SIGNATURES)
         raise InvalidParameterError(
-            f"'images' must have data URIs 'data:TYPE;base64,DATA' of a type of {types}. "
+            f"'{path}' must be a data URI 'data:TYPE;base64,DATA' with a TYPE of {types}. "
             f"Given: {shown(uri[:80])}.",
-            param="images",
+            param=param,
         )
     if len(data) > MAX_IMAGE_BYTES // 3 * 4 + 4:
         raise InvalidParameterError(
-            f"'images' must have images of at most {MAX_IMAGE_BYTES} bytes. "
+            f"'{path}' must be an image of at most {MAX_IMAGE_BYTES} bytes. "
             f"Given: {len(data) // 4 * 3} bytes.",
-            param="images",
+            param=param,
         )
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except ValueError:
         raise InvalidParameterError(
-            f"'images' must be encoded in base64. Given: {shown(data[:80])}.", param="images"
+            f"'{path}' must be encoded in base64. Given: {shown(data[:80])}.", param=param
         ) from None
-    if not content.startswith(_SIGNATURES[media_type]):
+    if not content.startswith(SIGNATURES[media_type]):
         raise InvalidParameterError(
-            f"'images' must have files of the type that they declare. Given: {media_type} that begins "
+            f"'{path}' must be a file of the type that it declares. Given: {media_type} that begins "
             f"with {shown(content[:8].hex())} in hexadecimal.",
-            param="images",
+            param=param,
         )
     return content
+
+
+def _decoded(uri: object, path: str) -> bytes:
+    if not isinstance(uri, str):
+        raise InvalidParameterError(
+            f"'{path}' must be a data URI. Given: {shown(uri)}.", param="images"
+        )
+    return decoded_image(uri, path, param="images")

@@ -116,22 +116,46 @@ class LengthParameters(Parameters):
     )
 
 
+class ChatLengthParameters(LengthParameters):
+    """How long an answer of a chat may get."""
+
+    max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
+        default=None,
+        description="Tokens to generate for each choice, at most, reasoning included. -1: all that fit into "
+        "the context window. 0: none, in dialect llamacpp only. Default: -1; dialect omlx: 32768.",
+    )
+
+
 def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool) -> int:
     """Return the completion tokens asked for; -1 stands for all that fit."""
-    if profile.prefers_n_predict and body.n_predict is not None:
-        given: int | None = body.n_predict
-    else:
-        given = agreed(
-            max_tokens=body.max_tokens,
-            max_completion_tokens=body.max_completion_tokens,
-            n_predict=body.n_predict,
-        )
+    given = _given_max_tokens(body, profile)
     max_tokens = profile.max_tokens if given is None else given
     if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
         raise InvalidParameterError(
             "'max_tokens' must be >= 1, unless 'echo' is true. Given: 0.", param="max_tokens"
         )
     return max_tokens
+
+
+def read_chat_max_tokens(body: LengthParameters, profile: Profile) -> int:
+    """Return the tokens that an answer may have; -1 stands for all that fit."""
+    given = _given_max_tokens(body, profile)
+    max_tokens = profile.chat_max_tokens if given is None else given
+    if max_tokens == 0 and not profile.allows_empty_completion:
+        raise InvalidParameterError(
+            "'max_tokens' must be >= 1, or -1 for all that fit. Given: 0.", param="max_tokens"
+        )
+    return max_tokens
+
+
+def _given_max_tokens(body: LengthParameters, profile: Profile) -> int | None:
+    if profile.prefers_n_predict and body.n_predict is not None:
+        return body.n_predict
+    return agreed(
+        max_tokens=body.max_tokens,
+        max_completion_tokens=body.max_completion_tokens,
+        n_predict=body.n_predict,
+    )
 
 
 def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:

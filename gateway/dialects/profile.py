@@ -44,6 +44,7 @@ class Profile:
 
     # Defaults of parameters.
     max_tokens: int = 16
+    chat_max_tokens: int = ALL_THAT_FIT
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -56,6 +57,8 @@ class Profile:
     # Bounds.
     most_stop_strings: int = 64
     most_logprobs: int = 20
+    most_top_logprobs: int = 20
+    """Of chats."""
     most_xtc_threshold: float = 1.0
 
     # Conventions.
@@ -97,6 +100,7 @@ _FIREWORKS = Profile(
     context_length_behavior=ContextLengthBehavior.TRUNCATE,
     most_stop_strings=4,
     most_logprobs=5,
+    most_top_logprobs=5,
     includes_stop=True,
     allows_stream_options_without_stream=True,
     keeps_usage_in_final_chunk=True,
@@ -155,6 +159,7 @@ PROFILES: dict[Dialect, Profile] = {
         Profile(
             name=Dialect.OMLX,
             max_tokens=32_768,
+            chat_max_tokens=32_768,
             context_length_behavior=ContextLengthBehavior.TRUNCATE,
             most_xtc_threshold=0.5,
             spares_special_tokens_in_xtc=True,

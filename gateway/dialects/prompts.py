@@ -23,7 +23,22 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class PromptParameters(Parameters):
+class TruncationParameters(Parameters):
+    """What is cut from a prompt that is too long."""
+
+    truncate_sequence: bool | None = Field(
+        default=None,
+        description="Whether a prompt that is too long loses its first tokens, so that max_tokens fit, "
+        "instead of being refused. Default: false.",
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
+        default=None,
+        description="Keep this many of the prompt's last tokens; -1 keeps all that fit, as "
+        "`truncate_sequence` does. Default: keep all, and refuse a prompt that is too long.",
+    )
+
+
+class PromptParameters(TruncationParameters):
     """What the completion starts from."""
 
     prompt: Any = Field(
@@ -36,16 +51,6 @@ class PromptParameters(Parameters):
         default=None,
         description="Whether the tokenizer's own tokens, such as begin-of-text, are put around text "
         "prompts. Default: true.",
-    )
-    truncate_sequence: bool | None = Field(
-        default=None,
-        description="Whether a prompt that is too long loses its first tokens, so that max_tokens fit, "
-        "instead of being refused. Default: false.",
-    )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
-        default=None,
-        description="Keep this many of the prompt's last tokens; -1 keeps all that fit, as "
-        "`truncate_sequence` does. Default: keep all, and refuse a prompt that is too long.",
     )
     suffix: str | None = Field(
         default=None,
@@ -110,7 +115,7 @@ def _one_prompt(value: object, path: str) -> Prompt:
     return value
 
 
-def read_prompt_tokens_kept(body: PromptParameters) -> int | None:
+def read_prompt_tokens_kept(body: TruncationParameters) -> int | None:
     """Return how many of the prompt's last tokens are kept, FIT, or None to cut nothing."""
     if body.truncate_prompt_tokens is None:
         return FIT if body.truncate_sequence else None

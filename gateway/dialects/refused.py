@@ -47,17 +47,55 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters that would change the answer, and the values with which they would not."""
 
+_OF_COMPLETIONS_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (),
+    "best_of": (1, 1.0),
+    "echo": (),
+    "echo_last": (0, 0.0),
+    "images": (),
+    "prompt": (),
+    "suffix": (),
+}
 
-def read_extra(extra: Mapping[str, Any]) -> list[str]:
-    """Return which parameters have no effect here. Raise UnsupportedParameterError for REFUSED ones."""
+REFUSED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
+    **{
+        name: values
+        for name, values in REFUSED.items()
+        if name not in {"functions", "function_call"}
+    },
+    **_OF_COMPLETIONS_ONLY,
+    "audio": (),
+    "chat_template": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_format": ("auto", "deepseek"),
+    "reasoning_history": (),
+    "speculation": (),
+    "store": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""The same for chats."""
+
+
+def read_extra(
+    extra: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED
+) -> list[str]:
+    """Return which parameters have no effect here. Raise UnsupportedParameterError for refused ones."""
     ignored: list[str] = []
     for name, value in extra.items():
-        if name in REFUSED:
-            if not _is_one_of(value, (*_NOTHING, *REFUSED[name])):
+        if name in refused:
+            if not _is_one_of(value, (*_NOTHING, *refused[name])):
                 raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
         else:
             ignored.append(name)
     return ignored
+
+
+def is_nothing(value: object) -> bool:
+    """Return whether a value asks for nothing, whatever the parameter."""
+    return _is_one_of(value, _NOTHING)
 
 
 def nested_extra(name: str, extra: Mapping[str, Any] | None) -> Iterable[str]:

@@ -80,7 +80,11 @@ class ToolUse:
     @property
     def is_constraint(self) -> bool:
         """Whether the text is constrained, so that a model without a tool format must refuse."""
-        return self.mode is not ToolMode.AUTO or any(tool.is_strict for tool in self.tools)
+        return (
+            self.mode is not ToolMode.AUTO
+            or not self.is_parallel
+            or any(tool.is_strict for tool in self.tools)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,11 @@ class ChatRequest:
     image_sources: list[bytes | ImageUrl] = field(default_factory=list)
     """Images of all messages in their order: files that came in data URIs, and URLs."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    """Variables of the template that the client sets."""
+    """Variables of the template that the client sets, to JSON scalars."""
+    argument_params: dict[str, str] = field(default_factory=dict)
+    """Of each of these variables, the parameter that sets it (`gateway.dialects.template_arguments`)."""
+    thinking_budget_param: str = ""
+    """The parameter that gave `SamplingSpec.thinking_budget`; empty if none did."""
     continues_last_message: bool = False
     """Whether the answer goes on with the last message, which is the assistant's, instead of a new one."""
     shows_reasoning: bool = True

@@ -6,9 +6,11 @@ from enum import StrEnum
 
 import msgspec
 
-from contract.messages import Feature
+from contract.messages import Feature, ToolFormat
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.chain_parameters import ChainParameters
+from gateway.dialects.chat import ChatCompletionRequest, constraint_param, tools_param
+from gateway.dialects.chat_tools import ChatToolParameters
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.images import ImageParameters
 from gateway.dialects.profile import Profile
@@ -32,34 +34,73 @@ class Need(StrEnum):
     IMAGES = "a model that sees images"
     INFILL = "a model with tokens for infill"
     TOOLS = "a model with a format for tool calls"
+    CHAT = "a model with a chat template"
+    CALLS = "a model whose tool calls are found in its answers"
+    FORCED_CALLS = "a model whose format of tool calls can be enforced"
+    REASONING = "a model whose reasoning is found in its answers"
+    THINKING_BUDGET = "an engine that can end the reasoning"
 
 
-NEEDS: Mapping[str, Need] = {
+_SHARED_NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(
         ChainParameters.model_fields.keys() - SamplingParameters.model_fields.keys(),
         Need.SAMPLER_CHAIN,
     ),
     **dict.fromkeys(StructureParameters.model_fields, Need.STRUCTURE),
+}
+
+NEEDS: Mapping[str, Need] = {
+    **_SHARED_NEEDS,
     **dict.fromkeys(ImageParameters.model_fields, Need.IMAGES),
     **dict.fromkeys(ToolParameters.model_fields, Need.TOOLS),
     "suffix": Need.INFILL,
 }
-"""Parameters that not every model serves."""
+"""Parameters of completions that not every model serves."""
+
+CHAT_NEEDS: Mapping[str, Need] = {
+    **_SHARED_NEEDS,
+    **dict.fromkeys(ChatToolParameters.model_fields, Need.CALLS),
+    "parallel_tool_calls": Need.FORCED_CALLS,
+    "include_reasoning": Need.REASONING,
+    "thinking_budget": Need.THINKING_BUDGET,
+    "thinking_token_budget": Need.THINKING_BUDGET,
+    "reasoning_budget_tokens": Need.THINKING_BUDGET,
+}
+"""Parameters of chats that not every model with a chat template serves."""
 
 _FEATURES = {
     Feature.SAMPLER_CHAIN: Need.SAMPLER_CHAIN,
     Feature.STRUCTURE: Need.STRUCTURE,
     Feature.IMAGES: Need.IMAGES,
+    Feature.CHAT: Need.CHAT,
+    Feature.TOOLS: Need.CALLS,
+    Feature.REASONING: Need.REASONING,
+    Feature.THINKING_BUDGET: Need.THINKING_BUDGET,
 }
 
 
 def supported_parameters(
     features: Iterable[Feature], *, has_infill: bool, has_tools: bool
 ) -> list[str]:
-    """Return the parameters that a model serves, in the order of the alphabet."""
+    """Return the parameters of completions that a model serves, in the order of the alphabet."""
     met = _met(features, has_infill=has_infill, has_tools=has_tools)
     return sorted(
         name for name in CompletionRequest.model_fields if NEEDS.get(name) in (None, *met)
+    )
+
+
+def supported_chat_parameters(
+    features: Iterable[Feature], *, tool_format: ToolFormat | None
+) -> list[str]:
+    """Return the parameters of chats that a model serves, none if it has no chat template.
+
+    `tool_format` is that of its card, None where calls cannot be forced.
+    """
+    met = _met(features, tool_format=tool_format)
+    if Need.CHAT not in met:
+        return []
+    return sorted(
+        name for name in ChatCompletionRequest.model_fields if CHAT_NEEDS.get(name) in (None, *met)
     )
 
 
@@ -67,25 +108,30 @@ def check_supported(
     request: GenerationRequest,
     features: Iterable[Feature],
     *,
-    has_infill: bool,
-    has_tools: bool,
+    has_infill: bool = False,
+    has_tools: bool = False,
+    tool_format: ToolFormat | None = None,
     max_images: int | None = None,
 ) -> GenerationRequest:
     """Return the request as the model can serve it. Raise a BadRequestError if it cannot.
 
-    Only a convention of the dialect is given up: where an engine has no sampler chain, plain sampling
-    follows the engine's own order. `max_images` bounds the images of one prompt.
+    Given up is only a convention of the dialect (where an engine has no sampler chain, plain sampling
+    follows the engine's own order) and a bound on reasoning where no engine can keep it; the latter is then
+    one of the ignored parameters. `has_infill` and `has_tools` concern completions, `tool_format` chats.
+    `max_images` bounds the images of one prompt.
     """
-    met = _met(features, has_infill=has_infill, has_tools=has_tools)
+    met = _met(features, has_infill=has_infill, has_tools=has_tools, tool_format=tool_format)
     for param, need in _asked(request):
         if need not in met:
             raise UnsupportedParameterError(
                 f"'{param}' is not supported by this model: it needs {need}.", param=param
             )
     _check_images(request, max_images)
-    if request.sampling.chain is None or Need.SAMPLER_CHAIN in met:
-        return request
-    return replace(request, sampling=msgspec.structs.replace(request.sampling, chain=None))
+    if request.sampling.chain is not None and Need.SAMPLER_CHAIN not in met:
+        request = replace(request, sampling=msgspec.structs.replace(request.sampling, chain=None))
+    if request.sampling.thinking_budget is not None and Need.THINKING_BUDGET not in met:
+        request = _without_thinking_budget(request)
+    return request
 
 
 def refuse_ignored(names: Sequence[str]) -> None:
@@ -97,33 +143,64 @@ def refuse_ignored(names: Sequence[str]) -> None:
         )
 
 
-def _met(features: Iterable[Feature], *, has_infill: bool, has_tools: bool) -> set[Need]:
+def _met(
+    features: Iterable[Feature],
+    *,
+    has_infill: bool = False,
+    has_tools: bool = False,
+    tool_format: ToolFormat | None = None,
+) -> set[Need]:
     met = {_FEATURES[feature] for feature in features}
     if has_infill:
         met.add(Need.INFILL)
     if has_tools:
         met.add(Need.TOOLS)
+    if tool_format is not None and Need.STRUCTURE in met:
+        met.add(Need.FORCED_CALLS)
     return met
+
+
+def _without_thinking_budget(request: GenerationRequest) -> GenerationRequest:
+    param = request.chat.thinking_budget_param if request.chat else ""
+    return replace(
+        request,
+        sampling=msgspec.structs.replace(request.sampling, thinking_budget=None),
+        ignored_parameters=tuple(sorted({*request.ignored_parameters, param})),
+    )
 
 
 def _asked(request: GenerationRequest) -> list[tuple[str, Need]]:
     asked: list[tuple[str, Need]] = []
     if request.structure is not None:
         asked.append((request.structure.param, Need.STRUCTURE))
-    if request.tool_use is not None:
-        asked.append(("tools", Need.TOOLS))
-        if request.tool_use.is_constraint:
-            asked.append(("tools", Need.STRUCTURE))
-    if any(request.images):
-        asked.append(("images", Need.IMAGES))
-    if request.suffix and not request.profile.is_suffix_literal:
-        asked.append(("suffix", Need.INFILL))
+    asked += _asked_of_completions(request) if request.chat is None else _asked_of_chats(request)
     if request.sampling.chain is not None:
         asked += [
             (param, Need.SAMPLER_CHAIN)
             for param in _chain_parameters(request.sampling.chain, request.profile)
         ]
     return asked
+
+
+def _asked_of_completions(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
+    if request.tool_use is not None:
+        yield "tools", Need.TOOLS
+        if request.tool_use.is_constraint:
+            yield "tools", Need.STRUCTURE
+    if any(request.images):
+        yield "images", Need.IMAGES
+    if request.suffix and not request.profile.is_suffix_literal:
+        yield "suffix", Need.INFILL
+
+
+def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
+    yield "messages", Need.CHAT
+    if _image_count(request):
+        yield "messages", Need.IMAGES
+    if request.tool_use is not None:
+        yield tools_param(request), Need.CALLS
+        if request.tool_use.is_constraint:
+            yield constraint_param(request, request.tool_use), Need.FORCED_CALLS
 
 
 def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
@@ -145,9 +222,16 @@ def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
 
 
 def _check_images(request: GenerationRequest, most: int | None) -> None:
-    given = max(map(len, request.images), default=0)
+    given = _image_count(request)
     if most is not None and given > most:
+        param = "images" if request.chat is None else "messages"
         raise InvalidParameterError(
-            f"'images' must have at most {most} images for a prompt of this model. Given: {given}.",
-            param="images",
+            f"'{param}' must have at most {most} images for a prompt of this model. Given: {given}.",
+            param=param,
         )
+
+
+def _image_count(request: GenerationRequest) -> int:
+    """Return the images of the prompt that has most; of a chat those that are still to be fetched, too."""
+    unfetched = len(request.chat.image_sources) if request.chat else 0
+    return max([unfetched, *map(len, request.images)])

@@ -8,14 +8,31 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters, array_schema, read_list
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.schemas import checked_schema
-from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+from gateway.errors import InvalidParameterError, shown
 
 MAX_TOOLS = 128
 
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANY_ARGUMENTS = {"type": "object"}
 
-_TOOL_SCHEMA: dict[str, Any] = {
+FUNCTION_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "boolean", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+
+TOOL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
+}
+
+NAMED_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["type", "function"],
     "properties": {
@@ -23,33 +40,13 @@ _TOOL_SCHEMA: dict[str, Any] = {
         "function": {
             "type": "object",
             "required": ["name"],
-            "properties": {
-                "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
-                "description": {"type": ["string", "null"]},
-                "parameters": {"type": ["object", "boolean", "null"]},
-                "strict": {"type": ["boolean", "null"]},
-            },
+            "properties": {"name": {"type": "string"}},
         },
     },
 }
 
 TOOL_CHOICE_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "required": ["type", "function"],
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "required": ["name"],
-                    "properties": {"name": {"type": "string"}},
-                },
-            },
-        },
-        {"type": "null"},
-    ]
+    "anyOf": [{"enum": ["none", "auto", "required"]}, NAMED_SCHEMA, {"type": "null"}]
 }
 
 
@@ -60,7 +57,7 @@ class ToolParameters(Parameters):
         default=None,
         description="Functions that the model may call; with `strict` the arguments match the schema "
         "`parameters`. Calls are answered as `tool_calls` of a choice.",
-        json_schema_extra=array_schema(_TOOL_SCHEMA, most=MAX_TOOLS),
+        json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
     )
     tool_choice: Any = Field(
         default=None,
@@ -70,70 +67,84 @@ class ToolParameters(Parameters):
     )
     parallel_tool_calls: bool | None = Field(
         default=None,
-        description="Whether there may be several calls; false is not supported. Default: true.",
+        description="Whether there may be several calls. Default: true.",
     )
 
 
 def read_tool_use(body: ToolParameters) -> ToolUse | None:
     """Return the tools and how they are to be used, None if not at all. Raises a BadRequestError."""
-    tools = [_tool(item, index) for index, item in enumerate(_listed(body.tools))]
-    mode, name = _choice(body.tool_choice)
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise InvalidParameterError(
-            "'tools' must have functions of different names.", param="tools"
-        )
-    if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:
-        raise InvalidParameterError(
-            f"'tool_choice' needs 'tools'. Given: {shown(body.tool_choice)}.", param="tool_choice"
-        )
-    if name is not None and name not in names:
-        raise InvalidParameterError(
-            f"'tool_choice' must name one of the tools. Given: {shown(name)}.", param="tool_choice"
-        )
+    tools = read_tools(body.tools)
+    mode, name = read_tool_choice(body.tool_choice)
+    check_choice(tools, mode, name, given=body.tool_choice, params=("tools", "tool_choice"))
     if mode is None or not tools:
         return None
-    if body.parallel_tool_calls is False:
-        raise UnsupportedParameterError(
-            "'parallel_tool_calls' false is not supported.", param="parallel_tool_calls"
-        )
-    return ToolUse(tools, mode, name)
+    return ToolUse(tools, mode, name, is_parallel=body.parallel_tool_calls is not False)
 
 
-def _listed(value: object) -> list[Any]:
-    return read_list(value, "tools", most=MAX_TOOLS)
+def read_tools(value: object) -> list[Tool]:
+    """Return the functions in `tools`. Raises a BadRequestError."""
+    listed = read_list(value, "tools", most=MAX_TOOLS)
+    tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(listed)]
+    check_names(tools, "tools")
+    return tools
 
 
-def _tool(value: object, index: int) -> Tool:
-    path = f"tools[{index}]"
-    if not isinstance(value, dict) or value.get("type") != "function":
+def read_function(value: object, path: str, *, param: str) -> Tool:
+    """Return the function that is described at `path`. Raise InvalidParameterError naming `param`."""
+    if not isinstance(value, dict):
         raise InvalidParameterError(
-            f"'{path}' must be an object of type function. Given: {shown(value)}.", param="tools"
+            f"'{path}' must be an object. Given: {shown(value)}.", param=param
         )
-    function = value.get("function")
-    if not isinstance(function, dict):
-        raise InvalidParameterError(
-            f"'{path}.function' must be an object. Given: {shown(function)}.", param="tools"
-        )
-    name, schema = function.get("name"), function.get("parameters")
+    name, schema = value.get("name"), value.get("parameters")
     if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
         raise InvalidParameterError(
-            f"'{path}.function.name' must be 1 to 64 letters, digits, '_', '-' or '.'. "
+            f"'{path}.name' must be 1 to 64 letters, digits, '_', '-' or '.'. "
             f"Given: {shown(name)}.",
-            param="tools",
+            param=param,
         )
-    is_strict = function.get("strict")
-    if is_strict is not None and not isinstance(is_strict, bool):
+    for entry, kind, described in (("description", str, "a string"), ("strict", bool, "a boolean")):
+        given = value.get(entry)
+        if given is not None and not isinstance(given, kind):
+            raise InvalidParameterError(
+                f"'{path}.{entry}' must be {described}. Given: {shown(given)}.", param=param
+            )
+    parameters = checked_schema(_ANY_ARGUMENTS if schema is None else schema, f"{path}.parameters")
+    return Tool(name, parameters, bool(value.get("strict")))
+
+
+def check_names(tools: list[Tool], param: str) -> None:
+    """Raise InvalidParameterError if two functions have the same name."""
+    if len({tool.name for tool in tools}) < len(tools):
         raise InvalidParameterError(
-            f"'{path}.function.strict' must be a boolean. Given: {shown(is_strict)}.", param="tools"
+            f"'{param}' must have functions of different names.", param=param
         )
-    parameters = checked_schema(
-        _ANY_ARGUMENTS if schema is None else schema, f"{path}.function.parameters"
-    )
-    return Tool(name, parameters, bool(is_strict))
 
 
-def _choice(value: object) -> tuple[ToolMode | None, str | None]:
+def check_choice(
+    tools: list[Tool],
+    mode: ToolMode | None,
+    name: str | None,
+    *,
+    given: object,
+    params: tuple[str, str],
+) -> None:
+    """Raise InvalidParameterError if a call is forced that no tool can answer.
+
+    `params` are the names of the tools and of the choice, of which `given` is the client's own value.
+    """
+    of_tools, of_choice = params
+    if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:
+        raise InvalidParameterError(
+            f"'{of_choice}' needs '{of_tools}'. Given: {shown(given)}.", param=of_choice
+        )
+    if name is not None and name not in {tool.name for tool in tools}:
+        raise InvalidParameterError(
+            f"'{of_choice}' must name one of the {of_tools}. Given: {shown(name)}.",
+            param=of_choice,
+        )
+
+
+def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
     """Return the mode, None for no tools, and the name of the tool that must be called."""
     match value:
         case None | "auto":
@@ -150,3 +161,11 @@ def _choice(value: object) -> tuple[ToolMode | None, str | None]:
                 f"name. Given: {shown(value)}.",
                 param="tool_choice",
             )
+
+
+def _tool(value: object, path: str) -> Tool:
+    if not isinstance(value, dict) or value.get("type") != "function":
+        raise InvalidParameterError(
+            f"'{path}' must be an object of type function. Given: {shown(value)}.", param="tools"
+        )
+    return read_function(value.get("function"), f"{path}.function", param="tools")

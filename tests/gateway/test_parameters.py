@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.completions import CompletionRequest, require_model
+from gateway.dialects.bodies import require_model
+from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ContextLengthBehavior
 from gateway.dialects.wire import validate

@@ -192,12 +192,20 @@ def test_grammar_syntax_says_how_a_string_is_read(caller: Caller) -> None:
     assert "grammar" in refused["message"]
 
 
-def test_one_tool_call_only_is_not_promised(caller: Caller) -> None:
-    body = {"prompt": OPEN, "max_tokens": 2, "parallel_tool_calls": False}
-    function = {"name": "f", "parameters": {"type": "object"}}
-    tools = {"tools": [{"type": "function", "function": function}]}
+def test_one_tool_call_at_most(caller: Caller) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"sure": {"type": "boolean"}},
+        "required": ["sure"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    forced = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    answer = caller.complete("openai", {"prompt": OPEN, "max_tokens": 100} | forced)
 
-    assert caller.refused("openai", body | tools)["param"] == "parallel_tool_calls"
+    [choice] = answer["choices"]
+    assert len(choice["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_obfuscation_pads_chunks(caller: Caller) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
-from gateway.dialects.completions import CompletionRequest, require_model, to_generation_request
+from gateway.dialects.bodies import require_model
+from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect, Profile
 from gateway.dialects.refused import REFUSED
 from gateway.dialects.request import GenerationRequest

@@ -99,7 +99,7 @@ def test_images_of_several_prompts_come_in_one_list_each(images: Any, given: str
 def test_image_that_is_no_data_uri_of_a_served_type_is_refused(image: str) -> None:
     error = refusal(prompt="<image>", images=[image])
     assert error.message.startswith(
-        "'images' must have data URIs 'data:TYPE;base64,DATA' of a type"
+        "'images[0]' must be a data URI 'data:TYPE;base64,DATA' with a TYPE of image/jpeg, "
     )
     assert error.param == "images"
 
@@ -107,13 +107,20 @@ def test_image_that_is_no_data_uri_of_a_served_type_is_refused(image: str) -> No
 @pytest.mark.parametrize("data", ["!!!!", "iVBORw0KGgo", "iVBO Rw0K", "iVBORw0KGgo=x", "é"])
 def test_image_that_is_not_base64_is_refused(data: str) -> None:
     error = refusal(prompt="<image>", images=[f"data:image/png;base64,{data}"])
-    assert error.message.startswith("'images' must be encoded in base64. Given: ")
+    assert error.message.startswith("'images[0]' must be encoded in base64. Given: ")
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"<svg>"])
 def test_image_of_another_type_than_declared_is_refused(content: bytes) -> None:
     error = refusal(prompt="<image>", images=[uri(content)])
-    assert error.message.startswith("'images' must have files of the type that they declare.")
+    assert error.message.startswith("'images[0]' must be a file of the type that it declares.")
+
+
+def test_wrong_image_is_named_by_its_place() -> None:
+    error = refusal(prompt="<image><image>", images=[uri(), "x"])
+    assert error.message.startswith("'images[1]' must be a data URI")
+    error = refusal(prompt=["<image>", "<image>"], images=[[uri()], [5]])
+    assert error.message == "'images[1][0]' must be a data URI. Given: 5."
 
 
 @pytest.mark.parametrize("value", [5, "x", {}, True, [5], [[5]], [None], [{}]])
@@ -139,7 +146,8 @@ def test_too_large_image_is_refused_before_it_is_decoded() -> None:
     error = refusal(prompt="<image>", images=["data:image/png;base64," + "A" * 8_000_000])
     assert time.process_time() - started < 0.2
     assert (
-        error.message == "'images' must have images of at most 4194304 bytes. Given: 6000000 bytes."
+        error.message
+        == "'images[0]' must be an image of at most 4194304 bytes. Given: 6000000 bytes."
     )
 
 

@@ -77,6 +77,10 @@ def test_forced_call_without_tools_is_refused(choice: Any) -> None:
         ([tool("a b")], "'tools[0].function.name' must be 1 to 64 letters"),
         ([tool("a" * 65)], "'tools[0].function.name' must be 1 to 64 letters"),
         ([tool(5)], "'tools[0].function.name' must be 1 to 64 letters"),  # type: ignore[arg-type]
+        (
+            [tool(description=["a"])],
+            "'tools[0].function.description' must be a string. Given: [\"a\"].",
+        ),
         ([tool(strict=1)], "'tools[0].function.strict' must be a boolean. Given: 1."),
         ([tool(), tool()], "'tools' must have functions of different names."),
         ([tool(str(i)) for i in range(129)], "'tools' must have at most 128 entries. Given: 129."),
@@ -120,11 +124,14 @@ def test_choice_of_an_unknown_tool_is_refused() -> None:
     assert error.message == "'tool_choice' must name one of the tools. Given: \"time\"."
 
 
-def test_one_call_at_most_cannot_be_promised() -> None:
-    assert read(tools=[tool()], parallel_tool_calls=True).tool_use
+def test_one_call_at_most_constrains_the_text() -> None:
+    free = read(tools=[tool()], parallel_tool_calls=True).tool_use
+    single = read(tools=[tool()], parallel_tool_calls=False).tool_use
+    assert free is not None
+    assert single is not None
+    assert (free.is_parallel, free.is_constraint) == (True, False)
+    assert (single.is_parallel, single.is_constraint) == (False, True)
     assert read(parallel_tool_calls=False).tool_use is None
-    error = refusal(tools=[tool()], parallel_tool_calls=False)
-    assert (error.param, error.code) == ("parallel_tool_calls", "unsupported_parameter")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""What the bodies of completions and of chats have in common."""
+
+from typing import Any
+
+import msgspec
+from pydantic import Field
+
+from contract.sampling import SamplingSpec
+from gateway.dialects.chain import read_sampling
+from gateway.dialects.chain_parameters import ChainParameters
+from gateway.dialects.lengths import (
+    LengthParameters,
+    read_min_tokens,
+    read_repetition_detection,
+    read_stop_token_ids,
+)
+from gateway.dialects.logit_bias import (
+    LogitBias,
+    TokenChoiceParameters,
+    read_allowed_token_ids,
+    read_bad_words,
+)
+from gateway.dialects.profile import Profile
+from gateway.dialects.refused import nested_extra
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.stream_options import AnswerParameters
+from gateway.dialects.structured_outputs import unknown_options
+from gateway.dialects.structures import StructureParameters
+from gateway.errors import InvalidParameterError, MissingParameterError, shown
+
+
+class SharedParameters(
+    AnswerParameters,
+    StructureParameters,
+    TokenChoiceParameters,
+    ChainParameters,
+    LengthParameters,
+):
+    """Parameters that mean the same to both."""
+
+    model: str | None = Field(
+        default=None,
+        description="Model to use, from `GET /v1/models`. Required in dialects openai, fireworks and "
+        "omlx; in others your account's default model is taken.",
+    )
+
+
+def read_model(value: object, profile: Profile) -> str | None:
+    """Return the model that is asked for, None for the default one. Raises a BadRequestError."""
+    if value is None:
+        if profile.is_model_required:
+            raise MissingParameterError("model")
+        return None
+    if not isinstance(value, str):
+        raise InvalidParameterError(
+            f"'model' must be a string. Given: {shown(value)}.", param="model"
+        )
+    return value
+
+
+def require_model(body: dict[str, Any], profile: Profile) -> str | None:
+    """Return the model a body asks for, before anything else of it is looked at.
+
+    None stands for the tenant's default model. Raises a BadRequestError.
+    """
+    return read_model(body.get("model"), profile)
+
+
+def read_whole_sampling(
+    body: SharedParameters, profile: Profile, bias: LogitBias, *, max_tokens: int
+) -> SamplingSpec:
+    """Return how tokens are drawn and what ends them. Raises a BadRequestError."""
+    return msgspec.structs.replace(
+        read_sampling(body, profile),
+        logit_bias=bias.ids,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=read_min_tokens(body, max_tokens=max_tokens),
+        stop_token_ids=read_stop_token_ids(body),
+        allowed_token_ids=read_allowed_token_ids(body.allowed_token_ids, bias),
+        bad_words=read_bad_words(body.bad_words),
+        repetition_detection=read_repetition_detection(body),
+    )
+
+
+def shared_extra(body: SharedParameters) -> list[str]:
+    """Return the paths of entries within shared parameters that have no effect here."""
+    ignored: list[str] = []
+    if body.stream_options is not None:
+        ignored += nested_extra("stream_options", body.stream_options.model_extra)
+    if body.repetition_detection is not None:
+        ignored += nested_extra("repetition_detection", body.repetition_detection.model_extra)
+    ignored += nested_extra("structured_outputs", unknown_options(body.structured_outputs))
+    return ignored
+
+
+def check_end_is_free(request: GenerationRequest, *, tools_param: str) -> None:
+    """Raise InvalidParameterError if the text must match something and may not end where that is complete.
+
+    `tools_param` is the parameter that errors name for tools that constrain the text.
+    """
+    constraint = _constraint(request, tools_param)
+    if constraint is None:
+        return
+    ends = "the text ends where its structure is complete."
+    for name, is_given, why in (
+        ("ignore_eos", request.sampling.ignore_eos, ends),
+        ("min_tokens", request.sampling.min_tokens > 0, ends),
+        (
+            "allowed_token_ids",
+            bool(request.sampling.allowed_token_ids),
+            "they may leave no token to go on with.",
+        ),
+    ):
+        if is_given:
+            raise InvalidParameterError(
+                f"'{name}' cannot be combined with '{constraint}': {why}", param=name
+            )
+
+
+def _constraint(request: GenerationRequest, tools_param: str) -> str | None:
+    """Return the parameter that says what the text must match."""
+    if request.structure is not None:
+        return request.structure.param
+    is_tool_forced = request.tool_use is not None and request.tool_use.is_constraint
+    return tools_param if is_tool_forced else None

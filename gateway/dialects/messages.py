@@ -1,0 +1,485 @@
+"""Messages of a chat: checked, and put into the form in which chat templates take them.
+
+That form is vLLM's: arguments of calls are objects instead of JSON in strings, reasoning stands under both of
+its names, a tool's result is one text, and `function_call` has become a call of a tool. Two things are left,
+because they depend on the model: content stays a text or a list of parts, and `developer` a role.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from pydantic import Field
+
+from gateway.dialects.fields import Parameters, read_list
+from gateway.dialects.images import MAX_IMAGES, decoded_image
+from gateway.dialects.refused import MAX_NAMED_ENTRIES, is_nothing
+from gateway.dialects.request import ImageUrl
+from gateway.dialects.wire import MAX_DEPTH, parse_object
+from gateway.errors import (
+    InvalidJsonError,
+    InvalidParameterError,
+    MissingParameterError,
+    UnsupportedParameterError,
+    shown,
+)
+
+MAX_MESSAGES = 2048
+MAX_PARTS = 1024
+"""Parts of one message."""
+MAX_CALLS = 128
+"""Calls of tools in one message."""
+MAX_NAME_CHARACTERS = 256
+"""Of names and of the ids of calls."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+DETAILS = ("auto", "low", "high", "original")
+
+_KEYS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("system", "developer", "user"), frozenset({"role", "content", "name"})),
+    "assistant": frozenset(
+        {
+            "role",
+            "content",
+            "name",
+            "refusal",
+            "reasoning_content",
+            "reasoning",
+            "tool_calls",
+            "function_call",
+            "audio",
+            "partial",
+        }
+    ),
+    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
+    "function": frozenset({"role", "content", "name"}),
+}
+"""What is read of a message, by its role."""
+
+_DATA_SCHEME = "data:"
+
+_NAME_SCHEMA: dict[str, Any] = {
+    "type": ["string", "null"],
+    "minLength": 1,
+    "maxLength": MAX_NAME_CHARACTERS,
+}
+_CALL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "function"],
+    "properties": {
+        "id": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+                "arguments": {"type": ["string", "object", "null"]},
+            },
+        },
+    },
+}
+_PART_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "image_url", "refusal"]},
+        "text": {"type": "string"},
+        "refusal": {"type": "string"},
+        "image_url": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "required": ["url"],
+                    "properties": {
+                        "url": {"type": "string"},
+                        "detail": {"enum": [*DETAILS, None]},
+                    },
+                },
+            ]
+        },
+    },
+}
+_MESSAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": _PART_SCHEMA, "minItems": 1, "maxItems": MAX_PARTS},
+                {"type": "null"},
+            ]
+        },
+        "name": _NAME_SCHEMA,
+        "tool_call_id": _NAME_SCHEMA,
+        "tool_calls": {
+            "anyOf": [
+                {"type": "array", "items": _CALL_SCHEMA, "maxItems": MAX_CALLS},
+                {"type": "null"},
+            ]
+        },
+        "reasoning_content": {"type": ["string", "null"]},
+        "reasoning": {"type": ["string", "null"]},
+        "refusal": {"type": ["string", "null"]},
+        "partial": {"type": ["boolean", "null"]},
+    },
+}
+MESSAGES_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": _MESSAGE_SCHEMA,
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}
+
+
+class MessageParameters(Parameters):
+    """What has been said."""
+
+    messages: Any = Field(
+        default=None,
+        description="The conversation, oldest message first. Required. Roles system, developer, user, "
+        "assistant, tool and function; content is text or a list of parts of `type` text or, from the user, "
+        f"image_url (a data URI, or a URL where the gateway's operator allows its host; {MAX_IMAGES} at "
+        "most). `reasoning_content` of the assistant is shown to templates that read it; `partial` in the "
+        "assistant's last message has the answer go on with it.",
+        json_schema_extra=MESSAGES_SCHEMA,
+    )
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages as templates take them, and what was found in them."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """`role`; `content`, which is a text, None, or a list of {type: text, text} and {type: image}; then
+    `tool_calls`, `reasoning` and `reasoning_content`, `tool_call_id` and `name` where there are any."""
+    image_sources: list[bytes | ImageUrl] = field(default_factory=list)
+    """Images of all messages, one for each part of type image, in their order."""
+    has_partial: bool = False
+    """Whether the last message says that the answer goes on with it."""
+    ignored: list[str] = field(default_factory=list)
+    """Paths of entries that have no effect, the first ones."""
+    last_function_call: str = ""
+    """Id that was made for the last `function_call`, for its result."""
+
+    def ignore(self, path: str, extra: Iterable[str]) -> None:
+        """Note entries at `path` that have no effect."""
+        room = MAX_NAMED_ENTRIES - len(self.ignored)
+        self.ignored += (f"{path}.{key}" for key in islice(extra, room))
+
+
+def read_messages(value: object) -> Conversation:
+    """Return the conversation. Raises a BadRequestError naming the first place that is wrong."""
+    if value is None:
+        raise MissingParameterError("messages")
+    messages = read_list(value, "messages", most=MAX_MESSAGES)
+    if not messages:
+        raise InvalidParameterError(
+            "'messages' must have at least one message. Given: [].", param="messages"
+        )
+    conversation = Conversation()
+    for index, message in enumerate(messages):
+        _read_message(message, f"messages[{index}]", conversation)
+        if conversation.has_partial and index < len(messages) - 1:
+            raise InvalidParameterError(
+                f"'messages[{index}].partial' must not be true before the last message. Given: true.",
+                param=f"messages[{index}].partial",
+            )
+    return conversation
+
+
+def check_continued(conversation: Conversation) -> None:
+    """Raise InvalidParameterError if no answer can go on with the last message."""
+    last, path = conversation.messages[-1], f"messages[{len(conversation.messages) - 1}]"
+    if last["role"] != "assistant":
+        raise InvalidParameterError(
+            f"'{path}.role' must be assistant, for the answer to go on with it. "
+            f"Given: {shown(last['role'])}.",
+            param=f"{path}.role",
+        )
+    if last["content"] is None or "tool_calls" in last:
+        raise InvalidParameterError(
+            f"'{path}' must have content and no calls of tools, for the answer to go on with it.",
+            param=path,
+        )
+
+
+def _read_message(value: object, path: str, conversation: Conversation) -> None:
+    message = _object(value, path)
+    role = message.get("role")
+    if role is None:
+        raise MissingParameterError(f"{path}.role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidParameterError(
+            f"'{path}.role' must be one of {', '.join(ROLES)}. Given: {shown(role)}.",
+            param=f"{path}.role",
+        )
+    match role:
+        case "assistant":
+            read = _read_assistant(message, path, conversation)
+        case "tool":
+            read = _read_tool_result(message, path, conversation)
+        case "function":
+            read = _read_function_result(message, path, conversation)
+        case _:
+            content = _required_content(message, path, conversation, takes_images=role == "user")
+            read = {"role": role, "content": content}
+    if (name := _text(message, "name", path, most=MAX_NAME_CHARACTERS)) is not None:
+        read["name"] = name
+    conversation.messages.append(read)
+    conversation.ignore(path, _unread(message, _KEYS[role]))
+
+
+def _read_assistant(
+    message: dict[str, Any], path: str, conversation: Conversation
+) -> dict[str, Any]:
+    if not is_nothing(message.get("audio")):
+        raise UnsupportedParameterError(f"'{path}.audio' is not supported.", param=f"{path}.audio")
+    content = _content(message, path, conversation, takes_refusals=True)
+    refusal = _text(message, "refusal", path)
+    read: dict[str, Any] = {"role": "assistant", "content": refusal if content is None else content}
+    calls = _calls(message, path, conversation)
+    if calls:
+        read["tool_calls"] = calls
+    reasoning = _reasoning(message, path)
+    if reasoning is not None:
+        read |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    if read["content"] is None and not calls and reasoning is None:
+        raise MissingParameterError(f"{path}.content")
+    conversation.has_partial = _boolean(message, "partial", path)
+    return read
+
+
+def _read_tool_result(
+    message: dict[str, Any], path: str, conversation: Conversation
+) -> dict[str, Any]:
+    content = _joined(_required_content(message, path, conversation))
+    call = _text(message, "tool_call_id", path, most=MAX_NAME_CHARACTERS)
+    if call is None:
+        raise MissingParameterError(f"{path}.tool_call_id")
+    return {"role": "tool", "content": content, "tool_call_id": call}
+
+
+def _read_function_result(
+    message: dict[str, Any], path: str, conversation: Conversation
+) -> dict[str, Any]:
+    if message.get("name") is None:
+        raise MissingParameterError(f"{path}.name")
+    content = _content(message, path, conversation)
+    read = {"role": "tool", "content": "" if content is None else _joined(content)}
+    if conversation.last_function_call:
+        read["tool_call_id"] = conversation.last_function_call
+    return read
+
+
+def _required_content(
+    message: dict[str, Any], path: str, conversation: Conversation, *, takes_images: bool = False
+) -> str | list[dict[str, str]]:
+    content = _content(message, path, conversation, takes_images=takes_images)
+    if content is None:
+        raise MissingParameterError(f"{path}.content")
+    return content
+
+
+def _content(
+    message: dict[str, Any],
+    path: str,
+    conversation: Conversation,
+    *,
+    takes_images: bool = False,
+    takes_refusals: bool = False,
+) -> str | list[dict[str, str]] | None:
+    content, path = message.get("content"), f"{path}.content"
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameterError(
+            f"'{path}' must be a string or an array of parts. Given: {shown(content)}.", param=path
+        )
+    if not 0 < len(content) <= MAX_PARTS:
+        raise InvalidParameterError(
+            f"'{path}' must have 1 to {MAX_PARTS} parts. Given: {len(content)}.", param=path
+        )
+    kinds = ["text", *["image_url"] * takes_images, *["refusal"] * takes_refusals]
+    return [
+        _part(part, f"{path}[{index}]", kinds, conversation) for index, part in enumerate(content)
+    ]
+
+
+def _part(value: object, path: str, kinds: list[str], conversation: Conversation) -> dict[str, str]:
+    part = _object(value, path)
+    kind = part.get("type")
+    if kind is None:
+        raise MissingParameterError(f"{path}.type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UnsupportedParameterError(
+            f"'{path}.type' must be one of {', '.join(kinds)} in a message of this role. "
+            f"Given: {shown(kind)}.",
+            param=f"{path}.type",
+        )
+    conversation.ignore(path, _unread(part, {"type", kind}))
+    if kind == "image_url":
+        _add_image(part.get(kind), f"{path}.{kind}", conversation)
+        return {"type": "image"}
+    text = _text(part, kind, path)
+    if text is None:
+        raise MissingParameterError(f"{path}.{kind}")
+    return {"type": "text", "text": text}
+
+
+def _add_image(value: object, path: str, conversation: Conversation) -> None:
+    if len(conversation.image_sources) == MAX_IMAGES:
+        raise InvalidParameterError(
+            f"'messages' must have at most {MAX_IMAGES} images. Given: one more in '{path}'.",
+            param=path,
+        )
+    url, url_path = value, path
+    if isinstance(value, dict):
+        url, url_path = value.get("url"), f"{path}.url"
+        _check_detail(value.get("detail"), f"{path}.detail")
+        conversation.ignore(path, _unread(value, {"url", "detail"}))
+    if url is None:
+        raise MissingParameterError(url_path)
+    if not isinstance(url, str):
+        raise InvalidParameterError(
+            f"'{url_path}' must be a string. Given: {shown(url)}.", param=url_path
+        )
+    if url[: len(_DATA_SCHEME)].lower() == _DATA_SCHEME:
+        conversation.image_sources.append(decoded_image(url, url_path, param=url_path))
+    else:
+        conversation.image_sources.append(ImageUrl(url=url, param=url_path))
+
+
+def _check_detail(value: object, path: str) -> None:
+    if value is not None and not (isinstance(value, str) and value in DETAILS):
+        raise InvalidParameterError(
+            f"'{path}' must be one of {', '.join(DETAILS)}. Given: {shown(value)}.", param=path
+        )
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
+    """Return the text of a tool's result, for which few templates take parts."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content)
+
+
+def _reasoning(message: dict[str, Any], path: str) -> str | None:
+    named = {name: _text(message, name, path) for name in ("reasoning_content", "reasoning")}
+    given = [text for text in named.values() if text is not None]
+    if len(set(given)) > 1:
+        raise InvalidParameterError(
+            f"'{path}.reasoning_content' and '{path}.reasoning' are the same and must be equal. "
+            f"Given: {shown(given[0])} and {shown(given[1])}.",
+            param=f"{path}.reasoning",
+        )
+    return given[0] if given else None
+
+
+def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> list[dict[str, Any]]:
+    legacy = message.get("function_call")
+    if legacy is None:
+        calls = read_list(message.get("tool_calls"), f"{path}.tool_calls", most=MAX_CALLS)
+        return [
+            _call(call, f"{path}.tool_calls[{index}]", conversation)
+            for index, call in enumerate(calls)
+        ]
+    if message.get("tool_calls"):
+        raise InvalidParameterError(
+            f"'{path}.function_call' cannot be combined with 'tool_calls'.",
+            param=f"{path}.function_call",
+        )
+    # Nine letters and digits, as there are templates that take no other ids.
+    conversation.last_function_call = f"call{len(conversation.messages):05d}"
+    function = _function(legacy, f"{path}.function_call", conversation)
+    return [{"id": conversation.last_function_call, "function": function, "type": "function"}]
+
+
+def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
+    call = _object(value, path)
+    kind = call.get("type", "function")
+    if kind != "function":
+        raise UnsupportedParameterError(
+            f"'{path}.type' must be function. Given: {shown(kind)}.", param=f"{path}.type"
+        )
+    call_id = _text(call, "id", path, most=MAX_NAME_CHARACTERS)
+    if call_id is None:
+        raise MissingParameterError(f"{path}.id")
+    if call.get("function") is None:
+        raise MissingParameterError(f"{path}.function")
+    # Clients that put a streamed call together may leave its index in it.
+    conversation.ignore(path, _unread(call, {"id", "type", "function", "index"}))
+    function = _function(call["function"], f"{path}.function", conversation)
+    # In the order of vLLM, which shows in templates that dump the whole call.
+    return {"id": call_id, "function": function, "type": "function"}
+
+
+def _function(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
+    function = _object(value, path)
+    name = _text(function, "name", path, most=MAX_NAME_CHARACTERS)
+    if name is None:
+        raise MissingParameterError(f"{path}.name")
+    conversation.ignore(path, _unread(function, {"name", "arguments"}))
+    arguments = _arguments(function.get("arguments"), f"{path}.arguments")
+    return {"arguments": arguments, "name": name}
+
+
+def _arguments(value: object, path: str) -> dict[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        try:
+            return parse_object(value.encode())
+        except InvalidJsonError:
+            pass
+    raise InvalidParameterError(
+        f"'{path}' must be a JSON object of at most {MAX_DEPTH} levels, in a string. "
+        f"Given: {shown(value)}.",
+        param=path,
+    )
+
+
+def _object(value: object, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'{path}' must be an object. Given: {shown(value)}.", param=path
+        )
+    return value
+
+
+def _text(value: dict[str, Any], name: str, path: str, *, most: int | None = None) -> str | None:
+    """Return a string of `value`; with `most` it has 1 to so many characters. None if there is none."""
+    text = value.get(name)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise InvalidParameterError(
+            f"'{path}.{name}' must be a string. Given: {shown(text)}.", param=f"{path}.{name}"
+        )
+    if most is not None and not 0 < len(text) <= most:
+        raise InvalidParameterError(
+            f"'{path}.{name}' must have 1 to {most} characters. Given: {len(text)} characters.",
+            param=f"{path}.{name}",
+        )
+    return text
+
+
+def _boolean(value: dict[str, Any], name: str, path: str) -> bool:
+    given = value.get(name)
+    if given is not None and not isinstance(given, bool):
+        raise InvalidParameterError(
+            f"'{path}.{name}' must be a boolean. Given: {shown(given)}.", param=f"{path}.{name}"
+        )
+    return bool(given)
+
+
+def _unread(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:
+    """Return the entries that ask for something and are not read."""
+    names = frozenset(known)
+    return (key for key, entry in value.items() if key not in names and not is_nothing(entry))
