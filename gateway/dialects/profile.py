@@ -91,6 +91,10 @@ class Profile:
     """Whether a stream's last chunk with a finish reason has `usage` even if OpenAI's extra chunk follows."""
     ends_choices_with_error: bool = False
     """Whether a stream that fails tells a finish reason, `error`, of every choice that was not finished."""
+    reasoning_member: str = "reasoning_content"
+    """Where a chat's answer tells the reasoning."""
+    tells_missing_parts: bool = False
+    """Whether a chat's message says null of reasoning and calls that it has not."""
     timing: TimingShape = TimingShape.NONE
     error_style: ErrorStyle = ErrorStyle.OPENAI
 
@@ -164,12 +168,14 @@ PROFILES: dict[Dialect, Profile] = {
             most_xtc_threshold=0.5,
             spares_special_tokens_in_xtc=True,
             allows_stream_options_without_stream=True,
+            tells_missing_parts=True,
             timing=TimingShape.OMLX,
         ),
         Profile(
             name=Dialect.VLLM,
             context_length_behavior=ContextLengthBehavior.TRUNCATE,
             is_model_required=False,
+            reasoning_member="reasoning",
             timing=TimingShape.VLLM,
             error_style=ErrorStyle.VLLM,
         ),

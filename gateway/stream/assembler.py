@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from contract.messages import Delta, JobFinished, PromptScored
 from gateway.dispatch.generation import Generation, Reply
 from gateway.errors import ServiceUnavailableError
-from gateway.stream.choice import Choice, Piece
+from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
-from gateway.stream.logprobs import LogprobLists
+from gateway.stream.kinds import choice_type
 from gateway.stream.prompt_logprobs import PromptLogprobs
 from gateway.stream.timings import Stopwatch, timing_headers, timing_members, usage_body
 
@@ -40,48 +40,17 @@ async def collect(completion: Completion, generation: Generation) -> WholeAnswer
     return await assembler.answer()
 
 
-class _WholeChoice:
-    """The pieces of a choice, put together."""
-
-    def __init__(self, completion: Completion, index: int) -> None:
-        self.choice = Choice(completion, index)
-        self._pieces: list[Piece] = []
-        self._with_logprobs = completion.request.logprobs is not None
-        self._with_token_ids = completion.request.return_token_ids
-
-    def add(self, delta: Delta) -> None:
-        self._pieces.append(self.choice.piece(delta))
-
-    def body(self) -> dict[str, Any]:
-        first, last = self._pieces[0], self._pieces[-1]
-        whole = Piece(
-            "".join(piece.text for piece in self._pieces), last.finish_reason, last.stop_reason
-        )
-        if self._with_logprobs:
-            whole.logprobs = self._logprobs()
-        if self._with_token_ids:
-            whole.token_ids = [token for piece in self._pieces for token in piece.token_ids or []]
-            whole.prompt_token_ids = first.prompt_token_ids
-        whole.tool_calls = last.tool_calls
-        # A whole answer says null where a chunk says nothing.
-        return whole.body(self.choice.index) | {"stop_reason": whole.stop_reason}
-
-    def _logprobs(self) -> LogprobLists:
-        lists = LogprobLists(token_ids=[] if self._with_token_ids else None)
-        for piece in self._pieces:
-            if piece.logprobs is not None:
-                lists.append(piece.logprobs)
-        return lists
-
-
 class _Assembler:
     def __init__(self, completion: Completion) -> None:
         self._completion = completion
-        self._usage = Usage()
+        self._usage = completion.new_usage()
         self._stopwatch = Stopwatch(completion.started_at)
         self._prompt_logprobs = PromptLogprobs(completion)
         self._returned_tokens = 0
-        self._choices = [_WholeChoice(completion, index) for index in range(completion.choices)]
+        make_choice = choice_type(completion.request)
+        self._choices: list[Choice] = [
+            make_choice(completion, index) for index in range(completion.choices)
+        ]
         self.unfinished_jobs = len(completion.request.prompts)
 
     def add(self, reply: Reply) -> None:
@@ -90,6 +59,7 @@ class _Assembler:
             index = self._completion.choice_index(reply.prompt_index, message.choice)
             self._choices[index].add(message)
             self._returned_tokens += len(message.token_ids)
+            self._usage.add_reasoning(message)
         elif isinstance(message, JobFinished):
             self._usage.add(message)
             self._stopwatch.add(message)
@@ -97,8 +67,8 @@ class _Assembler:
         elif isinstance(message, PromptScored):
             encoded = self._prompt_logprobs.encode(reply.prompt_index, message)
             first = self._completion.choice_index(reply.prompt_index, 0)
-            for whole in self._choices[first : first + self._completion.request.n]:
-                whole.choice.take_prompt_logprobs(encoded)
+            for choice in self._choices[first : first + self._completion.request.n]:
+                choice.take_prompt_logprobs(encoded)
         else:
             raise to_api_error(message)
 
@@ -119,9 +89,9 @@ class _Assembler:
         return WholeAnswer(content, usage, timing_headers(timings, shape))
 
     async def _encoded_choices(self) -> AsyncIterator[bytes]:
-        for whole in self._choices:
-            choice = msgspec.json.encode(whole.body())
-            yield choice
-            if len(choice) > LARGE_BYTES:
+        for choice in self._choices:
+            encoded = msgspec.json.encode(choice.whole())
+            yield encoded
+            if len(encoded) > LARGE_BYTES:
                 # Many large choices in one go would hold up every other request.
                 await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.messages import JobFinished
+from contract.messages import Delta, JobFinished
 from gateway.accounts.usage import MICRO
 from gateway.dialects.request import GenerationRequest
 
@@ -37,11 +37,11 @@ class Completion:
         """Number of choices of the whole answer."""
         return len(self.request.prompts) * self.request.n
 
-    def head(self) -> dict[str, Any]:
-        """Return the members that a whole answer and every chunk begin with."""
+    def head(self, *, is_chunk: bool = False) -> dict[str, Any]:
+        """Return the members that a whole answer, or every chunk, begins with."""
         head: dict[str, Any] = {
             "id": self.id,
-            "object": "text_completion",
+            "object": self._object_name(is_chunk=is_chunk),
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
@@ -50,9 +50,18 @@ class Completion:
             head["service_tier"] = self.request.service_tier
         return head
 
+    def new_usage(self) -> "Usage":
+        """Return the usage of an answer that has not begun."""
+        return Usage(reasoning_tokens=None if self.request.chat is None else 0)
+
     def cost(self, usage: "Usage") -> dict[str, Any]:
         """Return the member of `usage` that says what it cost in dollars; none where nobody asked."""
         return {} if self.cost_of is None else {"cost": self.cost_of(usage) / MICRO}
+
+    def _object_name(self, *, is_chunk: bool) -> str:
+        if self.request.chat is None:
+            return "text_completion"
+        return "chat.completion.chunk" if is_chunk else "chat.completion"
 
 
 @dataclass(slots=True)
@@ -64,12 +73,19 @@ class Usage:
     cached_tokens: int = 0
     discarded_tokens: int = 0
     """Completion tokens of the sequences that `best_of` discarded."""
+    reasoning_tokens: int | None = None
+    """Completion tokens of the reasoning of chats, counted as they arrive; None for a completion."""
 
     def add(self, finished: JobFinished) -> None:
         """Count one finished job."""
         self.prompt_tokens += finished.prompt_tokens
         self.completion_tokens += finished.completion_tokens
         self.cached_tokens += finished.cached_tokens
+
+    def add_reasoning(self, delta: Delta) -> None:
+        """Count the reasoning in one delta, of a chat."""
+        if self.reasoning_tokens is not None:
+            self.reasoning_tokens += delta.reasoning_tokens
 
     def body(self) -> dict[str, Any]:
         """Return OpenAI's usage object."""
@@ -79,6 +95,11 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        details: dict[str, int] = {}
+        if self.reasoning_tokens is not None:
+            details["reasoning_tokens"] = self.reasoning_tokens
         if self.discarded_tokens:
-            body["completion_tokens_details"] = {"best_of_tokens": self.discarded_tokens}
+            details["best_of_tokens"] = self.discarded_tokens
+        if details:
+            body["completion_tokens_details"] = details
         return body

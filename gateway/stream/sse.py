@@ -1,7 +1,7 @@
-"""Server-sent events of a streamed completion.
+"""Server-sent events of a streamed completion or chat.
 
-Everything that does not change is encoded once for each request; a plain delta costs one escape and one
-join. Usage rides in the final chunk, or in OpenAI's extra chunk where that was asked for.
+Everything that does not change is encoded once for each request; a delta that adds nothing but text costs
+one escape and one join. Usage rides in the final chunk, or in OpenAI's extra chunk where that was asked for.
 
 Each event is two lines, `data` and `id`. An id is that of the request and the event's number from 1. Numbers
 depend on nothing but the replies and their order, not on how many came at a time, so that any gateway that
@@ -10,6 +10,7 @@ one that it has no use for.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,9 +20,10 @@ from contract.outcomes import FailureCode
 from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle
-from gateway.stream.choice import Choice, Piece
+from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
+from gateway.stream.kinds import choice_type
 from gateway.stream.obfuscation import padding
 from gateway.stream.prompt_logprobs import PromptLogprobs
 from gateway.stream.timings import RunningTimings, Stopwatch, timing_members, usage_body
@@ -56,7 +58,7 @@ class ChunkRenderer:
         self._number = 0
         """Of the last event."""
         self._id = b"\nid: %s:" % completion.id.encode()
-        self.usage = Usage()
+        self.usage = completion.new_usage()
         self.failure: ApiError | None = None
         """Why the stream cannot go on."""
         self._is_failed = False
@@ -70,19 +72,22 @@ class ChunkRenderer:
         self._final_delta: tuple[int, Delta] | None = None
         self._finished_choices: set[int] = set()
         self._choices: dict[int, Choice] = {}
-        """Made when first needed: most choices need it for their last delta only."""
+        """Made when first needed: most choices of completions need it for their last delta only."""
+        self._choice_type = choice_type(request)
         # OpenAI puts `usage: null` into every other chunk when the extra one was asked for.
         self._common: dict[str, Any] = {"usage": None} if request.include_usage else {}
-        self._head = b"data: " + _json(completion.head())[:-1] + b","
+        self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
+        self._is_chat = request.chat is not None
         self._may_be_plain = _may_be_plain(request)
-        self._is_plain = [self._may_be_plain and not request.echo] * completion.choices
-        """Whether the next delta of a choice is told with nothing but its text."""
+        begins_plain = self._may_be_plain and not request.echo and not self._is_chat
+        self._is_plain = [begins_plain] * completion.choices
+        """Whether the next delta of a choice is told with nothing but its text, if it has nothing else."""
         self._plain_heads = [
-            self._head + b'"choices":[{"index":%d,"text":' % index
+            self._head + b'"choices":[{"index":%d' % index + self._choice_type.PLAIN_START
             for index in range(completion.choices)
         ]
         usage = b',"usage":null' if request.include_usage else b""
-        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + usage + _END + self._id
+        self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + self._id
 
     @property
     def finished(self) -> bool:
@@ -97,7 +102,11 @@ class ChunkRenderer:
                 if isinstance(message, Delta):
                     self._received[prompt_index] += len(message.token_ids)
                     index = prompt_index * self._n + message.choice
-                    if message.finish_reason is not None or not self._is_plain[index]:
+                    if (
+                        message.finish_reason is not None
+                        or not self._is_plain[index]
+                        or (self._is_chat and _has_more_than_text(message))
+                    ):
                         self._add_delta(index, message, parts)
                     elif message.text:
                         self._number += 1
@@ -133,7 +142,7 @@ class ChunkRenderer:
             members["usage"] = so_far.body()
         if request.profile.ends_choices_with_error:
             members["choices"] = [
-                Piece("", "error").body(index)
+                self._choice(index).failed()
                 for index in range(self._completion.choices)
                 if index not in self._finished_choices
             ]
@@ -156,10 +165,10 @@ class ChunkRenderer:
         """
         running = [index for index, tokens in enumerate(self._received) if tokens]
         prompt_tokens = sum(len(self._completion.prompt_token_ids[index]) for index in running)
-        return Usage(
+        return replace(
+            self.usage,
             prompt_tokens=self.usage.prompt_tokens + prompt_tokens,
             completion_tokens=self.usage.completion_tokens + sum(self._received),
-            cached_tokens=self.usage.cached_tokens,
         )
 
     def _add_message(
@@ -179,6 +188,7 @@ class ChunkRenderer:
             raise to_api_error(message)
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
+        self.usage.add_reasoning(delta)
         if delta.finish_reason is not None:
             if len(self._finished_choices) == self._completion.choices - 1:
                 self._final_delta = (index, delta)  # Waits for the usage.
@@ -187,10 +197,10 @@ class ChunkRenderer:
         members = self._common
         if self._running is not None:
             members = members | {"timings": self._running.add(len(delta.token_ids))}
-        piece = self._choice(index).piece(delta)
-        self._is_plain[index] = self._may_be_plain
-        if not piece.is_empty:
-            self._add_event(self._chunk([piece.body(index)], members), parts)
+        for chunk in self._choice(index).chunks(delta):
+            self._add_event(self._chunk([chunk], members), parts)
+            # The first chunk has told the echo, or the role.
+            self._is_plain[index] = self._may_be_plain
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
         self._received[prompt_index] = 0
@@ -208,10 +218,12 @@ class ChunkRenderer:
         members = timing_members(timings, request)
         if self._final_delta is not None:
             index, delta = self._final_delta
-            piece = self._choice(index).piece(delta)
+            *others, last = self._choice(index).chunks(delta)
+            for chunk in others:
+                self._add_event(self._chunk([chunk], self._common), parts)
             has_usage = not request.include_usage or request.profile.keeps_usage_in_final_chunk
             own = usage if has_usage else self._common
-            self._add_event(self._chunk([piece.body(index)], own | members), parts)
+            self._add_event(self._chunk([last], own | members), parts)
         if request.include_usage:
             self._add_event(self._chunk([], usage | members), parts)
         self._add_event(DONE, parts)
@@ -224,7 +236,7 @@ class ChunkRenderer:
     def _choice(self, index: int) -> Choice:
         choice = self._choices.get(index)
         if choice is None:
-            choice = self._choices[index] = Choice(self._completion, index)
+            choice = self._choices[index] = self._choice_type(self._completion, index)
         return choice
 
     def _chunk(self, choices: list[dict[str, Any]], members: dict[str, Any]) -> bytes:
@@ -240,5 +252,10 @@ def _may_be_plain(request: GenerationRequest) -> bool:
         or request.return_token_ids
         or request.include_obfuscation
         or request.timings_per_token
-        or request.tool_use is not None
+        # A completion looks for calls in its text.
+        or (request.tool_use is not None and request.chat is None)
     )
+
+
+def _has_more_than_text(delta: Delta) -> bool:
+    return bool(delta.reasoning_tokens or delta.reasoning or delta.calls)

@@ -1,6 +1,6 @@
-"""The tool calls in a completion's text, in OpenAI's shape."""
+"""Calls of tools in OpenAI's shape."""
 
-import secrets
+from hashlib import blake2b
 from typing import Any
 
 from gateway.structure.tools import parse_tool_calls
@@ -8,13 +8,20 @@ from gateway.structure.tools import parse_tool_calls
 ID_BYTES = 12
 
 
-def told_tool_calls(text: str) -> list[dict[str, Any]]:
-    """Return the calls that `text` contains, each with an id of its own. The text stays as it is."""
+def call_id(request_id: str, choice: int, call: int) -> str:
+    """Return the id of a call: the same for whoever tells the answer again."""
+    place = f"{request_id}:{choice}:{call}".encode()
+    return f"call_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
+
+
+def function_call(id_: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a whole call."""
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def told_tool_calls(text: str, request_id: str, choice: int) -> list[dict[str, Any]]:
+    """Return the calls that the text of a completion's choice contains. The text stays as it is."""
     return [
-        {
-            "id": f"call_{secrets.token_hex(ID_BYTES)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in parse_tool_calls(text)
+        function_call(call_id(request_id, choice, index), call.name, call.arguments)
+        for index, call in enumerate(parse_tool_calls(text))
     ]

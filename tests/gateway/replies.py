@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contract.dialect import Dialect
-from contract.messages import Delta, JobFailed, JobFinished, PromptScored, TokenLogprob
+from contract.messages import CallPiece, Delta, JobFailed, JobFinished, PromptScored, TokenLogprob
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
 from gateway.dialects.profile import PROFILES
@@ -24,7 +24,7 @@ def completion(
     started_at: float = 0.0,
     **fields: Any,
 ) -> Completion:
-    """Make the fixed part of an answer; `prompt_texts` are what is echoed."""
+    """Make the fixed part of an answer; `prompt_texts` are what is echoed, `chat` makes it a chat's."""
     request: dict[str, Any] = {
         "profile": PROFILES[dialect],
         "model": "m",
@@ -44,7 +44,7 @@ def completion(
         "ignored_parameters": (),
     }
     return Completion(
-        id="cmpl-1",
+        id="cmpl-1" if fields.get("chat") is None else "chatcmpl-1",
         model="m",
         created=1_700_000_000,
         fingerprint="fp_1",
@@ -64,9 +64,25 @@ def said(
     stop_reason: int | str | None = None,
     logprobs: list[TokenLogprob] | None = None,
     token_ids: Sequence[int] = (9,),
+    reasoning: str = "",
+    reasoning_tokens: int = 0,
+    calls: Sequence[CallPiece] = (),
 ) -> Reply:
     """Make a delta as it comes from the dispatcher."""
-    delta = Delta(1, 1, choice, 0, text, list(token_ids), finish, stop_reason, logprobs)
+    delta = Delta(
+        1,
+        1,
+        choice,
+        0,
+        text,
+        list(token_ids),
+        finish,
+        stop_reason,
+        logprobs,
+        reasoning=reasoning,
+        calls=list(calls),
+        reasoning_tokens=reasoning_tokens,
+    )
     return Reply(prompt, delta)
 
 

@@ -10,7 +10,7 @@ PREFIX = b"data: "
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive"
 
-_EVENT = re.compile(rb"(data: [^\r\n]*)\nid: (cmpl-[0-9a-z]+):([0-9]+)")
+_EVENT = re.compile(rb"(data: [^\r\n]*)\nid: ((?:chat)?cmpl-[0-9a-z]+):([0-9]+)")
 
 
 def numbered_events(body: bytes) -> list[tuple[bytes, str, int]]:

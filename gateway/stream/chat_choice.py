@@ -1,0 +1,255 @@
+"""The choices of chats: messages of the assistant, made of reasoning, content and calls of tools."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from contract.messages import CallPiece, Delta, TokenLogprob
+from contract.outcomes import FinishReason
+from gateway.dialects.request import GenerationRequest, ToolMode
+from gateway.stream.chat_logprobs import ScoredToken, logprobs_body, scored_tokens
+from gateway.stream.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
+from gateway.stream.completion import Completion
+from gateway.stream.tool_calls import call_id, function_call
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What is new of a choice and the client is to learn."""
+
+    content: str
+    reasoning: str
+    calls: list[CallPiece]
+    """One at most for each call."""
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: list[ScoredToken]
+    token_ids: list[int]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a client would learn nothing from it."""
+        return not (
+            self.content
+            or self.reasoning
+            or self.calls
+            or self.finish_reason is not None
+            or self.logprobs
+            or self.token_ids
+        )
+
+
+class ChatChoice(Choice):
+    """Turns the deltas of one choice into a message.
+
+    A chunk tells one thing, since some clients look for one only: first the role, then a part of the
+    reasoning, of the content or of one call, and at last the finish reason. What is told of tokens
+    (`logprobs`, `token_ids`) stands in the first chunk that a delta makes, the role's excepted.
+    """
+
+    PLAIN_START: ClassVar[bytes] = b',"delta":{"content":'
+    PLAIN_END: ClassVar[bytes] = b'},"logprobs":null,"finish_reason":null}'
+
+    __slots__ = (
+        "_has_begun",
+        "_has_calls",
+        "_index",
+        "_is_legacy",
+        "_pieces",
+        "_prompt_token_ids",
+        "_request",
+        "_request_id",
+        "_tells_one_call",
+        "_visible",
+    )
+
+    def __init__(self, completion: Completion, index: int) -> None:
+        request = completion.request
+        chat, use = request.chat, request.tool_use
+        assert chat is not None  # noqa: S101 - it is the choice of a chat
+        self._index = index
+        self._request: GenerationRequest = request
+        self._request_id = completion.id
+        self._prompt_token_ids = completion.prompt_token_ids[index // request.n]
+        self._is_legacy = chat.uses_legacy_functions
+        self._tells_one_call = self._is_legacy or (use is not None and not use.is_parallel)
+        self._visible = None if chat.shows_reasoning else _VisibleTokens()
+        self._has_begun = False
+        self._has_calls = False
+        self._pieces: list[_Piece] = []
+
+    @override
+    def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
+        """Do nothing: no prompt of a chat is echoed."""
+
+    @override
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        piece = self._piece(delta)
+        if piece.is_empty:
+            return []
+        chunks = [self._chunk(part) for part in self._parts(piece)]
+        if piece.finish_reason is not None:
+            chunks.append(self._chunk({}, piece.finish_reason))
+            if piece.stop_reason is not None:
+                chunks[-1]["stop_reason"] = piece.stop_reason
+        elif not chunks:
+            chunks.append(self._chunk({}))  # Tokens without a text, such as the marks of a call.
+        if piece.logprobs:
+            chunks[0]["logprobs"] = logprobs_body(piece.logprobs)
+        if self._request.return_token_ids:
+            chunks[0]["token_ids"] = piece.token_ids
+        return chunks if self._has_begun else [self._opening(), *chunks]
+
+    @override
+    def failed(self) -> dict[str, Any]:
+        return self._chunk({}, FAILED)
+
+    @override
+    def add(self, delta: Delta) -> None:
+        self._pieces.append(self._piece(delta))
+
+    @override
+    def whole(self) -> dict[str, Any]:
+        pieces, last = self._pieces, self._pieces[-1]
+        body: dict[str, Any] = {
+            "index": self._index,
+            "message": self._message(),
+            "logprobs": None,
+            "finish_reason": last.finish_reason,
+        }
+        if self._request.logprobs is not None:
+            body["logprobs"] = logprobs_body([token for each in pieces for token in each.logprobs])
+        if self._request.return_token_ids:
+            body["token_ids"] = [token for piece in pieces for token in piece.token_ids]
+            body["prompt_token_ids"] = self._prompt_token_ids
+        return body | {"stop_reason": last.stop_reason}
+
+    def _piece(self, delta: Delta) -> _Piece:
+        request = self._request
+        token_ids, logprobs = delta.token_ids, delta.logprobs or []
+        if self._visible is not None:
+            token_ids, logprobs = self._visible.take(delta)
+        calls = self._told_calls(delta.calls)
+        self._has_calls = self._has_calls or bool(calls)
+        return _Piece(
+            delta.text,
+            delta.reasoning if self._visible is None else "",
+            calls,
+            self._finish_reason(delta),
+            delta.stop_reason,
+            []
+            if request.logprobs is None
+            else scored_tokens(logprobs, alternatives=request.logprobs),
+            list(token_ids) if request.return_token_ids else [],
+        )
+
+    def _told_calls(self, pieces: list[CallPiece]) -> list[CallPiece]:
+        if not pieces:
+            return []
+        return [piece for piece in _merged(pieces) if not (self._tells_one_call and piece.index)]
+
+    def _finish_reason(self, delta: Delta) -> str | None:
+        use = self._request.tool_use
+        is_named = use is not None and use.mode is ToolMode.NAMED
+        # A client that has named the function knows that it is called, and OpenAI says `stop`.
+        if delta.finish_reason is FinishReason.STOP and self._has_calls and not is_named:
+            return FUNCTION_CALL if self._is_legacy else TOOL_CALLS
+        return delta.finish_reason
+
+    def _opening(self) -> dict[str, Any]:
+        self._has_begun = True
+        opening = self._chunk({"role": "assistant", "content": ""})
+        if self._request.return_token_ids:
+            opening["prompt_token_ids"] = self._prompt_token_ids
+        return opening
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+
+    def _parts(self, piece: _Piece) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        if piece.reasoning:
+            parts.append({self._request.profile.reasoning_member: piece.reasoning})
+        if piece.content:
+            parts.append({"content": piece.content})
+        parts += [self._call_part(call) for call in piece.calls]
+        return parts
+
+    def _call_part(self, call: CallPiece) -> dict[str, Any]:
+        function = {"arguments": call.arguments}
+        if call.name:
+            function = {"name": call.name, **function}
+        if self._is_legacy:
+            return {"function_call": function}
+        part: dict[str, Any] = {"index": call.index}
+        if call.name:
+            part |= {"id": self._call_id(call.index), "type": "function"}
+        return {"tool_calls": [part | {"function": function}]}
+
+    def _call_id(self, call: int) -> str:
+        return call_id(self._request_id, self._index, call)
+
+    def _message(self) -> dict[str, Any]:
+        profile = self._request.profile
+        content = "".join(piece.content for piece in self._pieces)
+        reasoning = "".join(piece.reasoning for piece in self._pieces)
+        calls = _merged(call for piece in self._pieces for call in piece.calls)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if calls and not content else content,
+            "refusal": None,
+        }
+        if reasoning or profile.tells_missing_parts:
+            message[profile.reasoning_member] = reasoning or None
+        if calls and self._is_legacy:
+            (call,) = calls
+            message["function_call"] = {"name": call.name, "arguments": call.arguments}
+        elif calls or profile.tells_missing_parts:
+            message["tool_calls"] = [
+                function_call(self._call_id(call.index), call.name, call.arguments)
+                for call in calls
+            ] or None
+        return message
+
+
+class _VisibleTokens:
+    """Finds the tokens that are no reasoning, where the client is not to learn of the reasoning.
+
+    A worker may tell of a token before it knows what the token belongs to. So tokens are kept back until
+    something of the answer can be read, which is behind the reasoning.
+    """
+
+    __slots__ = ("_is_answering", "_logprobs", "_token_ids")
+
+    def __init__(self) -> None:
+        self._is_answering = False
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def take(self, delta: Delta) -> tuple[list[int], list[TokenLogprob]]:
+        """Return the tokens that can be told with a delta."""
+        token_ids = [*self._token_ids, *delta.token_ids][delta.reasoning_tokens :]
+        logprobs = [*self._logprobs, *(delta.logprobs or [])][delta.reasoning_tokens :]
+        self._is_answering = self._is_answering or bool(delta.text or delta.calls)
+        if self._is_answering:
+            self._token_ids, self._logprobs = [], []
+            return token_ids, logprobs
+        self._token_ids, self._logprobs = token_ids, logprobs
+        return [], []
+
+
+def _merged(pieces: Iterable[CallPiece]) -> list[CallPiece]:
+    """Return the calls that some pieces make, or add to: one piece for each."""
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        names[piece.index] = names.get(piece.index) or piece.name
+        arguments.setdefault(piece.index, []).append(piece.arguments)
+    return [CallPiece(index, name, "".join(arguments[index])) for index, name in names.items()]

@@ -1,0 +1,54 @@
+"""Log-probabilities of a chat's tokens: one object for each, as OpenAI tells them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from contract.messages import TokenLogprob
+from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """A token that might have stood at a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Its text in UTF-8; None for a part of a character, whose text does not say which."""
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    """A token of the answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[Alternative]
+    """The likeliest tokens at its place, as many as were asked for at most."""
+
+
+def scored_tokens(logprobs: Sequence[TokenLogprob], *, alternatives: int) -> list[ScoredToken]:
+    """Return tokens as the API shows them, with some `alternatives` of each at most."""
+    return [
+        ScoredToken(
+            entry.token,
+            # Only the first token of a prompt has none.
+            max(entry.logprob or 0.0, LOGPROB_FLOOR),
+            _utf8(entry.token),
+            [
+                Alternative(token, max(logprob, LOGPROB_FLOOR), _utf8(token))
+                for token, logprob in (entry.top or [])[:alternatives]
+            ],
+        )
+        for entry in logprobs
+    ]
+
+
+def logprobs_body(tokens: list[ScoredToken]) -> dict[str, Any]:
+    """Return the `logprobs` object of a choice or chunk."""
+    return {"content": tokens, "refusal": None}
+
+
+def _utf8(text: str) -> list[int] | None:
+    return None if REPLACEMENT in text else list(text.encode())

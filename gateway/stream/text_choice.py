@@ -1,0 +1,165 @@
+"""The choices of completions: text, with what is told beside it."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from contract.messages import Delta
+from contract.outcomes import FinishReason
+from gateway.dialects.request import GenerationRequest
+from gateway.stream.choice import FAILED, TOOL_CALLS, Choice
+from gateway.stream.completion import Completion
+from gateway.stream.logprobs import LogprobLists
+from gateway.stream.tool_calls import told_tool_calls
+
+
+@dataclass(slots=True)
+class _Piece:
+    """New text of a choice, and what is told with it."""
+
+    text: str
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: LogprobLists | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a client would learn nothing from it."""
+        return (
+            not self.text
+            and self.finish_reason is None
+            and self.logprobs is None
+            and not self.token_ids
+            and self.prompt_token_ids is None
+        )
+
+    def body(self, index: int) -> dict[str, Any]:
+        """Return the choice as a chunk shows it."""
+        body: dict[str, Any] = {
+            "index": index,
+            "text": self.text,
+            "logprobs": None if self.logprobs is None else self.logprobs.body(),
+            "finish_reason": self.finish_reason,
+        }
+        if self.stop_reason is not None:
+            body["stop_reason"] = self.stop_reason
+        if self.token_ids is not None:
+            body["token_ids"] = self.token_ids
+        if self.prompt_token_ids is not None:
+            body["prompt_token_ids"] = self.prompt_token_ids
+        if self.tool_calls is not None:
+            body["tool_calls"] = self.tool_calls
+        return body
+
+
+class TextChoice(Choice):
+    """Turns the deltas of one choice into text: echo before the first one, suffix behind the last."""
+
+    PLAIN_START: ClassVar[bytes] = b',"text":'
+    PLAIN_END: ClassVar[bytes] = b',"logprobs":null,"finish_reason":null}'
+
+    __slots__ = (
+        "_echo",
+        "_index",
+        "_opening",
+        "_pieces",
+        "_prompt_logprobs",
+        "_prompt_token_ids",
+        "_request",
+        "_request_id",
+        "_spoken",
+        "_told_ids",
+    )
+
+    def __init__(self, completion: Completion, index: int) -> None:
+        request = completion.request
+        prompt_index = index // request.n
+        self._index = index
+        self._request: GenerationRequest = request
+        self._request_id = completion.id
+        self._echo = completion.prompt_texts[prompt_index] if request.echo else ""
+        self._opening = self._echo
+        self._prompt_token_ids = completion.prompt_token_ids[prompt_index]
+        self._prompt_logprobs: dict[str, bytes] | None = None
+        self._told_ids = not request.return_token_ids
+        self._spoken: list[str] | None = None if request.tool_use is None else []
+        self._pieces: list[_Piece] = []
+
+    @override
+    def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
+        self._prompt_logprobs = encoded
+
+    @override
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        piece = self._piece(delta)
+        return [] if piece.is_empty else [piece.body(self._index)]
+
+    @override
+    def failed(self) -> dict[str, Any]:
+        return _Piece("", FAILED).body(self._index)
+
+    @override
+    def add(self, delta: Delta) -> None:
+        self._pieces.append(self._piece(delta))
+
+    @override
+    def whole(self) -> dict[str, Any]:
+        first, last = self._pieces[0], self._pieces[-1]
+        whole = _Piece(
+            "".join(piece.text for piece in self._pieces), last.finish_reason, last.stop_reason
+        )
+        if self._request.logprobs is not None:
+            whole.logprobs = self._whole_logprobs()
+        if self._request.return_token_ids:
+            whole.token_ids = [token for piece in self._pieces for token in piece.token_ids or []]
+            whole.prompt_token_ids = first.prompt_token_ids
+        whole.tool_calls = last.tool_calls
+        # A whole answer says null where a chunk says nothing.
+        return whole.body(self._index) | {"stop_reason": whole.stop_reason}
+
+    def _piece(self, delta: Delta) -> _Piece:
+        piece = _Piece(self._opening + delta.text, delta.finish_reason, delta.stop_reason)
+        self._opening = ""
+        if self._spoken is not None:
+            self._spoken.append(delta.text)
+        if self._request.logprobs is not None:
+            piece.logprobs = self._logprobs(delta)
+        if self._request.return_token_ids:
+            piece.token_ids = list(delta.token_ids)
+        if not self._told_ids:
+            piece.prompt_token_ids = self._prompt_token_ids
+            self._told_ids = True
+        if delta.finish_reason is not None:
+            self._end(piece)
+        return piece
+
+    def _logprobs(self, delta: Delta) -> LogprobLists | None:
+        lists = LogprobLists(before=self._prompt_logprobs)
+        self._prompt_logprobs = None
+        lists.extend(
+            delta.logprobs or [],
+            base=len(self._echo),
+            token_ids=delta.token_ids if self._request.return_token_ids else None,
+        )
+        return None if lists.is_empty else lists
+
+    def _whole_logprobs(self) -> LogprobLists:
+        lists = LogprobLists(token_ids=[] if self._request.return_token_ids else None)
+        for piece in self._pieces:
+            if piece.logprobs is not None:
+                lists.append(piece.logprobs)
+        return lists
+
+    def _end(self, piece: _Piece) -> None:
+        if self._request.profile.is_suffix_literal:
+            piece.text += self._request.suffix
+        if self._spoken is None:
+            return
+        calls = told_tool_calls("".join(self._spoken), self._request_id, self._index)
+        piece.tool_calls = calls or None
+        if calls and piece.finish_reason == FinishReason.STOP:
+            piece.finish_reason = TOOL_CALLS

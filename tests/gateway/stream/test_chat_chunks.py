@@ -1,0 +1,296 @@
+"""What the chunks of a chat look like, and when an event is made of a delta."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.dialect import Dialect
+from contract.messages import CallPiece
+from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
+from gateway.dispatch.generation import Reply
+from gateway.stream.completion import Completion
+from gateway.stream.obfuscation import BLOCK_BYTES
+from gateway.stream.sse import DONE, ChunkRenderer
+from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
+from tests.support.events import parse_chunks, split_events
+
+CHAT = ChatRequest(messages=[])
+LEGACY = ChatRequest(messages=[], uses_legacy_functions=True)
+TOOLS = [Tool("f", {}, is_strict=False), Tool("g", {}, is_strict=False)]
+AUTO = ToolUse(TOOLS, ToolMode.AUTO)
+HEAD = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m",'
+    b'"system_fingerprint":"fp_1","choices":'
+)
+USAGE = (
+    b'"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,'
+    b'"prompt_tokens_details":{"cached_tokens":0},'
+    b'"completion_tokens_details":{"reasoning_tokens":0}}'
+)
+CALLING = [
+    said("", calls=[CallPiece(0, "f")]),
+    said("", calls=[CallPiece(0, "", '{"x"')]),
+    said("", calls=[CallPiece(0, "", ":1}"), CallPiece(1, "g", "{")]),
+    said("", calls=[CallPiece(1, "", "}")]),
+    said("", finish=STOP),
+    ended(),
+]
+
+
+def chat(**fields: Any) -> Completion:
+    """Make the fixed part of a chat's answer."""
+    return completion(**({"chat": CHAT} | fields))
+
+
+def stream(answer: Completion, *replies: Reply) -> bytes:
+    """Render replies that arrive one by one."""
+    renderer = ChunkRenderer(answer)
+    return b"".join(renderer.render([reply]) for reply in replies)
+
+
+def choices(answer: Completion, *replies: Reply) -> list[dict[str, Any]]:
+    """Return the choice of each chunk that has one."""
+    chunks = parse_chunks(stream(answer, *replies))
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+def deltas(answer: Completion, *replies: Reply) -> list[dict[str, Any]]:
+    """Return what each chunk adds to its message."""
+    return [choice["delta"] for choice in choices(answer, *replies)]
+
+
+def test_stream_is_byte_for_byte_as_promised() -> None:
+    body = stream(chat(), said("Hel"), said("lo"), said("!", finish=STOP), ended())
+
+    def event(number: int, data: bytes) -> bytes:
+        return HEAD + data + b"}\nid: chatcmpl-1:%d\n\n" % number
+
+    nulls = b',"logprobs":null,"finish_reason":null}]'
+    assert body == (
+        event(1, b'[{"index":0,"delta":{"role":"assistant","content":""}' + nulls)
+        + event(2, b'[{"index":0,"delta":{"content":"Hel"}' + nulls)
+        + event(3, b'[{"index":0,"delta":{"content":"lo"}' + nulls)
+        + event(4, b'[{"index":0,"delta":{"content":"!"}' + nulls)
+        + event(5, b'[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],' + USAGE)
+        + b"data: [DONE]\nid: chatcmpl-1:6\n\n"
+    )
+
+
+def test_role_is_told_once_for_each_choice_and_before_anything_else() -> None:
+    told = choices(
+        chat(n=2),
+        said(""),
+        said("a", choice=1),
+        said("b"),
+        said("c", choice=1, finish=STOP),
+        said("", finish=STOP),
+        ended(),
+    )
+    by_choice = {
+        index: [each["delta"] for each in told if each["index"] == index] for index in (0, 1)
+    }
+    role = {"role": "assistant", "content": ""}
+    assert by_choice == {
+        0: [role, {"content": "b"}, {}],
+        1: [role, {"content": "a"}, {"content": "c"}, {}],
+    }
+
+
+def test_delta_that_tells_nothing_makes_no_event() -> None:
+    assert stream(chat(), said("")) == b""
+    assert stream(chat(), said("", reasoning_tokens=1)) == b""
+
+
+def test_plain_and_careful_ways_to_tell_a_text_give_the_same_chunk() -> None:
+    replies = [said('"é\n'), said('"é\n'), said('"é\n', finish=STOP), ended()]
+    _, first, plain, last, _ = choices(chat(), *replies)
+    assert first == plain == last
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Dialect) -> None:
+    told = deltas(
+        chat(dialect=dialect),
+        said("", reasoning="Hm", reasoning_tokens=1),
+        said("", reasoning=".", reasoning_tokens=1),
+        said("Yes", finish=STOP),
+        ended(),
+    )
+    name = "reasoning" if dialect is Dialect.VLLM else "reasoning_content"
+    assert told[1:] == [{name: "Hm"}, {name: "."}, {"content": "Yes"}, {}]
+
+
+def test_each_chunk_of_a_delta_tells_one_thing() -> None:
+    calls = [CallPiece(0, "f"), CallPiece(1, "g"), CallPiece(0, "", "{}"), CallPiece(1, "", "[")]
+    told = choices(
+        chat(tool_use=AUTO),
+        said("So", reasoning="Hm", reasoning_tokens=1, calls=calls, token_ids=[1, 2, 3]),
+        said("", finish=STOP),
+        ended(),
+    )
+    assert [list(each["delta"]) for each in told] == [
+        ["role", "content"],
+        ["reasoning_content"],
+        ["content"],
+        ["tool_calls"],
+        ["tool_calls"],
+        [],
+    ]
+    assert [each["delta"]["tool_calls"][0]["function"] for each in told[3:5]] == [
+        {"name": "f", "arguments": "{}"},
+        {"name": "g", "arguments": "["},
+    ]
+
+
+def test_calls_have_id_type_and_name_in_their_first_piece_only() -> None:
+    told = choices(chat(tool_use=AUTO), *CALLING)
+    pieces = [call for each in told for call in each["delta"].get("tool_calls", [])]
+    first, second = (piece.pop("id") for piece in pieces if "id" in piece)
+    assert first != second
+    assert all(id_.startswith("call_") and len(id_) == len("call_") + 24 for id_ in (first, second))
+    assert pieces == [
+        {"index": 0, "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"x"'}},
+        {"index": 0, "function": {"arguments": ":1}"}},
+        {"index": 1, "type": "function", "function": {"name": "g", "arguments": "{"}},
+        {"index": 1, "function": {"arguments": "}"}},
+    ]
+    assert told[-1]["finish_reason"] == "tool_calls"
+
+
+def test_whoever_tells_the_answer_again_gives_calls_the_same_ids() -> None:
+    answer = chat(tool_use=AUTO)
+    assert stream(answer, *CALLING) == stream(answer, *CALLING)
+
+
+@pytest.mark.parametrize(
+    ("mode", "finish", "expected"),
+    [
+        (ToolMode.AUTO, STOP, "tool_calls"),
+        (ToolMode.REQUIRED, STOP, "tool_calls"),
+        (ToolMode.NAMED, STOP, "stop"),
+        (ToolMode.AUTO, LENGTH, "length"),
+        (ToolMode.NAMED, LENGTH, "length"),
+    ],
+)
+def test_finish_reason_tells_of_calls_where_the_model_ended_by_itself(
+    mode: ToolMode, finish: Any, expected: str
+) -> None:
+    use = ToolUse(TOOLS, mode, "f" if mode is ToolMode.NAMED else None)
+    replies = [*CALLING[:-2], said("", finish=finish), ended()]
+    assert choices(chat(tool_use=use), *replies)[-1]["finish_reason"] == expected
+
+
+def test_finish_reason_is_stop_where_tools_were_not_called() -> None:
+    told = choices(chat(tool_use=AUTO), said("No.", finish=STOP), ended())
+    assert told[-1]["finish_reason"] == "stop"
+
+
+def test_call_in_the_last_delta_counts() -> None:
+    told = choices(
+        chat(tool_use=AUTO), said("", calls=[CallPiece(0, "f", "{}")], finish=STOP), ended()
+    )
+    assert [each["finish_reason"] for each in told] == [None, None, "tool_calls"]
+
+
+def test_only_the_first_call_is_told_to_a_client_that_wants_no_parallel_ones() -> None:
+    use = ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False)
+    told = deltas(chat(tool_use=use), *CALLING)
+    assert {call["index"] for each in told for call in each.get("tool_calls", [])} == {0}
+
+
+def test_client_that_speaks_of_functions_is_told_of_one_function_call() -> None:
+    told = choices(chat(chat=LEGACY, tool_use=AUTO), *CALLING)
+    assert [each["delta"] for each in told] == [
+        {"role": "assistant", "content": ""},
+        {"function_call": {"name": "f", "arguments": ""}},
+        {"function_call": {"arguments": '{"x"'}},
+        {"function_call": {"arguments": ":1}"}},
+        {},
+    ]
+    assert told[-1]["finish_reason"] == "function_call"
+
+
+def test_stop_reason_is_shown_where_there_is_one() -> None:
+    told = choices(chat(), said("a", finish=STOP, stop_reason="\n"), ended())
+    assert [each.get("stop_reason") for each in told] == [None, None, "\n"]
+    assert "stop_reason" not in told[0]
+
+
+def test_text_with_tools_is_told_as_it_comes_and_not_searched() -> None:
+    told = deltas(chat(tool_use=AUTO), said("<tool_call>"), said("{}", finish=STOP), ended())
+    assert told[1:] == [{"content": "<tool_call>"}, {"content": "{}"}, {}]
+
+
+def test_include_usage_gives_openais_extra_chunk_and_nulls_elsewhere() -> None:
+    replies = [
+        said("", reasoning="Hm", reasoning_tokens=3, token_ids=[1, 2, 3]),
+        said("So", reasoning_tokens=1, token_ids=[4, 5]),
+        said("!", finish=STOP),
+        ended(tokens=6),
+    ]
+    *others, extra = parse_chunks(stream(chat(include_usage=True), *replies))
+    assert [chunk["usage"] for chunk in others] == [None] * 5
+    assert extra["choices"] == []
+    assert extra["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_usage_is_in_the_last_chunk_of_the_choice_that_finishes_last(dialect: Dialect) -> None:
+    replies = [said("a"), said("b", choice=1, finish=STOP), said("c", finish=STOP), ended()]
+    *others, final = parse_chunks(stream(chat(dialect=dialect, n=2), *replies))
+    assert all("usage" not in chunk for chunk in others)
+    assert final["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert final["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_failure_finishes_open_choices_for_fireworks_only(dialect: Dialect) -> None:
+    renderer = ChunkRenderer(chat(dialect=dialect, n=3))
+    renderer.render(
+        [
+            said("a", reasoning_tokens=1, token_ids=[1, 2]),
+            said("b", choice=1, finish=STOP),
+            failed(),
+        ]
+    )
+    assert renderer.failure is not None
+    (event,) = parse_chunks(renderer.render_failure(renderer.failure))
+    expected: list[dict[str, Any]] = [
+        {"index": index, "delta": {}, "logprobs": None, "finish_reason": "error"}
+        for index in (0, 2)
+    ]
+    is_fireworks = dialect in (Dialect.FIREWORKS, Dialect.FIREWORKS_2026)
+    assert event.get("choices") == (expected if is_fireworks else None)
+    assert event["usage"]["completion_tokens"] == 3
+    assert event["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+
+
+@pytest.mark.parametrize("text", ["", "a", '"\n\x00', "😀" * 5, "x" * 100])
+def test_chunks_are_padded_to_the_same_length(text: str) -> None:
+    renderer = ChunkRenderer(chat(include_obfuscation=True, tool_use=AUTO))
+    replies = [
+        said("", reasoning=text + ".", reasoning_tokens=1),
+        said(text + "."),
+        said("", calls=[CallPiece(0, "f", text)]),
+        said(text, finish=STOP),
+        ended(),
+    ]
+    *events, done = split_events(renderer.render(replies))
+    assert done == DONE
+    for event in events:
+        assert (len(event) + len("\n\n")) % BLOCK_BYTES == 0
+        assert json.loads(event.removeprefix(b"data: "))["obfuscation"] is not None
+
+
+def test_timings_of_a_running_stream_stand_in_every_chunk() -> None:
+    chunks = parse_chunks(
+        stream(chat(timings_per_token=True), said("a"), said("b", finish=STOP), ended())
+    )
+    assert [chunk.get("timings", {}).get("predicted_n") for chunk in chunks] == [1, 1, None, 2]

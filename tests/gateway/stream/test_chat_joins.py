@@ -1,0 +1,233 @@
+"""A chat's stream joins to its whole answer, however its deltas were cut and whoever rendered them."""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.dialect import Dialect
+from contract.messages import CallPiece, TokenLogprob
+from contract.outcomes import FinishReason
+from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
+from gateway.dispatch.generation import Reply
+from gateway.stream.assembler import collect
+from gateway.stream.completion import Completion
+from gateway.stream.sse import DONE, ChunkRenderer
+from tests.gateway.replies import completion, ended, failed, inbox, said
+from tests.support.events import numbered_events, parse_chunks
+
+TOOLS = [Tool("f", {}, is_strict=False)]
+TEXTS = st.text(max_size=4)
+
+# A token of the reasoning, and one of what comes behind it: a mark, or one whose text is still held back,
+# has no text of its own.
+REASONING = st.tuples(st.just("reasoning"), TEXTS)
+ANSWERING = st.one_of(
+    st.tuples(st.sampled_from(["text", "call", "arguments"]), TEXTS), st.just(("mark", ""))
+)
+SEQUENCES = st.tuples(st.lists(REASONING, max_size=5), st.lists(ANSWERING, max_size=8)).map(
+    lambda phases: [*phases[0], *phases[1]]
+)
+FIELDS = st.fixed_dictionaries(
+    {
+        "chat": st.builds(
+            ChatRequest,
+            messages=st.just([]),
+            shows_reasoning=st.booleans(),
+            uses_legacy_functions=st.booleans(),
+        ),
+        "tool_use": st.sampled_from(
+            [
+                None,
+                ToolUse(TOOLS, ToolMode.AUTO),
+                ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False),
+                ToolUse(TOOLS, ToolMode.NAMED, "f"),
+            ]
+        ),
+        "dialect": st.sampled_from(Dialect),
+        "logprobs": st.sampled_from([None, 0, 1]),
+        "return_token_ids": st.booleans(),
+        "include_usage": st.booleans(),
+        "include_obfuscation": st.booleans(),
+        "timings_per_token": st.booleans(),
+    }
+)
+
+
+def cut(
+    choice: int, tokens: list[tuple[str, str]], random: Any, finish: FinishReason, *, scored: bool
+) -> list[Reply]:
+    """Return the deltas of a choice, each of some tokens as they may be gathered."""
+    replies: list[Reply] = []
+    calls, position = -1, 0
+    while position < len(tokens) or not replies:
+        taken = tokens[position : position + random.randint(1, 4)]
+        content, reasoning, pieces = "", "", []
+        for kind, text in taken:
+            if kind == "reasoning":
+                reasoning += text
+            elif kind == "text":
+                content += text
+            elif kind == "call":
+                calls += 1
+                pieces.append(CallPiece(calls, "f" + text))
+            elif kind == "arguments" and calls >= 0:
+                pieces.append(CallPiece(calls, "", text))
+        ids = list(range(position, position + len(taken)))
+        position += len(taken)
+        replies.append(
+            said(
+                content,
+                choice=choice,
+                finish=finish if position >= len(tokens) else None,
+                stop_reason="."
+                if finish is FinishReason.STOP and position >= len(tokens)
+                else None,
+                token_ids=ids,
+                reasoning=reasoning,
+                reasoning_tokens=sum(kind == "reasoning" for kind, _ in taken),
+                calls=pieces,
+                logprobs=[TokenLogprob(str(each), -1.0, 0) for each in ids] if scored else None,
+            )
+        )
+    return replies
+
+
+def mixed(queues: list[list[Reply]], random: Any) -> list[Reply]:
+    """Return the replies of all choices as they may arrive."""
+    replies: list[Reply] = []
+    while waiting := [queue for queue in queues if queue]:
+        replies.append(random.choice(waiting).pop(0))
+    return [*replies, ended(tokens=9)]
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Put the chunks of each choice together, as clients do."""
+    told: defaultdict[int, dict[str, Any]] = defaultdict(
+        lambda: {"message": defaultdict(str), "calls": {}, "ids": [], "scored": [], "finish": None}
+    )
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        whole = told[choice["index"]]
+        assert whole["finish"] is None, "it goes on after its end"
+        delta = choice["delta"]
+        assert ("role" in delta) == (not whole["message"]), "the role comes first, and once"
+        assert len(delta.keys() - {"role"}) <= 1
+        for call in delta.pop("tool_calls", []):
+            known = whole["calls"].setdefault(call["index"], {"name": "", "arguments": ""})
+            known["id"] = known.get("id") or call["id"]
+            for name, text in call["function"].items():
+                known[name] += text
+        for name, text in delta.pop("function_call", {}).items():
+            whole["calls"].setdefault(0, {"name": "", "arguments": ""})[name] += text
+        for name, text in delta.items():
+            whole["message"][name] += text
+        whole["ids"] += choice.get("token_ids", [])
+        whole["scored"] += (choice["logprobs"] or {"content": []})["content"]
+        whole["finish"], whole["stop"] = choice["finish_reason"], choice.get("stop_reason")
+    return dict(told)
+
+
+def as_joined(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice of a whole answer in the form of `joined`."""
+    message = {name: value for name, value in choice["message"].items() if value is not None}
+    calls = {
+        index: call["function"] | {"id": call["id"]}
+        for index, call in enumerate(message.pop("tool_calls", []))
+    }
+    if "function_call" in message:
+        calls = {0: message.pop("function_call")}
+    message.setdefault("content", "")
+    return {
+        "message": message,
+        "calls": calls,
+        "ids": choice.get("token_ids", []),
+        "scored": (choice["logprobs"] or {"content": []})["content"],
+        "finish": choice["finish_reason"],
+        "stop": choice["stop_reason"],
+    }
+
+
+@given(
+    FIELDS,
+    st.lists(SEQUENCES, min_size=1, max_size=3),
+    st.sampled_from(FinishReason),
+    st.randoms(use_true_random=False),
+    st.integers(1, 4),
+)
+async def test_stream_joins_to_the_whole_answer_however_it_is_cut(
+    fields: dict[str, Any],
+    sequences: list[list[tuple[str, str]]],
+    finish: FinishReason,
+    random: Any,
+    batch: int,
+) -> None:
+    answer = completion(n=len(sequences), **fields)
+    is_scored = fields["logprobs"] is not None
+
+    def arrivals() -> list[Reply]:
+        queues = [
+            cut(index, tokens, random, finish, scored=is_scored)
+            for index, tokens in enumerate(sequences)
+        ]
+        return mixed(queues, random)
+
+    replies = arrivals()
+    renderer = ChunkRenderer(answer)
+    body = b"".join(
+        renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
+    )
+    assert renderer.finished
+    chunks = parse_chunks(body)
+    streamed = joined(chunks)
+    whole = json.loads((await collect(answer, inbox(*replies))).content)
+    again = json.loads((await collect(answer, inbox(*arrivals()))).content)
+
+    assert streamed == {each["index"]: as_joined(each) for each in whole["choices"]}
+    assert again["choices"] == whole["choices"]
+    (usage,) = [chunk["usage"] for chunk in chunks if chunk.get("usage")][-1:]
+    counts = {"prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details"}
+    assert {name: usage[name] for name in counts} == {name: whole["usage"][name] for name in counts}
+
+
+def rendered(answer: Completion, replies: list[Reply], *, skip: int, batch: int) -> bytes:
+    """Render replies that come some at a time, and the failure if there is one."""
+    renderer = ChunkRenderer(answer, skip=skip)
+    body = b"".join(
+        renderer.render(replies[start : start + batch]) for start in range(0, len(replies), batch)
+    )
+    return body if renderer.failure is None else body + renderer.render_failure(renderer.failure)
+
+
+@given(
+    FIELDS,
+    st.lists(SEQUENCES, min_size=1, max_size=2),
+    st.randoms(use_true_random=False),
+    st.integers(1, 5),
+    st.integers(0, 30),
+    st.booleans(),
+)
+def test_what_follows_an_event_is_the_same_for_whoever_comes_back(
+    fields: dict[str, Any],
+    sequences: list[list[tuple[str, str]]],
+    random: Any,
+    batch: int,
+    skip: int,
+    fails: bool,
+) -> None:
+    # Padding is random, and times are those of each rendering.
+    changing = {"dialect": Dialect.OPENAI, "include_obfuscation": False, "timings_per_token": False}
+    answer = completion(n=len(sequences), **(fields | changing))
+    queues = [
+        cut(index, tokens, random, FinishReason.STOP, scored=fields["logprobs"] is not None)
+        for index, tokens in enumerate(sequences)
+    ]
+    replies = mixed(queues, random)
+    if fails:
+        replies = [*replies[: len(replies) // 2], failed()]
+
+    first = numbered_events(rendered(answer, replies, skip=0, batch=1))
+    assert [number for _, _, number in first] == list(range(1, len(first) + 1))
+    assert first[-1][0] == DONE
+    assert numbered_events(rendered(answer, replies, skip=skip, batch=batch)) == first[skip:]

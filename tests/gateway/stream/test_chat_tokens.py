@@ -1,0 +1,168 @@
+"""What a chat tells of its tokens: log-probabilities and ids, and neither of a reasoning that is hidden."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.messages import CallPiece, TokenLogprob
+from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
+from gateway.dispatch.generation import Reply
+from gateway.stream.assembler import collect
+from gateway.stream.sse import ChunkRenderer
+from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
+from tests.support.events import parse_chunks
+
+HIDING = ChatRequest(messages=[], shows_reasoning=False)
+CHAT = ChatRequest(messages=[])
+USE = ToolUse([Tool("f", {}, is_strict=False)], ToolMode.AUTO)
+
+
+def streamed(*replies: Reply, **fields: Any) -> list[dict[str, Any]]:
+    """Return the choices of the chunks of replies that arrive one by one."""
+    renderer = ChunkRenderer(completion(**({"chat": CHAT} | fields)))
+    chunks = parse_chunks(b"".join(renderer.render([reply]) for reply in replies))
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+async def whole(*replies: Reply, **fields: Any) -> dict[str, Any]:
+    """Return the choice of the whole answer."""
+    answer = completion(**({"chat": CHAT} | fields))
+    body = json.loads((await collect(answer, inbox(*replies))).content)
+    (choice,) = body["choices"]
+    return dict(choice)
+
+
+def scored(token: str, logprob: float = -0.5) -> TokenLogprob:
+    """Make a token that was the likeliest one."""
+    return TokenLogprob(token, logprob, 0, [(token, logprob), ("z", -3.0)])
+
+
+def tokens(choice: dict[str, Any]) -> list[str]:
+    """Return the tokens whose log-probabilities a choice tells."""
+    return [entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]]
+
+
+async def test_logprobs_are_one_object_for_each_token() -> None:
+    top = [("é", -0.5), ("\ufffd", -1.0), ("x", float("-inf"))]
+    replies = [
+        said("é", logprobs=[TokenLogprob("é", -0.5, 0, top)]),
+        said("", finish=STOP, logprobs=[TokenLogprob("</s>", float("-inf"), 1, top)]),
+        ended(),
+    ]
+    fields = {"logprobs": 3}
+    expected = {
+        "token": "é",
+        "logprob": -0.5,
+        "bytes": [0xC3, 0xA9],
+        "top_logprobs": [
+            {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
+            {"token": "\ufffd", "logprob": -1.0, "bytes": None},
+            {"token": "x", "logprob": -9999.0, "bytes": [0x78]},
+        ],
+    }
+    role, content, final = streamed(*replies, **fields)
+    assert role["logprobs"] is None
+    assert content["logprobs"] == {"content": [expected], "refusal": None}
+    assert final["logprobs"]["content"][0]["logprob"] == -9999.0
+    assert (await whole(*replies, **fields))["logprobs"] == {
+        "content": [expected, *final["logprobs"]["content"]],
+        "refusal": None,
+    }
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2, 5])
+async def test_no_more_alternatives_are_told_than_were_asked_for(asked: int) -> None:
+    top = [("a", -0.5), ("b", -1.0), ("c", -2.0)]
+    reply = said("c", finish=STOP, logprobs=[TokenLogprob("c", -2.0, 0, top)])
+    choice = await whole(reply, ended(), logprobs=asked)
+    (entry,) = choice["logprobs"]["content"]
+    assert [each["token"] for each in entry["top_logprobs"]] == ["a", "b", "c"][:asked]
+
+
+async def test_logprobs_are_told_only_where_they_were_asked_for() -> None:
+    reply = said("c", finish=STOP, logprobs=[scored("c")])
+    assert (await whole(reply, ended()))["logprobs"] is None
+    empty = await whole(said("", finish=LENGTH), ended(tokens=0), logprobs=0)
+    assert empty["logprobs"] == {"content": [], "refusal": None}
+
+
+async def test_tokens_are_told_once_with_the_first_thing_that_they_make() -> None:
+    replies = [
+        said(
+            "b",
+            reasoning="a",
+            reasoning_tokens=1,
+            token_ids=[1, 2],
+            logprobs=[scored("a"), scored("b")],
+        ),
+        said("", token_ids=[3], logprobs=[scored("<tool_call>")]),
+        said("", calls=[CallPiece(0, "f", "{}")], token_ids=[4], logprobs=[scored("{}")]),
+        said("c", token_ids=[5, 6], finish=STOP, logprobs=[scored("c"), scored("</s>")]),
+        ended(),
+    ]
+    fields = {"logprobs": 0, "return_token_ids": True, "tool_use": USE}
+    told = streamed(*replies, **fields)
+    assert [(each["delta"], each.get("token_ids"), tokens(each)) for each in told] == [
+        ({"role": "assistant", "content": ""}, None, []),
+        ({"reasoning_content": "a"}, [1, 2], ["a", "b"]),
+        ({"content": "b"}, None, []),
+        ({}, [3], ["<tool_call>"]),
+        ({"tool_calls": told[4]["delta"]["tool_calls"]}, [4], ["{}"]),
+        ({"content": "c"}, [5, 6], ["c", "</s>"]),
+        ({}, None, []),
+    ]
+    assert [each.get("prompt_token_ids") for each in told] == [[5, 6, 7], *[None] * 6]
+    choice = await whole(*replies, **fields)
+    assert choice["token_ids"] == [1, 2, 3, 4, 5, 6]
+    assert choice["prompt_token_ids"] == [5, 6, 7]
+
+
+def scored_by_id(text: str, *token_ids: int, **fields: Any) -> Reply:
+    """Make a delta whose tokens have log-probabilities under the names of their ids."""
+    logprobs = [scored(str(token)) for token in token_ids]
+    return said(text, token_ids=token_ids, logprobs=logprobs, **fields)
+
+
+HIDDEN = [
+    scored_by_id("", 1, 2, reasoning="se", reasoning_tokens=1),
+    scored_by_id("", 3, reasoning="cret", reasoning_tokens=2),
+    scored_by_id("", 4, reasoning_tokens=1),
+    scored_by_id("", 5),
+]
+
+
+@pytest.mark.parametrize(
+    ("rest", "ids", "parts"),
+    [
+        ([scored_by_id("no", 6, 7)], [5, 6, 7, 9], ["content"]),
+        ([scored_by_id("", 6, calls=[CallPiece(0, "f", "{}")])], [5, 6, 9], ["tool_calls"]),
+        ([], [], []),
+    ],
+    ids=["content", "call", "nothing"],
+)
+async def test_hidden_reasoning_shows_in_nothing(
+    rest: list[Reply], ids: list[int], parts: list[str]
+) -> None:
+    replies = [*HIDDEN, *rest, scored_by_id("", 9, finish=STOP), ended(tokens=9)]
+    fields = {"chat": HIDING, "logprobs": 1, "return_token_ids": True, "tool_use": USE}
+    told = streamed(*replies, **fields)
+
+    assert [token for each in told for token in each.get("token_ids", [])] == ids
+    assert [token for each in told for token in tokens(each)] == [str(token) for token in ids]
+    assert [name for each in told[1:] for name in each["delta"]] == parts
+
+    choice = await whole(*replies, **fields)
+    assert choice["token_ids"] == ids
+    assert tokens(choice) == [str(token) for token in ids]
+    assert "reasoning_content" not in choice["message"]
+    assert "cret" not in json.dumps([told, choice])
+
+
+async def test_hidden_reasoning_is_counted() -> None:
+    replies = [*HIDDEN, said("no", finish=STOP), ended(tokens=6)]
+    answer = completion(chat=HIDING)
+    body = json.loads((await collect(answer, inbox(*replies))).content)
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    *_, final = parse_chunks(ChunkRenderer(answer).render(replies))
+    assert final["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}

@@ -1,0 +1,169 @@
+"""Chats that are answered whole."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.dialect import Dialect
+from contract.messages import CallPiece
+from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
+from gateway.dispatch.generation import Reply
+from gateway.stream.assembler import collect
+from gateway.stream.completion import Completion
+from gateway.stream.tool_calls import call_id
+from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
+
+CHAT = ChatRequest(messages=[])
+TOOLS = [Tool("f", {}, is_strict=False), Tool("g", {}, is_strict=False)]
+AUTO = ToolUse(TOOLS, ToolMode.AUTO)
+CALLING = [
+    said("", calls=[CallPiece(0, "f", '{"x"')]),
+    said("", calls=[CallPiece(0, "", ":1}"), CallPiece(1, "g", "{}")]),
+    said("", finish=STOP),
+    ended(),
+]
+
+
+async def whole(*replies: Reply, **fields: Any) -> dict[str, Any]:
+    """Return the body for some replies to a chat."""
+    answer: Completion = completion(**({"chat": CHAT} | fields))
+    body: dict[str, Any] = json.loads((await collect(answer, inbox(*replies))).content)
+    return body
+
+
+async def test_answer_has_all_of_openais_fields() -> None:
+    assert await whole(said("a"), said("b", finish=STOP), ended(cached=1)) == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "m",
+        "system_fingerprint": "fp_1",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "ab", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_message_of_omlx_always_tells_of_reasoning_and_calls(dialect: Dialect) -> None:
+    body = await whole(said("Paris.", finish=STOP), ended(), dialect=dialect)
+    message = body["choices"][0]["message"]
+    nulls = {"reasoning_content": None, "tool_calls": None} if dialect is Dialect.OMLX else {}
+    assert message == {"role": "assistant", "content": "Paris.", "refusal": None} | nulls
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(
+    dialect: Dialect,
+) -> None:
+    body = await whole(
+        said("", reasoning="Hm", reasoning_tokens=2, token_ids=[1, 2]),
+        said("", reasoning=".", reasoning_tokens=1),
+        said("Yes", finish=STOP),
+        ended(tokens=4),
+        dialect=dialect,
+    )
+    message = body["choices"][0]["message"]
+    name = "reasoning" if dialect is Dialect.VLLM else "reasoning_content"
+    assert (message[name], message["content"]) == ("Hm.", "Yes")
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+async def test_calls_are_whole_and_content_is_null_where_there_is_none() -> None:
+    (choice,) = (await whole(*CALLING, tool_use=AUTO))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {
+                "id": call_id("chatcmpl-1", 0, index),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for index, (name, arguments) in enumerate([("f", '{"x":1}'), ("g", "{}")])
+        ],
+    }
+
+
+async def test_content_beside_calls_is_told() -> None:
+    (choice,) = (await whole(said("Let me see."), *CALLING, tool_use=AUTO))["choices"]
+    assert choice["message"]["content"] == "Let me see."
+    assert len(choice["message"]["tool_calls"]) == 2
+
+
+async def test_message_without_anything_has_empty_content() -> None:
+    (choice,) = (await whole(said("", finish=LENGTH), ended(tokens=0)))["choices"]
+    assert choice["message"]["content"] == ""
+    thinking = said("", reasoning="Hm", reasoning_tokens=1, finish=LENGTH)
+    (choice,) = (await whole(thinking, ended()))["choices"]
+    assert choice["message"]["content"] == ""
+    assert choice["finish_reason"] == "length"
+
+
+async def test_call_that_was_cut_off_is_told_as_it_stands() -> None:
+    replies = [said("", calls=[CallPiece(0, "f", '{"x"')]), said("", finish=LENGTH), ended()]
+    (choice,) = (await whole(*replies, tool_use=AUTO))["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x"'
+
+
+async def test_named_function_is_no_reason_to_finish() -> None:
+    use = ToolUse(TOOLS, ToolMode.NAMED, "f")
+    (choice,) = (await whole(*CALLING, tool_use=use))["choices"]
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_only_the_first_call_is_told_to_a_client_that_wants_no_parallel_ones() -> None:
+    use = ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False)
+    (choice,) = (await whole(*CALLING, tool_use=use))["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+
+
+@pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.OMLX])
+async def test_client_that_speaks_of_functions_is_told_of_one_function_call(
+    dialect: Dialect,
+) -> None:
+    legacy = ChatRequest(messages=[], uses_legacy_functions=True)
+    (choice,) = (await whole(*CALLING, chat=legacy, tool_use=AUTO, dialect=dialect))["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x":1}'}
+    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["content"] is None
+
+
+async def test_choices_stand_in_order_whatever_order_they_finish_in() -> None:
+    body = await whole(
+        said("1", choice=1, reasoning="r1", reasoning_tokens=1, finish=LENGTH),
+        said("0", reasoning="r0", reasoning_tokens=1, finish=STOP, stop_reason="."),
+        ended(),
+        n=2,
+    )
+    assert [
+        (each["index"], each["message"]["content"], each["message"]["reasoning_content"])
+        for each in body["choices"]
+    ] == [(0, "0", "r0"), (1, "1", "r1")]
+    assert [each["stop_reason"] for each in body["choices"]] == [".", None]
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_ids_of_calls_depend_on_request_choice_and_place() -> None:
+    places = [(r, c, i) for r in ("chatcmpl-1", "chatcmpl-11") for c in (0, 1, 11) for i in (0, 1)]
+    ids = [call_id(*place) for place in places]
+    assert len({*ids}) == len(places)
+    assert ids == [call_id(*place) for place in places]
