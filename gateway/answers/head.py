@@ -12,7 +12,7 @@ from contract.messages import GenerationJob
 from gateway.accounts.limits import SubjectLimits
 from gateway.accounts.usage import UsageRecord
 from gateway.dialects.profile import PROFILES
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.stream.completion import Completion, Usage
 
 _HINTS: Final = get_type_hints(GenerationRequest, localns={"Profile": Dialect})
@@ -79,14 +79,17 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ) -> "AnswerHead":
         """Return the head of an answer.
 
-        Prompts, images, structure and biases are left out of the request: they are in the jobs, or have
-        done their work when the jobs were made.
+        Prompts, messages, images, tools, structure and biases are left out of the request: they are in
+        the jobs, or have done their work when the jobs were made.
         """
+        chat, use = completion.request.chat, completion.request.tool_use
         request = replace(
             completion.request,
             prompts=[""] * len(completion.request.prompts),
+            chat=None if chat is None else _looks_of(chat),
             images=[[] for _ in completion.request.images],
             structure=None,
+            tool_use=None if use is None else replace(use, tools=[]),
             bias_texts={},
         )
         stored = {each.name: getattr(request, each.name) for each in fields(request)}
@@ -138,6 +141,14 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
         )
+
+
+def _looks_of(chat: ChatRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=[],
+        shows_reasoning=chat.shows_reasoning,
+        uses_legacy_functions=chat.uses_legacy_functions,
+    )
 
 
 encode_head = msgspec.msgpack.Encoder().encode

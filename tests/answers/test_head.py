@@ -12,7 +12,14 @@ from gateway.accounts.usage import UsageRecord
 from gateway.answers.head import AnswerHead, decode_head, encode_head
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import (
+    ChatRequest,
+    GenerationRequest,
+    ImageUrl,
+    Tool,
+    ToolMode,
+    ToolUse,
+)
 from gateway.dialects.wire import validate
 from gateway.stream.completion import Completion, Usage
 
@@ -100,10 +107,44 @@ def test_head_tells_the_answer_as_its_request_did(
 
     again = decode_head(encode_head(head_of(completion))).completion()
 
-    kept = replace(request, prompts=["", ""], images=[[], []], structure=None, bias_texts={})
+    kept = replace(
+        request,
+        prompts=["", ""],
+        images=[[], []],
+        structure=None,
+        tool_use=request.tool_use and replace(request.tool_use, tools=[]),
+        bias_texts={},
+    )
     assert again.request == kept
     expected = replace(completion, request=kept, cost_of=None, started_at=0)
     assert replace(again, cost_of=None, started_at=0) == expected
+
+
+def test_head_of_a_chat_keeps_what_its_answer_looks_like_and_nothing_that_was_said() -> None:
+    said = {"role": "user", "content": "secret"}
+    chat = ChatRequest(
+        messages=[said],
+        tools=TOOLS,
+        image_sources=[b"secret", ImageUrl(url="https://secret", param="messages[0]")],
+        template_arguments={"secret": True},
+        continues_last_message=True,
+        shows_reasoning=False,
+        uses_legacy_functions=True,
+    )
+    tools = [Tool("f", {"secret": True}, is_strict=False)]
+    use = ToolUse(tools, ToolMode.NAMED, "f", is_parallel=False)
+    request = replace(request_of(Dialect.OMLX), chat=chat, tool_use=use)
+
+    encoded = encode_head(head_of(completion_of(request)))
+
+    assert b"secret" not in encoded
+    again = decode_head(encoded).completion()
+    assert again.request.chat == ChatRequest(
+        messages=[], shows_reasoning=False, uses_legacy_functions=True
+    )
+    assert again.request.tool_use == replace(use, tools=[])
+    assert again.head()["object"] == "chat.completion"
+    assert again.head(is_chunk=True)["object"] == "chat.completion.chunk"
 
 
 def test_head_keeps_jobs_limits_and_prices() -> None:
