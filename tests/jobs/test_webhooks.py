@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
@@ -28,8 +25,9 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.accounts.webhook_service import WebhookService
 from gateway.jobs import webhooks as webhooks_module
-from gateway.jobs.outbound import DeliveryError, Outbound, is_public
+from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender
+from tests.support.certificates import self_signed
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 Headers = dict[str, str]
@@ -261,32 +259,6 @@ async def test_private_addresses_are_refused_without_a_connection(
     await outbound.aclose()
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1:248:1893:25c8:1946", True),
-        ("::ffff:93.184.216.34", True),
-        ("10.1.2.3", False),
-        ("172.16.0.1", False),
-        ("192.168.1.1", False),
-        ("100.64.0.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::", False),
-        ("fe80::1%eth0", False),
-        ("fc00::1", False),
-        ("ff02::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("64:ff9b::7f00:1", False),
-        ("2002:7f00:1::", False),
-    ],
-)
-def test_public_addresses_are_told_from_others(address: str, public: bool) -> None:
-    assert is_public(address) is public
-
-
 async def test_name_with_one_private_address_among_public_ones_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -321,7 +293,7 @@ async def test_name_is_resolved_once_and_the_next_address_tried(
 async def test_certificate_must_be_of_the_name_in_the_url(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    serving, trust = _certificate("hooks.example.com", tmp_path)
+    serving, trust = self_signed("hooks.example.com", tmp_path)
     names: list[str | None] = []
     serving.sni_callback = lambda _socket, name, _context: names.append(name)
     outbound = Outbound(allows_private=True, trust=trust)
@@ -356,34 +328,3 @@ def _resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> Callable[[], l
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return lambda: asked
-
-
-def _certificate(name: str, folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return what a server of that name serves with, and what trusts it alone."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    file = folder / "server.pem"
-    file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(file)
-    return serving, ssl.create_default_context(cafile=str(file))

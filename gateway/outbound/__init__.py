@@ -1,0 +1,1 @@
+"""Connections to what customers name: only to checked addresses."""

@@ -1,0 +1,24 @@
+"""URLs that customers give."""
+
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+_FORBIDDEN: Final = frozenset(' "<>\\^`{|}')
+"""Characters that a URL may only have encoded, and that programs read differently if it has them plain."""
+
+
+def split_url(text: str, *, most_characters: int) -> SplitResult | None:
+    """Return the parts of an absolute http(s) URL; None for whatever else it is."""
+    if not 0 < len(text) <= most_characters or not text.isascii() or not text.isprintable():
+        return None
+    if not _FORBIDDEN.isdisjoint(text):
+        return None
+    try:
+        parts = urlsplit(text)
+        has_valid_port = parts.port != 0
+    except ValueError:
+        return None
+    is_web = parts.scheme in DEFAULT_PORTS and bool(parts.hostname)
+    return parts if is_web and has_valid_port else None
