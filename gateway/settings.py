@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
 from contract.redis_url import check_redis_url
+from gateway.outbound.hosts import HostPattern, parse_host_pattern
 
 KIBIBYTE = 1024
 MIN_JWT_SECRET_BYTES = 32
@@ -32,11 +33,17 @@ def _plain_seconds(value: object) -> object:
         return value
 
 
+def _read_host(value: object) -> object:
+    return parse_host_pattern(value) if isinstance(value, str) else value
+
+
 Duration = Annotated[timedelta, BeforeValidator(_plain_seconds)]
 """Seconds, or ISO 8601 such as PT30S."""
 
 RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
 """A server, or a master that sentinels know; it may carry passwords."""
+
+_HostPattern = Annotated[HostPattern, BeforeValidator(_read_host)]
 
 
 class JwtAlgorithm(StrEnum):
@@ -127,6 +134,13 @@ class Settings(BaseSettings):
     webhook_allow_private: bool = False
     """Whether webhooks may be plain http and lie in private networks."""
 
+    image_url_hosts: Annotated[tuple[_HostPattern, ...], NoDecode] = ()
+    """Hosts, comma-separated, from which images of chats are fetched, redirects included; none by default."""
+    image_url_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(seconds=10)
+    """How long fetching the images of a request may take."""
+    image_url_max_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
+    """Size of all images together that are fetched for a request."""
+
     drain_delay: Duration = timedelta(0)
     """How long new requests are still served after SIGTERM, while /readyz fails already."""
     drain_timeout: Duration = timedelta(seconds=30)
@@ -135,7 +149,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _split_lists(cls, values: dict[str, object]) -> dict[str, object]:
-        for name in ("jwt_algorithms", "trusted_proxies"):
+        for name in ("jwt_algorithms", "trusted_proxies", "image_url_hosts"):
             value = values.get(name)
             if isinstance(value, str):
                 values[name] = [part.strip() for part in value.split(",") if part.strip()]

@@ -22,6 +22,7 @@ from gateway.auth.revocation import RevocationListener
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.idempotency.registry import IdempotencyRegistry
+from gateway.images.fetcher import ImageFetcher
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.quota.ledger_source import LedgerBalances
 from gateway.quota.reservations import Reservations
@@ -50,6 +51,7 @@ class ProcessContext:
     catalogue: Catalogue
     tokenizers: TokenizerStore
     grammars: GrammarChecker
+    images: ImageFetcher
     dispatcher: Dispatcher
     prices: PriceBook
     quotas: QuotaStore
@@ -105,6 +107,8 @@ async def open_context(
         )
         grammars = GrammarChecker(SandboxSettings())
         stack.push_async_callback(grammars.aclose)
+        images = ImageFetcher.from_settings(settings)
+        stack.push_async_callback(images.aclose)
         quotas = QuotaStore(executor)
         seeder = Seeder(quotas, LedgerBalances(database))
         reservations = Reservations(quotas, seeder)
@@ -144,6 +148,7 @@ async def open_context(
             catalogue=catalogue,
             tokenizers=TokenizerStore(catalogue.tokenizer),
             grammars=grammars,
+            images=images,
             dispatcher=dispatcher,
             prices=prices,
             quotas=quotas,

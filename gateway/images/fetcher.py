@@ -1,0 +1,214 @@
+"""One image from a URL, without trust in the client who names it or the server that sends it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import httpx
+
+from gateway.dialects.images import MAX_IMAGE_BYTES, SIGNATURES
+from gateway.errors import OverloadedError, shown
+from gateway.outbound.addresses import looks_public
+from gateway.outbound.client import OutboundClient, OutboundError
+from gateway.outbound.hosts import HostPattern
+from gateway.outbound.urls import DEFAULT_PORTS, split_url
+from gateway.settings import Settings
+
+MAX_URL_CHARACTERS: Final = 8192
+"""Signed URLs of object stores have some thousand."""
+MAX_REDIRECTS: Final = 3
+MAX_PIECES: Final = 16_384
+"""Pieces in which a file may come: each takes time, and a hostile server could send single bytes."""
+
+MAX_REQUESTS: Final = 32
+"""Requests whose images are fetched at the same time, since each may hold `max_bytes` in memory."""
+
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_HEADERS: Final = {
+    "accept": ", ".join(SIGNATURES),
+    "accept-encoding": "identity",
+    "user-agent": "sluice-images",
+}
+
+
+class FetchError(Exception):
+    """An image cannot be fetched, or may not.
+
+    The message goes on from the name of what holds the URL. It says nothing of where the URL leads to: that
+    may be none of the client's business.
+    """
+
+
+class Allowance:
+    """Bytes that may still be fetched, shared by the images of a request."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._left = most_bytes
+
+    def use(self, count: int) -> None:
+        """Count bytes that arrived. Raises FetchError if there were too many."""
+        self._left -= count
+        if self._left < 0:
+            raise FetchError(
+                "is one image too many: all that a request names by URL may have "
+                f"{self._most_bytes} bytes together"
+            )
+
+
+class ImageFetcher:
+    """Fetches images from allowed hosts.
+
+    Args:
+        hosts: where images may be fetched from, redirects included; none refuses every URL.
+        client: sends the requests.
+        timeout_seconds: for all images of a request together.
+        max_bytes: of all images of a request together.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[HostPattern],
+        client: OutboundClient,
+        *,
+        timeout_seconds: float,
+        max_bytes: int,
+    ) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.max_bytes = max_bytes
+        self._hosts = hosts
+        self._client = client
+        self._places = asyncio.Semaphore(MAX_REQUESTS)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "ImageFetcher":
+        """Return what fetches as the operator has set it."""
+        timeout_seconds = settings.image_url_timeout.total_seconds()
+        return cls(
+            settings.image_url_hosts,
+            OutboundClient(timeout_seconds=timeout_seconds),
+            timeout_seconds=timeout_seconds,
+            max_bytes=settings.image_url_max_bytes,
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Be one of the requests whose images are fetched. Raises OverloadedError."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self._places.acquire()
+        except TimeoutError:
+            raise OverloadedError(
+                "Too many images are being fetched.", retry_after_seconds=1.0
+            ) from None
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def check(self, url: str) -> httpx.URL:
+        """Return the URL of an allowed host; nothing is sent or resolved. Raises FetchError."""
+        parts = split_url(url, most_characters=MAX_URL_CHARACTERS)
+        if parts is None or parts.hostname is None:
+            raise FetchError(
+                "must be a data URI, or an http or https URL of at most "
+                f"{MAX_URL_CHARACTERS} characters, those beyond ASCII and spaces percent-encoded"
+            )
+        if not self._hosts:
+            raise FetchError("must be a data URI: no images are fetched from URLs here")
+        if "@" in parts.netloc:
+            raise FetchError("must not carry a user name or password")
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
+        if not any(pattern.allows(parts.hostname, port) for pattern in self._hosts):
+            raise FetchError(
+                "must name a host from which images may be fetched, and one of its ports. "
+                f"Given: {shown(parts.netloc)}"
+            )
+        if parts.hostname.endswith(".") or not looks_public(parts.hostname):
+            raise FetchError(
+                f"must name a host on the public internet. Given: {shown(parts.netloc)}"
+            )
+        return _same_to_client(url, parts.hostname, port)
+
+    async def fetch(self, url: httpx.URL, allowance: Allowance) -> bytes:
+        """Return the image file at a checked URL. Raises FetchError.
+
+        It may take as long as the server likes: the caller sets a time.
+        """
+        try:
+            return await self._follow(url, allowance)
+        except FetchError:
+            raise
+        except OutboundError:
+            # Whether a name is unknown or private is not told: it would map the operator's network.
+            raise FetchError("leads to a host that is not on the public internet") from None
+        except Exception as error:  # noqa: BLE001 - whatever a hostile server makes of it, the URL is bad
+            raise FetchError(f"cannot be fetched: {type(error).__name__}") from None
+
+    async def _follow(self, url: httpx.URL, allowance: Allowance) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            async with self._client.stream("GET", url, headers=_HEADERS) as response:
+                if response.status_code not in _REDIRECTS:
+                    return await _read(response, allowance)
+                url = self._redirected(url, response.headers.get("location", ""))
+        raise FetchError(f"redirects more than {MAX_REDIRECTS} times")
+
+    def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
+        try:
+            following = self.check(str(url.join(location)))
+        except (FetchError, httpx.InvalidURL):
+            raise FetchError("redirects to where images may not be fetched from") from None
+        if url.scheme == "https" and following.scheme != "https":
+            raise FetchError("redirects from https to http")
+        return following
+
+
+def _same_to_client(url: str, host: str, port: int) -> httpx.URL:
+    """Return the URL for the client, which must not read another host or port in it than was checked."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise FetchError("must be a valid URL") from None
+    if (parsed.raw_host.decode(), parsed.port or DEFAULT_PORTS[parsed.scheme]) != (host, port):
+        raise FetchError("must be a URL that can be read in one way only")
+    return parsed
+
+
+async def _read(response: httpx.Response, allowance: Allowance) -> bytes:
+    if response.status_code != 200:
+        raise FetchError(f"is answered with status {response.status_code}")
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in SIGNATURES:
+        raise FetchError(f"is answered with none of these types: {', '.join(SIGNATURES)}")
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise FetchError("is answered with a content encoding, which is not undone")
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal():
+        _check_size(int(announced))
+    content = await _body(response, allowance)
+    if not content.startswith(SIGNATURES[media_type]):
+        raise FetchError(f"is answered with a file that is not {media_type} as it says")
+    return content
+
+
+async def _body(response: httpx.Response, allowance: Allowance) -> bytes:
+    content = bytearray()
+    pieces = 0
+    async for piece in response.aiter_raw():
+        allowance.use(len(piece))
+        content += piece
+        pieces += 1
+        _check_size(len(content))
+        if pieces > MAX_PIECES:
+            raise FetchError(f"is answered with a file in more than {MAX_PIECES} pieces")
+    return bytes(content)
+
+
+def _check_size(count: int) -> None:
+    if count > MAX_IMAGE_BYTES:
+        raise FetchError(f"leads to a file of more than {MAX_IMAGE_BYTES} bytes")

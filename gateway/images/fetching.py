@@ -1,0 +1,77 @@
+"""The images of one request: files that came with it, and files behind URLs."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+
+from gateway.dialects.request import ImageUrl
+from gateway.errors import InvalidParameterError
+from gateway.images.fetcher import Allowance, FetchError, ImageFetcher
+
+IMAGES_AT_ONCE: Final = 4
+"""Images of one request that are fetched at the same time."""
+
+
+async def fetch_images(
+    sources: Sequence[bytes | ImageUrl], *, fetcher: ImageFetcher
+) -> list[bytes]:
+    """Return an image file for each source, in their order; files are returned as they are.
+
+    Nothing is fetched unless all URLs are allowed, and nothing goes on being fetched once one has failed.
+    Raises InvalidParameterError, which names the URL's place in the body, and OverloadedError.
+    """
+    checked = [_checked(source, fetcher) for source in sources]
+    if not any(isinstance(source, ImageUrl) for source in sources):
+        return [source for source in checked if isinstance(source, bytes)]
+    async with fetcher.place():
+        fetching = _Fetching(fetcher)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(fetching.file(source)) for source in checked]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    url: httpx.URL
+    param: str
+
+
+def _checked(source: bytes | ImageUrl, fetcher: ImageFetcher) -> bytes | _Target:
+    if isinstance(source, bytes):
+        return source
+    try:
+        return _Target(fetcher.check(source.url), source.param)
+    except FetchError as error:
+        raise _refusal(source.param, error) from None
+
+
+class _Fetching:
+    """What the images of a request share."""
+
+    def __init__(self, fetcher: ImageFetcher) -> None:
+        self._fetcher = fetcher
+        self._allowance = Allowance(fetcher.max_bytes)
+        self._places = asyncio.Semaphore(IMAGES_AT_ONCE)
+        self._deadline = asyncio.get_running_loop().time() + fetcher.timeout_seconds
+
+    async def file(self, source: bytes | _Target) -> bytes:
+        if isinstance(source, bytes):
+            return source
+        try:
+            async with asyncio.timeout_at(self._deadline), self._places:
+                return await self._fetcher.fetch(source.url, self._allowance)
+        except TimeoutError:
+            late = FetchError(f"did not arrive within {self._fetcher.timeout_seconds:g} seconds")
+            raise _refusal(source.param, late) from None
+        except FetchError as error:
+            raise _refusal(source.param, error) from None
+
+
+def _refusal(param: str, error: FetchError) -> InvalidParameterError:
+    return InvalidParameterError(f"'{param}' {error}.", param=param)

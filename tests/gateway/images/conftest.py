@@ -1,0 +1,69 @@
+"""Servers, names, and the witness of every connection."""
+
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.images.fetcher import ImageFetcher
+from tests.gateway.images.serving import (
+    FORBIDDEN,
+    SERVED,
+    Names,
+    Server,
+    fetching,
+    is_served,
+    serving,
+)
+from tests.support.certificates import self_signed
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Addresses to which this process has connected since."""
+    addresses: list[Any] = []
+    for name in ("connect", "connect_ex"):
+        original = getattr(socket.socket, name)
+
+        def connect(self: socket.socket, address: Any, original: Any = original) -> Any:
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                addresses.append(address[:2])
+            return original(self, address)
+
+        monkeypatch.setattr(socket.socket, name, connect)
+    return addresses
+
+
+@pytest.fixture
+def names() -> Names:
+    """Where `images.example` is the server, and `private.example` is not to be reached."""
+    return Names({"images.example": [[SERVED]], "private.example": [[FORBIDDEN]]})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as server:
+        yield server
+
+
+@pytest.fixture
+async def forbidden(server: Server) -> AsyncIterator[Server]:
+    """A server on the same port of an address that may not be reached."""
+    async with serving(FORBIDDEN, server.port) as forbidden:
+        yield forbidden
+
+
+@pytest.fixture
+async def fetcher(server: Server, names: Names) -> AsyncIterator[ImageFetcher]:
+    """Fetches from every host on the usual ports and on the server's."""
+    async with fetching("*", f"*:{server.port}", names=names, is_allowed=is_served) as fetcher:
+        yield fetcher
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What serves as `images.example`, and what trusts it alone."""
+    return self_signed("images.example", tmp_path)

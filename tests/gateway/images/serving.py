@@ -1,0 +1,137 @@
+"""Web servers that send images, or do worse, and a fetcher that may reach them."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.dialects.request import ImageUrl
+from gateway.images.fetcher import ImageFetcher
+from gateway.images.fetching import fetch_images
+from gateway.outbound.addresses import is_public
+from gateway.outbound.client import OutboundClient, resolve
+from gateway.outbound.hosts import HostPattern, parse_host_pattern
+
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+PARAM = "messages[0].content[1].image_url.url"
+SERVED = "127.0.0.1"
+FORBIDDEN = "127.0.0.2"
+"""Where a second server of the same machine stands for what lies in the operator's network."""
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def image(content: bytes = PNG, media_type: str = "image/png", headers: str = "") -> bytes:
+    """Return an answer with an image."""
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {media_type}\r\n{headers}"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def redirect(location: str, status: int = 302) -> bytes:
+    """Return an answer that leads elsewhere."""
+    return f"HTTP/1.1 {status} X\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()
+
+
+@dataclass
+class Server:
+    """Answers each path as it is told, with bytes or by a function, and counts who comes."""
+
+    host: str
+    port: int = 0
+    answers: dict[str, bytes | Answer] = field(default_factory=dict)
+    connections: int = 0
+    requests: list[str] = field(default_factory=list)
+    """Heads of the requests."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a client closes a connection that is still being answered."""
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.answering.add(asyncio.ensure_future(self.answer(reader, writer)))
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.requests.append(head)
+            answer = self.answers[head.split(" ")[1]]
+            if isinstance(answer, bytes):
+                writer.write(answer)
+                await writer.drain()
+            else:
+                await answer(reader, writer)
+        except ConnectionError:
+            self.left.set()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(
+    host: str = SERVED, port: int = 0, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Server]:
+    """Run a server."""
+    server = Server(host)
+    listening = await asyncio.start_server(server.serve, host, port, ssl=tls)
+    server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
+        for task in server.answering:
+            task.cancel()
+        await asyncio.gather(*server.answering, return_exceptions=True)
+        await listening.wait_closed()
+
+
+@dataclass
+class Names:
+    """Resolves names of tests, each question with its next answer, and keeps what it was asked."""
+
+    addresses: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Of each name the answers; the last one is given again and again."""
+    asked: list[str] = field(default_factory=list)
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        answers = self.addresses.get(host)
+        if answers is not None:
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        if host.endswith(".example"):
+            raise socket.gaierror
+        return await resolve(host, port)
+
+
+@asynccontextmanager
+async def fetching(
+    *patterns: str,
+    names: Names,
+    is_allowed: Callable[[str], bool] = is_public,
+    timeout_seconds: float = 5.0,
+    max_bytes: int = 2**20,
+    trust: ssl.SSLContext | None = None,
+) -> AsyncIterator[ImageFetcher]:
+    """Make a fetcher; unlike the gateway's it can be allowed addresses that are not public."""
+    hosts: Sequence[HostPattern] = [parse_host_pattern(pattern) for pattern in patterns]
+    client = OutboundClient(
+        timeout_seconds=timeout_seconds, is_allowed=is_allowed, resolve=names.resolve, trust=trust
+    )
+    fetcher = ImageFetcher(hosts, client, timeout_seconds=timeout_seconds, max_bytes=max_bytes)
+    yield fetcher
+    await fetcher.aclose()
+
+
+def is_served(address: str) -> bool:
+    """Whether an address is public as far as a test is concerned."""
+    return address == SERVED or is_public(address)
+
+
+async def fetch(fetcher: ImageFetcher, *urls: str) -> list[bytes]:
+    """Fetch images that stand one after the other in a message, from its second part on."""
+    sources = [
+        ImageUrl(url=url, param=f"messages[0].content[{part}].image_url.url")
+        for part, url in enumerate(urls, start=1)
+    ]
+    return await fetch_images(sources, fetcher=fetcher)

@@ -1,0 +1,177 @@
+"""What is allowed works: images come in their order, over http and https, and nothing is left behind."""
+
+import asyncio
+import ssl
+from typing import Any
+
+import pytest
+
+from gateway.dialects.request import ImageUrl
+from gateway.errors import InvalidParameterError, OverloadedError
+from gateway.images import fetcher as fetcher_module
+from gateway.images.fetcher import ImageFetcher
+from gateway.images.fetching import IMAGES_AT_ONCE, fetch_images
+from tests.gateway.images.serving import (
+    PNG,
+    SERVED,
+    Names,
+    Server,
+    fetch,
+    fetching,
+    image,
+    is_served,
+    redirect,
+    serving,
+)
+
+FILES = {
+    "image/png": PNG,
+    "image/jpeg": b"\xff\xd8\xff and so on",
+    "image/webp": b"RIFF\x00\x00\x00\x00WEBP and so on",
+    "image/gif": b"GIF89a and so on",
+}
+
+
+@pytest.mark.parametrize("media_type", FILES)
+@pytest.mark.parametrize("told", ["{}", "{}; charset=binary", " {} "])
+async def test_image_of_every_type_is_fetched(
+    fetcher: ImageFetcher, server: Server, media_type: str, told: str
+) -> None:
+    server.answers["/a?x=1&y=%20"] = image(FILES[media_type], told.format(media_type.upper()))
+    [content] = await fetch(fetcher, f"http://images.example:{server.port}/a?x=1&y=%20#z")
+    assert content == FILES[media_type]
+    [head] = server.requests
+    assert head.split("\r\n") == [
+        "GET /a?x=1&y=%20 HTTP/1.1",
+        f"host: images.example:{server.port}",
+        "accept: image/jpeg, image/png, image/webp, image/gif",
+        "accept-encoding: identity",
+        "user-agent: sluice-images",
+        "",
+        "",
+    ]
+
+
+async def test_files_and_urls_keep_their_order(fetcher: ImageFetcher, server: Server) -> None:
+    contents = [PNG + bytes([number]) for number in range(8)]
+    for number, content in enumerate(contents):
+        server.answers[f"/{number}"] = image(content)
+    sources: list[bytes | ImageUrl] = [
+        contents[number]
+        if number % 3 == 0
+        else ImageUrl(url=f"http://images.example:{server.port}/{number}", param="x")
+        for number in range(8)
+    ]
+    assert await fetch_images(sources, fetcher=fetcher) == contents
+    assert server.connections == 5
+
+
+async def test_request_without_urls_asks_nobody(connected: list[Any]) -> None:
+    async with fetching(names=Names()) as fetcher:
+        assert await fetch_images([], fetcher=fetcher) == []
+        assert await fetch_images([b"a", b"b"], fetcher=fetcher) == [b"a", b"b"]
+    assert connected == []
+
+
+async def test_no_more_images_than_a_few_are_fetched_at_once(
+    fetcher: ImageFetcher, server: Server
+) -> None:
+    running = most = 0
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        writer.write(image())
+
+    server.answers["/a.png"] = answer
+    url = f"http://images.example:{server.port}/a.png"
+    assert await fetch(fetcher, *[url] * 16) == [PNG] * 16
+    assert most == IMAGES_AT_ONCE
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_are_followed(fetcher: ImageFetcher, server: Server, status: int) -> None:
+    server.answers = {
+        "/a": redirect("b", status),
+        "/b": redirect("/c/d#e", status),
+        "/c/d": redirect(f"http://IMAGES.example:{server.port}/f%20g", status),
+        "/f%20g": image(),
+    }
+    assert await fetch(fetcher, f"http://images.example:{server.port}/a") == [PNG]
+
+
+async def test_image_over_https_needs_a_certificate_of_the_name(
+    names: Names, tls: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    secure, trust = tls
+    sni: list[str | None] = []
+    secure.sni_callback = lambda _socket, name, _context: sni.append(name)
+    names.addresses["other.example"] = [[SERVED]]
+    async with serving(tls=secure) as server:
+        server.answers["/a.png"] = image()
+        async with fetching(
+            f"*:{server.port}", names=names, is_allowed=is_served, trust=trust
+        ) as fetcher:
+            assert await fetch(fetcher, f"https://images.example:{server.port}/a.png") == [PNG]
+            assert sni == ["images.example"]
+            with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
+                await fetch(fetcher, f"https://other.example:{server.port}/a.png")
+        async with fetching(f"*:{server.port}", names=names, is_allowed=is_served) as fetcher:
+            with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
+                await fetch(fetcher, f"https://images.example:{server.port}/a.png")
+    assert len(server.requests) == 1
+
+
+async def test_next_address_of_a_name_is_tried(
+    server: Server, names: Names, connected: list[Any]
+) -> None:
+    server.answers["/a.png"] = image()
+    names.addresses["images.example"] = [["127.0.0.3", SERVED]]
+    async with fetching(
+        f"*:{server.port}", names=names, is_allowed=lambda address: address.startswith("127.")
+    ) as fetcher:
+        assert await fetch(fetcher, f"http://images.example:{server.port}/a.png") == [PNG]
+    assert connected == [("127.0.0.3", server.port), (SERVED, server.port)]
+
+
+async def test_cancelled_request_leaves_no_connection_and_no_place_taken(
+    server: Server, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "MAX_REQUESTS", 1)
+    begun = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        begun.set()
+        assert await reader.read() == b""
+        server.left.set()
+
+    server.answers = {"/hang": hang, "/a.png": image()}
+    base = f"http://images.example:{server.port}"
+    async with fetching(f"*:{server.port}", names=names, is_allowed=is_served) as fetcher:
+        task = asyncio.create_task(fetch(fetcher, f"{base}/hang"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(server.left.wait(), timeout=5)
+        assert await fetch(fetcher, f"{base}/a.png") == [PNG]
+
+
+async def test_request_that_finds_no_place_is_told_to_come_again(
+    server: Server, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "MAX_REQUESTS", 1)
+    url = f"http://images.example:{server.port}/a.png"
+    server.answers["/a.png"] = image()
+    async with fetching(
+        f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2
+    ) as fetcher:
+        async with fetcher.place():
+            with pytest.raises(OverloadedError) as caught:
+                await fetch(fetcher, url)
+            assert caught.value.retry_after_seconds == 1
+        assert server.connections == 0
+        assert await fetch(fetcher, url) == [PNG]

@@ -1,0 +1,211 @@
+"""Servers that send too much, too slowly, or what is no image: refused within the bounds."""
+
+import asyncio
+import gzip
+
+import pytest
+
+from gateway.dialects.images import MAX_IMAGE_BYTES
+from gateway.errors import InvalidParameterError
+from gateway.images import fetcher as fetcher_module
+from gateway.images.fetcher import ImageFetcher
+from tests.gateway.images.serving import (
+    PARAM,
+    PNG,
+    Answer,
+    Names,
+    Server,
+    fetch,
+    fetching,
+    image,
+    is_served,
+)
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+
+
+def endless(head: bytes, piece: bytes, *, pause_seconds: float = 0.0) -> Answer:
+    """Return an answer that goes on until the client leaves."""
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_seconds)
+
+    return answer
+
+
+BAD_ANSWERS: list[tuple[str, bytes | Answer, str]] = [
+    ("404", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "is answered with status 404"),
+    ("500", b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n", "is answered with status 500"),
+    ("206", image().replace(b"200 OK", b"206 Partial"), "is answered with status 206"),
+    ("304", b"HTTP/1.1 304 Not Modified\r\n\r\n", "is answered with status 304"),
+    ("300", b"HTTP/1.1 300 X\r\nlocation: /a\r\n\r\n", "is answered with status 300"),
+    ("text", image(media_type="text/html"), "is answered with none of these types: image/jpeg,"),
+    ("svg", image(b"<svg/>", "image/svg+xml"), "is answered with none of these types"),
+    ("no type", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx", "is answered with none of these"),
+    ("wrong magic", image(b"<html>"), "is answered with a file that is not image/png as it says"),
+    ("other magic", image(b"\xff\xd8\xff"), "is answered with a file that is not image/png"),
+    ("empty", image(b""), "is answered with a file that is not image/png"),
+    (
+        "gzip bomb",
+        image(gzip.compress(bytes(2**20)), headers="content-encoding: gzip\r\n"),
+        "is answered with a content encoding",
+    ),
+    ("brotli", image(headers="content-encoding: br\r\n"), "is answered with a content encoding"),
+    (
+        "two encodings",
+        image(headers="content-encoding: identity\r\ncontent-encoding: gzip\r\n"),
+        "is answered with a content encoding",
+    ),
+    (
+        "gzip below HTTP",
+        OK + b"transfer-encoding: gzip, chunked\r\n\r\n",
+        "cannot be fetched: RemoteProtocolError",
+    ),
+    (
+        "too large by its own word",
+        OK + b"content-length: %d\r\n\r\n" % (MAX_IMAGE_BYTES + 1),
+        "leads to a file of more than 4194304 bytes",
+    ),
+    ("cut short", OK + b"content-length: 100\r\n\r\n" + PNG, "cannot be fetched: RemoteProtocol"),
+    ("negative length", OK + b"content-length: -1\r\n\r\n" + PNG, "cannot be fetched: Remote"),
+    (
+        "two lengths",
+        OK + b"content-length: 5\r\ncontent-length: 50\r\n\r\n" + PNG,
+        "cannot be fetched: RemoteProtocolError",
+    ),
+    ("wrong chunks", CHUNKED + b"zz\r\n", "cannot be fetched: RemoteProtocolError"),
+    ("no HTTP", b"+PONG\r\n" * 100, "cannot be fetched: RemoteProtocolError"),
+    ("nothing", b"", "cannot be fetched: RemoteProtocolError"),
+    ("huge header", OK + b"x: " + b"y" * 2**20, "cannot be fetched: RemoteProtocolError"),
+    ("endless header", endless(OK + b"x: ", b"y" * 2**14), "cannot be fetched: RemoteProtocol"),
+    ("endless headers", endless(OK, b"x: y\r\n" * 2**12), "cannot be fetched: RemoteProtocol"),
+    (
+        "endless body",
+        endless(OK + b"\r\n" + PNG, bytes(2**16)),
+        "leads to a file of more than 4194304 bytes",
+    ),
+    (
+        "endless chunks",
+        endless(CHUNKED, b"10000\r\n" + bytes(2**16) + b"\r\n"),
+        "leads to a file of more than 4194304 bytes",
+    ),
+    (
+        "single bytes",
+        endless(CHUNKED, b"1\r\nx\r\n" * 1000),
+        "is answered with a file in more than 16384 pieces",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [case[1:] for case in BAD_ANSWERS], ids=[case[0] for case in BAD_ANSWERS]
+)
+async def test_bad_answer_is_refused(
+    server: Server, names: Names, answer: bytes | Answer, why: str
+) -> None:
+    server.answers["/a.png"] = answer
+    async with fetching(
+        f"*:{server.port}", names=names, is_allowed=is_served, max_bytes=2**30
+    ) as fetcher:
+        with pytest.raises(InvalidParameterError) as caught:
+            await fetch(fetcher, f"http://images.example:{server.port}/a.png")
+    assert caught.value.message.startswith(f"'{PARAM}' {why}")
+    assert caught.value.param == PARAM
+    assert server.connections == 1
+    if not isinstance(answer, bytes):
+        await asyncio.wait_for(server.left.wait(), timeout=5)
+
+
+async def silence(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    """Say nothing until the client leaves."""
+    await reader.read()
+    raise ConnectionResetError
+
+
+SLOW = {
+    "silence": silence,
+    "slow head": endless(b"HTTP/1.1 200 OK\r\nx: ", b"y", pause_seconds=0.02),
+    "slow body": endless(CHUNKED, b"1\r\nx\r\n", pause_seconds=0.02),
+    "endless interim answers": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause_seconds=0.001),
+}
+
+
+@pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
+async def test_slow_answer_is_not_waited_for(server: Server, names: Names, answer: Answer) -> None:
+    server.answers["/a.png"] = answer
+    async with fetching(
+        f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.3
+    ) as fetcher:
+        with pytest.raises(InvalidParameterError) as caught:
+            await fetch(fetcher, f"http://images.example:{server.port}/a.png")
+    assert caught.value.message == f"'{PARAM}' did not arrive within 0.3 seconds."
+    await asyncio.wait_for(server.left.wait(), timeout=5)
+
+
+async def test_name_server_that_does_not_answer_is_not_waited_for(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(_host: str, _port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    monkeypatch.setattr(names, "resolve", wait)
+    async with fetching("*", names=names, timeout_seconds=0.1) as fetcher:
+        with pytest.raises(InvalidParameterError, match=r"within 0\.1 seconds"):
+            await fetch(fetcher, "http://images.example/")
+
+
+async def test_closed_port_is_told(server: Server, names: Names) -> None:
+    names.addresses["images.example"] = [["127.0.0.3"]]
+    async with fetching(f"*:{server.port}", names=names, is_allowed=lambda _: True) as fetcher:
+        with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
+            await fetch(fetcher, f"http://images.example:{server.port}/")
+
+
+async def test_cookies_of_one_answer_are_not_sent_with_the_next_request(
+    fetcher: ImageFetcher, server: Server
+) -> None:
+    server.answers["/a.png"] = image(headers="set-cookie: id=1; path=/\r\n")
+    for _ in range(2):
+        await fetch(fetcher, f"http://images.example:{server.port}/a.png")
+    assert len(server.requests) == 2
+    assert not any("cookie" in head.lower() for head in server.requests)
+
+
+async def test_images_of_a_request_share_one_allowance(server: Server, names: Names) -> None:
+    server.answers["/a.png"] = image(PNG + bytes(1000))
+    url = f"http://images.example:{server.port}/a.png"
+    async with fetching(
+        f"*:{server.port}", names=names, is_allowed=is_served, max_bytes=3500
+    ) as fetcher:
+        assert len(await fetch(fetcher, url, url, url)) == 3
+        with pytest.raises(InvalidParameterError) as caught:
+            await fetch(fetcher, *[url] * 4)
+    assert caught.value.message.endswith(
+        "is one image too many: all that a request names by URL may have 3500 bytes together."
+    )
+
+
+async def test_first_failure_ends_the_others(server: Server, fetcher: ImageFetcher) -> None:
+    server.answers["/slow.png"] = endless(CHUNKED, b"1\r\nx\r\n", pause_seconds=0.01)
+    server.answers["/bad.png"] = image(b"no image")
+    base = f"http://images.example:{server.port}"
+    with pytest.raises(InvalidParameterError, match="is not image/png") as caught:
+        await fetch(fetcher, f"{base}/slow.png", f"{base}/bad.png")
+    assert caught.value.param == "messages[0].content[2].image_url.url"
+    await asyncio.wait_for(server.left.wait(), timeout=5)
+
+
+async def test_pieces_are_counted_for_each_image(
+    server: Server, fetcher: ImageFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "MAX_PIECES", len(PNG))
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in PNG)
+    server.answers["/a.png"] = CHUNKED + pieces + b"0\r\n\r\n"
+    url = f"http://images.example:{server.port}/a.png"
+    assert await fetch(fetcher, url, url, url) == [PNG] * 3
