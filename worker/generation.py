@@ -16,9 +16,11 @@ from tokenizers import Tokenizer
 
 from contract.messages import (
     Delta,
+    GenerationJob,
     JobFinished,
     JobReturned,
     JobStarted,
+    Parsing,
     PromptScored,
     Ranking,
     Resumption,
@@ -30,6 +32,8 @@ from contract.queue import Claim, LeaseReport, needed_tokens
 from worker import telemetry
 from worker.engine.base import EngineRequest, SequenceOutput
 from worker.logprobs import TokenTexts, prompt_logprobs
+from worker.parsing.base import NO_PARSERS, MakeParser, Parsers
+from worker.parsing.reader import Answer
 from worker.replies import Outbox
 from worker.sequence import Sequence
 from worker.text import Detokenizer, StopStrings
@@ -40,6 +44,8 @@ GATHERED_TOKENS = 64
 _LARGEST_SEED = 2**63 - 1
 
 _sequence_ids = count(1)
+
+_NO_ANSWER = Answer()
 
 
 def report_before(claim: Claim) -> LeaseReport:
@@ -57,11 +63,22 @@ def report_before(claim: Claim) -> LeaseReport:
     )
 
 
+def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakeParser | None:
+    opening = job.prompt_token_ids[-parsing.opening_tokens :] if parsing.opening_tokens else []
+    return parsers.prepare(parsing, opening)
+
+
 class Generation:
     """Follows one job until its last sequence has ended."""
 
     def __init__(
-        self, claim: Claim, outbox: Outbox, *, tokenizer: Tokenizer, texts: TokenTexts
+        self,
+        claim: Claim,
+        outbox: Outbox,
+        *,
+        tokenizer: Tokenizer,
+        texts: TokenTexts,
+        parsers: Parsers = NO_PARSERS,
     ) -> None:
         self.job = job = claim.job
         self.attempt = claim.attempt
@@ -76,6 +93,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._texts = texts
         self._stops = StopStrings(job.stop) if job.stop else None
+        self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
         self._claimed_at = time.monotonic()
         self._first_token_at = self._claimed_at
         self._is_replicated = job.is_replicated
@@ -204,7 +222,7 @@ class Generation:
         has_ended = sequence.finish_reason is not None
         if has_ended:
             del self.open_sequences[sequence.id]
-        if has_ended or (sequence.piece.text and self._is_to_be_told(sequence, is_due=is_due)):
+        if has_ended or (sequence.piece.has_news and self._is_to_be_told(sequence, is_due=is_due)):
             self._tell(sequence)
         if has_ended and self.is_done:
             self._finish()
@@ -235,6 +253,7 @@ class Generation:
             job=job,
             stops=self._stops,
             texts=self._texts,
+            parser=None if self._make_parser is None else self._make_parser(),
             progress=progress,
         )
 
@@ -275,6 +294,7 @@ class Generation:
 
     def _tell(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
+        answer = piece.answer or _NO_ANSWER
         for choice in self._choices(sequence):
             self.outbox.deltas.append(
                 Delta(
@@ -282,12 +302,15 @@ class Generation:
                     self.attempt,
                     choice,
                     piece.start,
-                    piece.text,
+                    piece.text or answer.content,
                     piece.token_ids,
                     sequence.finish_reason,
                     sequence.stop_reason,
                     piece.logprobs or None,
                     sequence.cumulative_logprob if self._is_ranked else 0.0,
+                    answer.reasoning,
+                    answer.calls,
+                    answer.reasoning_tokens,
                 )
             )
 

@@ -232,7 +232,13 @@ class Runner:
         else:
             try:
                 check_job(job, self._engine.info)
-                generation = Generation(claim, outbox, tokenizer=self._tokenizer, texts=self._texts)
+                generation = Generation(
+                    claim,
+                    outbox,
+                    tokenizer=self._tokenizer,
+                    texts=self._texts,
+                    parsers=self._engine.parsers,
+                )
             except InvalidRequestError as error:
                 code, message = FailureCode.INVALID_REQUEST, str(error)
             except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)

@@ -7,6 +7,8 @@ from contract.messages import GenerationJob, SequenceProgress, TokenLogprob
 from contract.outcomes import FinishReason
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
+from worker.parsing.base import Parser
+from worker.parsing.reader import Answer, Reader
 from worker.text import Detokenizer, StopMatcher, StopStrings
 
 REPETITION = "repetition"
@@ -28,6 +30,13 @@ class Piece:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    answer: Answer | None = None
+    """Instead of the text, where that is read apart."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has anything that clients read."""
+        return bool(self.text) if self.answer is None else self.answer.has_news
 
 
 class Sequence:
@@ -42,6 +51,7 @@ class Sequence:
         "_has_new_line",
         "_job",
         "_offset",
+        "_reader",
         "_resumed",
         "_returned",
         "_stops",
@@ -66,6 +76,7 @@ class Sequence:
         job: GenerationJob,
         stops: StopStrings | None,
         texts: TokenTexts,
+        parser: Parser | None = None,
         progress: SequenceProgress | None = None,
     ) -> None:
         self.id = sequence_id
@@ -81,6 +92,7 @@ class Sequence:
         self._detokenizer = detokenizer
         self._stops = None if stops is None else StopMatcher(stops, includes_stop=job.includes_stop)
         self._texts = texts
+        self._reader = None if parser is None else Reader(parser)
         self._offset = 0
         self._returned = 0
         self._time_is_up_at: float | None = None
@@ -103,6 +115,11 @@ class Sequence:
     def mean_logprob(self) -> float:
         """Log-probability per token."""
         return self.cumulative_logprob / max(self.tokens, 1)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether reading it apart holds others up, so that `receive` belongs into another thread."""
+        return self._reader is not None and self._reader.takes_long
 
     def take_piece(self) -> Piece:
         """Hand over what has come since the last call."""
@@ -130,6 +147,8 @@ class Sequence:
         elif self._job.max_predict_ms and self._is_time_up():
             self._flush()
             self._end(FinishReason.LENGTH, None)
+        elif self._reader is not None:
+            self._reader.read(self._answer())
 
     def _resume(self, progress: SequenceProgress) -> None:
         self.cumulative_logprob = progress.cumulative_logprob
@@ -148,6 +167,8 @@ class Sequence:
             if stops is not None and stops.matched is not None:
                 break
         self.piece = Piece()
+        if self._reader is not None:
+            self._reader.forget_told()
         if stops is not None and stops.matched is not None:
             self._end(FinishReason.STOP, stops.matched)
         elif token_ids and len(token_ids) == self._job.max_tokens:
@@ -174,14 +195,18 @@ class Sequence:
         piece.token_ids.append(token_id)
         if scores is not None:
             self._add_logprob(text or name, scores)
+        length = len(text)
         if text:
-            self._offset += len(text)
+            self._offset += length
             self._has_new_line = self._has_new_line or "\n" in text
             if self._stops is not None:
                 may_match = self.tokens > self._job.sampling.min_tokens
                 text = self._stops.push(text, may_match=may_match)
             self._returned += len(text)
+        if self._reader is None:
             piece.text += text
+        else:
+            self._reader.push(token_id, length, text)
 
     def _add_logprob(self, text: str, scores: TokenScores) -> None:
         self.cumulative_logprob += max(scores[0][1], LOWEST_LOGPROB)
@@ -208,9 +233,19 @@ class Sequence:
         if self._stops is not None:
             text = self._stops.flush()
             self._returned += len(text)
-            self.piece.text += text
+            if self._reader is None:
+                self.piece.text += text
+            else:
+                self._reader.show(text)
+
+    def _answer(self) -> Answer:
+        if self.piece.answer is None:
+            self.piece.answer = Answer()
+        return self.piece.answer
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        if self._reader is not None:
+            self._reader.finish(reason, self._answer())
         self.finish_reason = reason
         self.stop_reason = stop_reason
         # Tokens of a stop string that was cut off have no place in the text: they stand at its end.

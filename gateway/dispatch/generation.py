@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gateway.dispatch.ticket import Ticket
 
 DELTA_BYTES = 64
-"""Memory that an unread delta takes beside its text, about."""
+"""Memory that an unread delta takes beside its text, about; each piece of a call takes as much."""
 
 JobMessage = Message | JobStarted
 """What is received of a job, and makes it up."""
@@ -98,7 +98,7 @@ class Generation:
 
     def _keep(self, prompt_index: int, message: Message) -> bool:
         if isinstance(message, Delta):
-            self._unread_bytes += len(message.text) + DELTA_BYTES
+            self._unread_bytes += _size(message)
             if self._unread_bytes > self._max_unread_bytes:
                 self.overflowed = True
                 self.wake()
@@ -106,3 +106,11 @@ class Generation:
         self._replies.append(Reply(prompt_index, message))
         self.wake()
         return True
+
+
+def _size(delta: Delta) -> int:
+    size = len(delta.text) + DELTA_BYTES
+    if delta.reasoning or delta.calls:
+        size += len(delta.reasoning)
+        size += sum(len(piece.arguments) + DELTA_BYTES for piece in delta.calls)
+    return size

@@ -13,6 +13,7 @@ import msgspec
 
 from contract.messages import ChatFormat, Feature
 from contract.sampling import SamplingSpec
+from worker.parsing.base import Parsers
 
 TokenScores = list[tuple[int, float]]
 """Log-probabilities at one position by token id: the token that stands there first, then the likeliest."""
@@ -135,6 +136,10 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo:
         """What the engine can take; known once it has started."""
+
+    @property
+    def parsers(self) -> Parsers:
+        """What reads the answers of its model's chats apart; known once it has started."""
 
     async def start(self) -> None:
         """Load the model. The event loop stays free meanwhile."""

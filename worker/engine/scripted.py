@@ -37,6 +37,8 @@ from worker.engine.base import (
     TokenScores,
 )
 from worker.model_files import bos_token_id, context_window, eos_token_id
+from worker.parsing.base import Parsers
+from worker.parsing.own import THINKING_END, OwnParsers
 
 _MASK = 2**64 - 1
 _WORD = re.compile(r" [A-Za-z]{2,}")
@@ -101,6 +103,11 @@ class ScriptedEngine:
         """What the engine can take; known once it has started."""
         return self._info
 
+    @property
+    def parsers(self) -> Parsers:
+        """What reads answers apart; known once it has started."""
+        return self._parsers
+
     async def start(self) -> None:
         """Read the model's tokenizer and configuration."""
         content = (self._folder / "tokenizer.json").read_bytes()
@@ -110,6 +117,9 @@ class ScriptedEngine:
             for token_id in range(tokenizer.get_vocab_size())
             if _WORD.fullmatch(tokenizer.decode([token_id]))
         ]
+        self._parsers = OwnParsers(
+            tokenizer, finds_reasoning=tokenizer.token_to_id(THINKING_END) is not None
+        )
         config = json.loads((self._folder / "config.json").read_text())
         self._eos_token_id = eos_token_id(self._folder)
         templates = folder_templates(self._folder)

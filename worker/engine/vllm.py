@@ -1,4 +1,4 @@
-"""vLLM's engine core, read once per step. The only module that imports vllm.
+"""vLLM's engine core, read once per step.
 
 `AsyncLLM` starts the engine and checks requests; its own output handling, which wakes a task for every
 token, is left out: requests go straight to the engine core, and its outputs are read here, one batch for
@@ -33,6 +33,7 @@ from worker.engine.parser_format import parser_format
 from worker.engine.processes import EngineProcesses
 from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.engine.resumption import ResumedSequences, replayed_token_ids
+from worker.parsing.base import NO_PARSERS, Parsers
 from worker.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class VllmEngine:
         self._starting: asyncio.Future[None] | None = None
         self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
+        self._parsers: Parsers = NO_PARSERS
         # vLLM's tokenizer is no matter for two threads at once, so one thread does all that needs it;
         # the other one sees to it that grammars do not wait for images.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -60,6 +62,11 @@ class VllmEngine:
     def info(self) -> EngineInfo:
         """What the engine can take; known once it has started."""
         return self._info
+
+    @property
+    def parsers(self) -> Parsers:
+        """What reads answers apart; known once it has started."""
+        return self._parsers
 
     async def start(self) -> None:
         """Load the model in a thread: this takes half a minute and more."""

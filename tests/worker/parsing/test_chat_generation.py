@@ -1,0 +1,298 @@
+"""One chat job: what is read apart comes in deltas, goes on behind any cut, and fails alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+from typing_extensions import override
+
+from contract.messages import (
+    CallPiece,
+    Delta,
+    GenerationJob,
+    JobFailed,
+    JobFinished,
+    Parsing,
+    Ranking,
+    Resumption,
+    SequenceProgress,
+)
+from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Claim
+from contract.sampling import SamplingSpec
+from tests.worker.conftest import Gateway, RedisServer, make_job, running_worker
+from tests.worker.parsing.cases import HERMES, PARSING, THINK, Whole, whole
+from worker.engine.base import SequenceEnd, SequenceOutput
+from worker.engine.scripted import Script, ScriptedEngine
+from worker.generation import Generation
+from worker.logprobs import TokenTexts
+from worker.parsing.base import MakeParser, Parsed, Parsers
+from worker.parsing.own import OwnParsers
+from worker.parsing.reader import Answer, Reader
+from worker.replies import Outbox
+
+TEXT = THINK + HERMES
+GREEDY = SamplingSpec(seed=1, temperature=0.0)
+
+Start = Callable[..., tuple[Generation, Outbox]]
+
+
+@pytest.fixture
+def start(tokenizer: Tokenizer) -> Start:
+    texts, parsers = TokenTexts(tokenizer), OwnParsers(tokenizer)
+
+    def start(job: GenerationJob) -> tuple[Generation, Outbox]:
+        outbox = Outbox("g1")
+        generation = Generation(
+            Claim(job, 1), outbox, tokenizer=tokenizer, texts=texts, parsers=parsers
+        )
+        generation.begin()
+        return generation, outbox
+
+    return start
+
+
+def chat_job(**changes: Any) -> GenerationJob:
+    return make_job(**{"parsing": PARSING, "max_tokens": 1000, **changes})
+
+
+def feed(
+    generation: Generation, token_ids: Sequence[int], *, index: int = 0, end: SequenceEnd | None
+) -> None:
+    """Give a sequence token by token, the last one with its end, unless it ends before."""
+    sequence = generation.sequences[index]
+    for position, token_id in enumerate(token_ids):
+        is_last = position == len(token_ids) - 1
+        output = SequenceOutput(sequence.id, [token_id], end if is_last else None)
+        if generation.receive(output):
+            return
+
+
+def answer_of(deltas: list[Delta], choice: int = 0) -> Whole:
+    mine = [delta for delta in deltas if delta.choice == choice]
+    parts = [Parsed(delta.text, delta.reasoning, delta.calls) for delta in mine]
+    told = whole(parts)
+    return Whole(
+        told.content, told.reasoning, told.calls, sum(delta.reasoning_tokens for delta in mine)
+    )
+
+
+def ids_of(tokenizer: Tokenizer, text: str = TEXT) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_deltas_hold_reasoning_content_and_calls(start: Start, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(chat_job())
+    ids = ids_of(tokenizer, TEXT + "</s>")
+    feed(generation, ids, end=SequenceEnd.STOP)
+    answer = answer_of(outbox.deltas)
+    assert answer.reasoning == THINK.removeprefix("<think>").partition("</think>")[0]
+    assert answer.content == "\n\nI will look.\n"
+    assert [name for name, _ in answer.calls] == ["get_weather", "lookup"]
+    assert answer.reasoning_tokens == len(ids_of(tokenizer, THINK.rstrip()))
+    assert [each for delta in outbox.deltas for each in delta.token_ids] == ids
+    assert outbox.deltas[-1].finish_reason is FinishReason.STOP
+    assert outbox.finished[0].completion_tokens == len(ids)
+
+
+def test_job_without_parsing_is_told_as_it_is(start: Start, tokenizer: Tokenizer) -> None:
+    for parsing in (None, Parsing()):
+        generation, outbox = start(chat_job(parsing=parsing))
+        feed(generation, ids_of(tokenizer), end=SequenceEnd.LENGTH)
+        assert answer_of(outbox.deltas) == Whole(TEXT, "", [], 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stream": False},
+        {"stop": ["never to be found"]},
+        {"stop": ["I will look.\n<tool_call>\nX", "</tool_call>\n<tool_call>\n{}"]},
+        {"stop": ['"days": 3']},
+        {"stop": ["see — o"], "includes_stop": True},
+        {"stop": ["k>\n\nI wil"]},
+        {"prompt_token_ids": [300, 9], "parsing": PARSING},
+        {"sampling": GREEDY, "n": 3},
+    ],
+)  # fmt: skip
+def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
+    start: Start, tokenizer: Tokenizer, changes: dict[str, Any]
+) -> None:
+    job = chat_job(**changes)
+    uncut, outbox = start(job)
+    ids = ids_of(tokenizer)
+    feed(uncut, ids, end=SequenceEnd.STOP)
+    expected = [answer_of(outbox.deltas, choice) for choice in range(job.n)]
+    total = uncut.sequences[0].tokens
+    for cut in range(1, total):
+        first, told = start(job)
+        feed(first, ids[:cut], end=None)
+        first.tell_everything()
+        known = Resumption([SequenceProgress(ids[:cut])], prompt_tokens=3)
+        second, rest = start(msgspec.structs.replace(job, resumption=known))
+        assert not rest.deltas
+        feed(second, ids[cut:], end=SequenceEnd.STOP)
+        deltas = told.deltas + rest.deltas
+        assert [answer_of(deltas, choice) for choice in range(job.n)] == expected, cut
+        assert second.sequences[0].tokens == total
+
+
+def test_opening_of_the_answer_is_what_the_job_says(start: Start, tokenizer: Tokenizer) -> None:
+    opened, closed = ids_of(tokenizer, "<think>\n"), ids_of(tokenizer, "<think>\n</think>\n\n")
+    for prompt, opening, reasoning in (
+        (closed, len(closed), ""),
+        (closed + opened, len(opened), "ok"),
+        (closed, 0, "ok"),
+    ):
+        parsing = msgspec.structs.replace(PARSING, opening_tokens=opening)
+        generation, outbox = start(chat_job(prompt_token_ids=prompt, parsing=parsing))
+        feed(generation, ids_of(tokenizer, "ok"), end=SequenceEnd.LENGTH)
+        assert answer_of(outbox.deltas).reasoning == reasoning
+
+
+def test_greedy_choices_are_all_told_the_same(start: Start, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(chat_job(sampling=GREEDY, n=2))
+    feed(generation, ids_of(tokenizer), end=SequenceEnd.LENGTH)
+    one, two = (answer_of(outbox.deltas, choice) for choice in range(2))
+    assert one == two
+    assert len(one.calls) == 2
+
+
+def test_ranked_choices_are_read_apart_each(start: Start, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(chat_job(n=2, ranking=Ranking.SUM))
+    feed(generation, ids_of(tokenizer, "so</think>one"), end=SequenceEnd.LENGTH)
+    feed(generation, ids_of(tokenizer, "</think>two"), index=1, end=SequenceEnd.LENGTH)
+    assert answer_of(outbox.deltas, 0).reasoning == "so"
+    assert answer_of(outbox.deltas, 1).content == "two"
+
+
+def test_call_that_max_tokens_cuts_off_stays_cut_off(start: Start, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(chat_job())
+    text = '</think><tool_call>{"name": "f", "arguments": {"city": "Par'
+    feed(generation, ids_of(tokenizer, text), end=SequenceEnd.LENGTH)
+    assert answer_of(outbox.deltas).calls == [("f", '{"city": "Par')]
+    assert outbox.deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_what_could_have_begun_a_call_is_content_at_the_end(
+    start: Start, tokenizer: Tokenizer
+) -> None:
+    for end in (SequenceEnd.LENGTH, SequenceEnd.STOP):
+        generation, outbox = start(chat_job())
+        feed(generation, ids_of(tokenizer, "</think>a < b, <tool"), end=None)
+        feed(generation, ids_of(tokenizer, "</s>"), end=end)
+        assert answer_of(outbox.deltas).content.startswith("a < b, <tool")
+
+
+def test_stop_string_cuts_within_a_mark(start: Start, tokenizer: Tokenizer) -> None:
+    generation, outbox = start(chat_job(stop=["</think>"]))
+    feed(generation, ids_of(tokenizer, "well</think>ok"), end=SequenceEnd.STOP)
+    assert answer_of(outbox.deltas) == Whole("", "well", [], len(ids_of(tokenizer, "well")))
+    assert outbox.deltas[-1].stop_reason == "</think>"
+
+
+def test_character_of_several_tokens_is_read_once_it_is_whole(
+    start: Start, tokenizer: Tokenizer
+) -> None:
+    generation, outbox = start(chat_job())
+    ids = ids_of(tokenizer, "</think>日")
+    assert len(ids) > 2
+    feed(generation, ids, end=None)
+    assert answer_of(outbox.deltas).content == "日"
+    assert all(delta.text in ("", "日") for delta in outbox.deltas)
+
+
+class Recorder:
+    """A parser that keeps what it is fed."""
+
+    def __init__(self) -> None:
+        self.fed: list[tuple[int, str]] = []
+
+    def feed(self, token_id: int, text: str) -> Parsed:
+        self.fed.append((token_id, text))
+        return Parsed(text)
+
+    def finish(self, reason: FinishReason) -> Parsed:
+        del reason
+        return Parsed()
+
+
+def test_tokens_are_read_with_exactly_their_text_once_all_of_it_is_shown() -> None:
+    recorder = Recorder()
+    reader, answer = Reader(recorder), Answer()
+
+    def fed() -> Iterator[tuple[int, str]]:
+        reader.read(answer)
+        yield from recorder.fed
+        recorder.fed.clear()
+
+    reader.push(1, 3, "abc")
+    assert list(fed()) == [(1, "abc")]
+    reader.push(2, 3, "a")
+    reader.push(3, 0, "")
+    assert not list(fed())
+    reader.push(4, 2, "bcd")
+    assert list(fed()) == [(2, "abc"), (3, "")]
+    reader.push(5, 2, "")
+    reader.show("efg")
+    assert list(fed()) == [(4, "de"), (5, "fg")]
+    reader.push(6, 4, "xy")
+    reader.push(7, 1, "")
+    reader.finish(FinishReason.STOP, answer)
+    assert recorder.fed == [(6, "xy")]
+
+
+def test_pieces_of_a_call_come_as_one_and_its_name_once() -> None:
+    answer = Answer()
+    answer.add(Parsed(calls=[CallPiece(0, "f"), CallPiece(0, arguments="{")]))
+    answer.add(Parsed(calls=[CallPiece(0, arguments="}"), CallPiece(1, "f")]))
+    answer.add(Parsed(calls=[CallPiece(1, arguments="[]")]))
+    assert answer.calls == [CallPiece(0, "f", "{}"), CallPiece(1, "f", "[]")]
+
+
+class FailingParsers:
+    """Parsers that fail at the third token of jobs with tools."""
+
+    def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
+        del opening
+        return Failing if parsing.tools else None
+
+
+class Failing(Recorder):
+    """Fails at the third token."""
+
+    @override
+    def feed(self, token_id: int, text: str) -> Parsed:
+        if len(self.fed) == 2:
+            raise RuntimeError("no such state")
+        return super().feed(token_id, text)
+
+
+class FailingEngine(ScriptedEngine):
+    """Reads answers apart with parsers that fail."""
+
+    @property
+    @override
+    def parsers(self) -> Parsers:
+        return FailingParsers()
+
+
+async def test_parser_that_fails_ends_its_request_alone(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    bad, good = chat_job(max_tokens=20), chat_job(max_tokens=20, parsing=Parsing())
+    script = Script(step_seconds=0.005)
+    async with running_worker(redis_server, script, engine_type=FailingEngine) as (runner, _, task):
+        await gateway.enqueue(bad, good)
+        await gateway.finished(bad, good)
+        assert not task.done()
+        assert not runner._generations
+    failed = gateway.end(bad)
+    assert isinstance(failed, JobFailed)
+    assert failed.code is FailureCode.ENGINE_ERROR
+    assert len(gateway.token_ids(bad)) == 2
+    assert isinstance(gateway.end(good), JobFinished)
+    assert len(gateway.token_ids(good)) == 20

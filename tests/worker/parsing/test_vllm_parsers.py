@@ -1,0 +1,174 @@
+"""vLLM's own parser classes, without an engine: what they read, and that it does not depend on cuts."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from contract.messages import Parsing
+from contract.outcomes import FinishReason
+from tests.worker.parsing.cases import (
+    CALLS,
+    CASES,
+    PARSING,
+    REASONING,
+    TOOLS,
+    Case,
+    Whole,
+    make_tokenizer,
+    plain,
+    read,
+    read_whole,
+    tokens_of,
+    whole,
+)
+from worker.engine.base import InvalidRequestError
+from worker.engine.parsers import VllmParsers
+from worker.parsing.base import Parser
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+TOKENIZER = make_tokenizer()
+END = TOKENIZER.encode("</s>").ids[0]
+
+
+@cache
+def parsers(tool: str, reasoning: str) -> VllmParsers:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    return VllmParsers(tool, reasoning, TOKENIZER.to_str().encode())
+
+
+def maker(case: Case, opening: str = "") -> Callable[[], Parser]:
+    ids = TOKENIZER.encode(opening, add_special_tokens=False).ids
+    make = parsers(case.tool, case.reasoning).prepare_vllm(PARSING, ids)
+    assert make is not None
+    return make
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_reads_calls_reasoning_and_content(case: Case) -> None:
+    answer = read_whole(maker(case)(), tokens_of(TOKENIZER, case.text))
+    if case.calls:
+        assert [(name, json.loads(text)) for name, text in answer.calls] == CALLS
+    has_reasoning = case.text.startswith("<think>")
+    assert answer.reasoning.strip() == (REASONING if has_reasoning else "")
+    marked = tokens_of(TOKENIZER, case.text.partition("</think>")[0] + "</think>")
+    assert answer.reasoning_tokens == (len(marked) - 1 if has_reasoning else 0)
+    if case.calls:
+        assert "get_weather" not in answer.content
+    else:
+        assert answer.content.strip() == "The answer is <b>4</b>."
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(case: Case) -> None:
+    make, tokens = maker(case), tokens_of(TOKENIZER, case.text)
+    one = make()
+    uncut = [*read(one, tokens), plain(one.finish(FinishReason.STOP))]
+    for cut in range(len(tokens) + 1):
+        resumed = make()
+        read(resumed, tokens[:cut])
+        rest = [*read(resumed, tokens[cut:]), plain(resumed.finish(FinishReason.STOP))]
+        assert rest == uncut[cut:], f"cut behind {cut} tokens"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_call_that_max_tokens_cuts_off_is_not_completed(case: Case) -> None:
+    make, tokens = maker(case), tokens_of(TOKENIZER, case.text)[:-1]
+    full = read_whole(make(), tokens)
+    for length in range(len(tokens)):
+        parser = make()
+        parts = read(parser, tokens[:length])
+        end = parser.finish(FinishReason.LENGTH)
+        assert not end.calls
+        for (_, text), (_, everything) in zip(whole(parts).calls, full.calls, strict=False):
+            assert everything.startswith(text.rstrip("}"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_reading_ends_as_in_vllm_where_the_last_token_says_that_it_is_the_last(case: Case) -> None:
+    tokens = tokens_of(TOKENIZER, case.text)
+    parser = maker(case)()
+    theirs = read(parser, tokens[:-1])
+    theirs.append(plain(parser._parse("", [END], is_finished=True)))  # type: ignore[attr-defined]
+    mine = read_whole(maker(case)(), tokens)
+    expected = whole(theirs)
+    assert (mine.content, mine.reasoning, mine.calls) == (
+        expected.content,
+        expected.reasoning,
+        expected.calls,
+    )
+
+
+@pytest.mark.parametrize("reasoning", ["deepseek_r1", "qwen3", "glm45", "kimi_k2"])
+def test_what_the_prompt_begins_the_answer_with_says_whether_it_reasons(reasoning: str) -> None:
+    case = Case("hermes", reasoning, "")
+    inside = read_whole(maker(case, "<think>\n")(), tokens_of(TOKENIZER, "so</think>ok"))
+    assert (inside.reasoning, inside.content) == ("so", "ok")
+    assert inside.reasoning_tokens == len(tokens_of(TOKENIZER, "so</think>")) - 1
+    behind = read_whole(maker(case, "<think>\n\n</think>\n\n")(), tokens_of(TOKENIZER, "ok"))
+    assert behind == Whole("ok", "", [], 0)
+
+
+def test_only_what_is_asked_for_is_looked_for() -> None:
+    case = CASES[2]
+    some = parsers(case.tool, case.reasoning)
+    tokens = tokens_of(TOKENIZER, case.text)
+    assert some.prepare(Parsing(), []) is None
+    for prepare in (some.prepare, some.prepare_vllm):
+        make = prepare(Parsing(tools=TOOLS), [])
+        assert make is not None
+        answer = read_whole(make(), tokens)
+        assert answer.content == case.text.partition("<tool_call>")[0]
+        assert len(answer.calls) == 2
+        make = prepare(Parsing(finds_reasoning=True), [])
+        assert make is not None
+        answer = read_whole(make(), tokens)
+        assert (answer.content, answer.calls) == (case.text.partition("</think>")[2], [])
+
+
+def test_tools_that_a_parser_does_not_take_are_refused() -> None:
+    some = parsers("qwen3_xml", "")
+    with pytest.raises(InvalidRequestError, match="does not take the tools"):
+        some.prepare(Parsing(tools=[{"type": "function", "function": {}}]), [])
+
+
+# --- our own parsers, which are to yield what vLLM's do ------------------------------------------
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_", "call>", "</tool", "\n", " ",
+    '{"name": "get_weather", "arguments": ', '{"city": "a b"}', "}", "{", '"', "\\", '\\"', '"name": "f"',
+    '"name" : ', '"arguments":', '"arguments" : \n', "[1, {}]", "null", " text ", "日本", "😀", ", ", "]", "  ",
+    '{"name": "f", "arguments": {}}', '{"arguments": {"x": {"y": [1]}}, "name": "late"}', '"x": "\\u00e9"',
+]  # fmt: skip
+
+
+def random_text(seed: int) -> str:
+    chooser = random.Random(seed)
+    text = "".join(chooser.choices(PIECES, k=chooser.randrange(1, 30)))
+    return chooser.choice(["", "<think>", "so</think>", "<tool_call>"]) + text
+
+
+@pytest.mark.parametrize("reasoning", ["", "deepseek_r1"])
+def test_our_hermes_yields_what_vllms_does(reasoning: str) -> None:
+    some = parsers("hermes", reasoning)
+    for text in [case.text for case in CASES[:3]] + [random_text(seed) for seed in range(1500)]:
+        opening = TOKENIZER.encode("<think>" if len(text) % 2 else "").ids
+        mine, theirs = some.prepare(PARSING, opening), some.prepare_vllm(PARSING, opening)
+        assert mine is not None
+        assert theirs is not None
+        tokens = tokens_of(TOKENIZER, text)
+        assert read(mine(), tokens) == read(theirs(), tokens), text
+
+
+def test_our_reasoning_yields_what_vllms_does() -> None:
+    some = parsers("", "deepseek_r1")
+    for text in [random_text(seed) for seed in range(300)]:
+        mine, theirs = some.prepare(PARSING, []), some.prepare_vllm(PARSING, [])
+        assert mine is not None
+        assert theirs is not None
+        tokens = tokens_of(TOKENIZER, text)
+        assert read(mine(), tokens) == read(theirs(), tokens), text

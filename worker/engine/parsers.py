@@ -1,0 +1,163 @@
+"""vLLM's parsers of calls and of reasoning, chosen by its own names for them.
+
+They are fed strictly one token at a time: some of them yield something else for larger steps. Those whose
+calls and reasoning we read ourselves take the same time for each token; several of vLLM's look at the whole
+call again with every token.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from contract.messages import CallPiece, Parsing
+from contract.outcomes import FinishReason
+from worker.engine.base import InvalidRequestError
+from worker.parsing.base import MakeParser, Parsed
+from worker.parsing.own import HERMES, THINKING, OwnParsers
+
+
+class VllmParsers:
+    """The parsers of one model.
+
+    Args:
+        tool_parser: vLLM's name of what finds calls; empty finds none.
+        reasoning_parser: vLLM's name of what finds reasoning; empty finds none.
+        tokenizer_json: The model's tokenizer.
+
+    Both are known to fit the model.
+    """
+
+    def __init__(self, tool_parser: str, reasoning_parser: str, tokenizer_json: bytes) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        # What a model writes is no matter for an operator, and would fill the log token by token.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        self._request = ChatCompletionRequest
+        self._tokenizer = _Tokenizer(Tokenizer.from_buffer(tokenizer_json))
+        self._classes = {
+            (True, True): self._parser_class(tool_parser, reasoning_parser),
+            (True, False): self._parser_class(tool_parser, ""),
+            (False, True): self._parser_class("", reasoning_parser),
+        }
+        self._own: OwnParsers | None = None
+        if {tool_parser} <= HERMES | {""} and {reasoning_parser} <= THINKING | {""}:
+            self._own = OwnParsers(
+                self._tokenizer.tokenizer,
+                finds_calls=bool(tool_parser),
+                finds_reasoning=bool(reasoning_parser),
+            )
+
+    def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
+        """Return what makes a parser for each answer of a job; None if there is nothing to look for.
+
+        Raises InvalidRequestError.
+        """
+        if self._own is not None:
+            return self._own.prepare(parsing, opening)
+        return self.prepare_vllm(parsing, opening)
+
+    def prepare_vllm(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
+        """Do the same with vLLM's own parsers in any case."""
+        parser_class = self._classes.get((bool(parsing.tools), parsing.finds_reasoning))
+        if parser_class is None:
+            return None
+        request = self._make_request(parsing.tools)
+        make = partial(
+            parser_class,
+            self._tokenizer,
+            request.tools,
+            chat_template_kwargs=parsing.template_arguments,
+        )
+        return lambda: _VllmParser(make(), request, list(opening))
+
+    def _make_request(self, tools: list[dict[str, Any]]) -> Any:
+        try:
+            return self._request(
+                messages=[{"role": "user", "content": ""}], tools=tools or None, stream=True
+            )
+        except ValueError as error:
+            # Pydantic's, whose first line says where.
+            raise InvalidRequestError(
+                f"The model's parser does not take the tools: {error}"[:500]
+            ) from None
+
+    def _parser_class(self, tool_parser: str, reasoning_parser: str) -> Any:
+        from vllm.parser.parser_manager import ParserManager
+
+        return ParserManager.get_parser(
+            tool_parser_name=tool_parser or None,
+            reasoning_parser_name=reasoning_parser or None,
+            enable_auto_tools=True,
+        )
+
+
+class _VllmParser:
+    """One of vLLM's parsers, reading one answer."""
+
+    def __init__(self, parser: Any, request: Any, opening: list[int]) -> None:
+        self._parser = parser
+        self._request = request
+        self._opening = opening
+        has_reasoning = parser.reasoning_parser is not None
+        self._is_reasoning = has_reasoning and not parser.is_reasoning_end(opening)
+
+    def feed(self, token_id: int, text: str) -> Parsed:
+        """Take in the next token and the text that it completes."""
+        parsed = self._parse(text, [token_id])
+        was_reasoning = self._is_reasoning
+        if was_reasoning:
+            self._is_reasoning = not self._parser._stream_state.reasoning_ended  # noqa: SLF001  (vLLM counts wrongly)
+        is_reasoning = was_reasoning and not parsed.content and not parsed.calls
+        return parsed._replace(is_reasoning=is_reasoning)
+
+    def finish(self, reason: FinishReason) -> Parsed:
+        """Return what was held back; of calls that `max_tokens` has cut off nothing is made up."""
+        parsed = self._parse("", [], is_finished=True)
+        return parsed if reason is FinishReason.STOP else parsed._replace(calls=())
+
+    def _parse(self, text: str, token_ids: list[int], *, is_finished: bool = False) -> Parsed:
+        # Without the prompt, vLLM would never look whether the reasoning is over.
+        delta = self._parser.parse_delta(
+            text, token_ids, self._request, prompt_token_ids=self._opening, finished=is_finished
+        )
+        if delta is None:
+            return Parsed()
+        calls = [] if not delta.tool_calls else list(map(_piece, delta.tool_calls))
+        return Parsed(delta.content or "", delta.reasoning or "", calls)
+
+
+class _Tokenizer:
+    """As much of a tokenizer as vLLM's parsers use. Its own for no other thread may use theirs."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._vocabulary = tokenizer.get_vocab()
+        added = tokenizer.get_added_tokens_decoder()
+        special = {token_id: each.content for token_id, each in added.items() if each.special}
+        self.all_special_ids = list(special)
+        self.all_special_tokens = list(special.values())
+
+    def get_vocab(self) -> Mapping[str, int]:
+        return self._vocabulary
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: int | list[int], *, skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
+        if isinstance(tokens, str):
+            return self._vocabulary.get(tokens)
+        return [self._vocabulary.get(each) for each in tokens]
+
+
+def _piece(call: Any) -> CallPiece:
+    function = call.function
+    if function is None:
+        return CallPiece(call.index)
+    return CallPiece(call.index, function.name or "", function.arguments or "")

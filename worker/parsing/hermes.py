@@ -1,0 +1,243 @@
+"""Calls as Hermes writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Equal to what vLLM's parser `hermes` yields for one token at a time, but each token takes the same time
+however long the call is. As there, text behind the first call is not told, and the arguments are told as
+they stand, so that those of a broken call are broken.
+"""
+
+import json
+import re
+from typing import NamedTuple
+
+from contract.messages import CallPiece
+
+CALL_START = "<tool_call>"
+CALL_END = "</tool_call>"
+
+_STRUCTURE = re.compile(r'["\\{}\[\]]')
+
+
+class _Pattern(NamedTuple):
+    """What is looked for in text that grows."""
+
+    whole: re.Pattern[str]
+    begun: re.Pattern[str]
+    """An end of the text that may become a match."""
+    mark: str
+    """What each match begins with."""
+
+
+_NAME = _Pattern(
+    re.compile(r'"name"\s*:\s*"([^"]+)"'),
+    re.compile(r'"name"\s*(?::\s*(?:"[^"]*)?)?\Z'),
+    '"name"',
+)
+_ARGUMENTS = _Pattern(
+    re.compile(r'"arguments"\s*:\s*'), re.compile(r'"arguments"\s*(?::\s*)?\Z'), '"arguments"'
+)
+
+
+class HermesCalls:
+    """Finds the calls in one answer."""
+
+    __slots__ = ("_call", "_calls", "_held", "_is_broken")
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._held = ""
+        """The end of the text outside of calls, which may begin the mark of one."""
+        self._call: _Call | None = None
+        self._is_broken = False
+        """Whether a call had no name: vLLM tells nothing of it and of all that follow."""
+
+    def feed(self, text: str) -> tuple[str, list[CallPiece]]:
+        """Take in text. Return the content and what is added to calls."""
+        content, pieces = "", list[CallPiece]()
+        while text:
+            if self._call is None:
+                outside, is_call, text = self._leave_content(text)
+                if not self._calls:
+                    content += outside
+                if is_call:
+                    self._call = _Call(self._calls)
+                    self._calls += 1
+            else:
+                rest = self._call.add(text)
+                if not self._is_broken:
+                    pieces += self._call.take()
+                if rest is None:
+                    break
+                self._is_broken = self._is_broken or not self._call.is_named
+                self._call, text = None, rest
+        return content, pieces
+
+    def flush(self) -> str:
+        """Return content that was held back, once no more will come."""
+        held, self._held = self._held, ""
+        return "" if self._calls else held
+
+    def _leave_content(self, text: str) -> tuple[str, bool, str]:
+        """Return the text before a call, whether one begins, and what is behind its mark."""
+        text, self._held = self._held + text, ""
+        before, mark, behind = text.partition(CALL_START)
+        if mark:
+            return before, True, behind
+        begun = _begun(CALL_START, text)
+        if begun:
+            text, self._held = text[:-begun], text[-begun:]
+        return text, False, ""
+
+
+class _Call:
+    """One call, from behind its first mark on."""
+
+    __slots__ = (
+        "_arguments",
+        "_closing",
+        "_end",
+        "_index",
+        "_is_closed",
+        "_name",
+        "_start",
+        "_text",
+        "_told",
+        "is_named",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.is_named = False
+        self._index = index
+        self._text = ""
+        self._end = 0
+        """Where the text ends without white space, and without what may begin the last mark."""
+        self._is_closed = False
+        self._closing = _ClosingBrace()
+        self._name = _Search(_NAME)
+        self._arguments = _Search(_ARGUMENTS)
+        self._start: int | None = None
+        """Where the arguments begin."""
+        self._told = 0
+        """How many characters of them have been told."""
+
+    def add(self, text: str) -> str | None:
+        """Take in text. Return what is behind the end of the call, or None if it goes on."""
+        searched = max(len(self._text) - len(CALL_END) + 1, 0)
+        self._text += text
+        mark = self._text.find(CALL_END, searched)
+        rest = None
+        if mark >= 0:
+            rest = self._text[mark + len(CALL_END) :]
+            self._text = self._text[:mark]
+            self._is_closed = True
+        self._end = _stripped(self._text, 0 if self._is_closed else _begun(CALL_END, self._text))
+        return rest
+
+    def take(self) -> list[CallPiece]:
+        """Return what can be told now and has not been."""
+        pieces = []
+        if not self.is_named:
+            found = self._name.find(self._text, self._end)
+            if found is None:
+                return []
+            self.is_named = True
+            pieces.append(CallPiece(self._index, name=found.group(1)))
+        arguments = self._new_arguments()
+        if arguments:
+            pieces.append(CallPiece(self._index, arguments=arguments))
+        return pieces
+
+    def _new_arguments(self) -> str:
+        text, end = self._text, self._end
+        if self._start is None:
+            found = self._arguments.find(text, end)
+            if found is None or found.end() == end:
+                return ""
+            self._start = found.end()
+        if text[end - 1] == "}" and (self._is_closed or self._closing.ends(text, end)):
+            # The brace that closes the call is not the arguments'.
+            end = max(_stripped(text, len(text) - end + 1), self._start)
+        new = text[self._start + self._told : end]
+        self._told += len(new)
+        return new
+
+
+class _Search:
+    """Looks for a pattern in text that grows, without going through all of it again."""
+
+    __slots__ = ("_pattern", "_searched")
+
+    def __init__(self, pattern: _Pattern) -> None:
+        self._pattern = pattern
+        self._searched = 0
+
+    def find(self, text: str, end: int) -> re.Match[str] | None:
+        """Return the first match before `end`."""
+        pattern = self._pattern
+        found = pattern.whole.search(text, self._searched, end)
+        if found is None:
+            begun = pattern.begun.search(text, self._searched, end)
+            searched = end - len(pattern.mark) + 1 if begun is None else begun.start()
+            self._searched = max(searched, self._searched)
+        return found
+
+
+class _ClosingBrace:
+    """Finds where a JSON object ends in text that grows."""
+
+    __slots__ = ("_depth", "_end", "_in_string", "_is_valid", "_looked")
+
+    def __init__(self) -> None:
+        self._looked = 0
+        self._depth = 0
+        self._in_string = False
+        self._end: int | None = None
+        """Behind the last brace of what may be an object."""
+        self._is_valid = False
+
+    def ends(self, text: str, end: int) -> bool:
+        """Whether the text before `end` is one whole JSON object."""
+        if self._end is None:
+            self._look(text, end)
+        return self._is_valid and self._end == end
+
+    def _look(self, text: str, end: int) -> None:
+        position = self._looked
+        while (found := _STRUCTURE.search(text, position, end)) is not None:
+            position = found.end()
+            mark = found.group()
+            if mark == "\\":
+                if position == end:
+                    # What it escapes has not come.
+                    position -= 1
+                    break
+                position += 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark in "{[" else -1
+                if self._depth <= 0:
+                    self._end = position
+                    self._is_valid = _is_object(text[:position])
+                    break
+        self._looked = position if found is not None else max(end, position)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _begun(mark: str, text: str) -> int:
+    """Return how many characters at the end of `text` begin `mark`."""
+    longest = min(len(mark) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _stripped(text: str, cut: int) -> int:
+    """Return where `text` ends without its last `cut` characters and the white space before them."""
+    end = len(text) - cut
+    while end > 0 and text[end - 1].isspace():
+        end -= 1
+    return end
