@@ -30,6 +30,7 @@ from worker.engine.description import describe
 from worker.engine.outputs import step_of
 from worker.engine.parameters import SamplingParameters
 from worker.engine.parser_format import parser_format
+from worker.engine.parsers import VllmParsers
 from worker.engine.processes import EngineProcesses
 from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.engine.resumption import ResumedSequences, replayed_token_ids
@@ -202,6 +203,10 @@ class VllmEngine:
                 model_config=self._llm.model_config,
             ),
         )
+        if parsers.tool_parser or parsers.reasoning_parser:
+            self._parsers = VllmParsers(
+                parsers.tool_parser, parsers.reasoning_parser, self._info.tokenizer_json
+            )
         self._parameters = SamplingParameters(
             vllm.sampling_params,
             self._info.tokenizer_json,
