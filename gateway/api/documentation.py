@@ -1,16 +1,17 @@
 """What the OpenAPI page says about endpoints whose bodies are read by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from contract.dialect import Dialect
-from gateway.api import kept_pages
 from gateway.api.described import HEADER_TEXT, LIMIT_TEXT, error_answer, header_answers
-from gateway.api.kept_pages import EVENT
+from gateway.api.endpoint import COMPLETIONS
+from gateway.api.kept_pages import AnswerPages
 from gateway.api.management_pages import describe_management
 from gateway.api.schemas import COMPONENTS, Schema, reference
 from gateway.dialects.completions import CompletionRequest
@@ -103,12 +104,13 @@ def _operation(
     body: dict[str, Any],
     answer: dict[str, Any],
     headers: Sequence[dict[str, Any]] = (),
+    tag: str = "Completions",
 ) -> dict[str, Any]:
     errors = {status: error_answer(text) for status, text in _ERRORS.items()}
     return {
         "summary": summary,
         "operationId": operation_id,
-        "tags": ["Completions"],
+        "tags": [tag],
         "parameters": [*_REQUEST_HEADERS, *headers],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": answer, **errors},
@@ -116,28 +118,17 @@ def _operation(
     }
 
 
-_COMPLETION_BODY: dict[str, Any] = {
-    "schema": reference(CompletionRequest.__name__),
-    "examples": {
-        dialect: {
-            "summary": f"With X-Api-Dialect: {dialect}",
-            "value": {"model": "sluice-tiny", **parameters},
-        }
-        for dialect, parameters in _EXAMPLES.items()
-    },
-}
-
-_COMPLETION_ANSWER: dict[str, Any] = {
-    "description": "The completion; with `stream: true` its chunks as server-sent events, each a "
-    "`CompletionChunk`, ended by `data: [DONE]`; with `background: true` how it stands.",
-    "headers": header_answers(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
-    "content": {
-        "application/json": {
-            "schema": {"anyOf": [reference("Completion"), reference("CompletionStatus")]}
+def _body(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema": reference(model.__name__),
+        "examples": {
+            dialect: {
+                "summary": f"With X-Api-Dialect: {dialect}",
+                "value": {"model": "sluice-tiny", **parameters},
+            }
+            for dialect, parameters in examples.items()
         },
-        "text/event-stream": {"schema": EVENT},
-    },
-}
+    }
 
 
 def _json_answer(description: str, name: str) -> dict[str, Any]:
@@ -148,19 +139,56 @@ def _json_answer(description: str, name: str) -> dict[str, Any]:
     }
 
 
+def _generation(
+    pages: AnswerPages, summary: str, body: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the operations of an endpoint that generates."""
+    answer = {
+        "description": f"The {pages.noun}; with `stream: true` its chunks as server-sent events, each a "
+        f"`{pages.chunk}`, ended by `data: [DONE]`; with `background: true` how it stands.",
+        "headers": header_answers(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
+        "content": {
+            "application/json": {
+                "schema": {"anyOf": [reference(pages.answer), reference("CompletionStatus")]}
+            },
+            "text/event-stream": {"schema": pages.event},
+        },
+    }
+    return {
+        pages.endpoint.path: _operation(
+            summary,
+            f"create_{pages.operation}",
+            body=body,
+            answer=answer,
+            headers=pages.headers,
+            tag=pages.tag,
+        ),
+        f"{pages.endpoint.path}:estimate": _operation(
+            f"Tell what a {pages.noun} would take, without running it",
+            f"estimate_{pages.operation}",
+            body=body,
+            answer=_json_answer(
+                "Token counts and the parameters that apply.", "CompletionEstimate"
+            ),
+            tag=pages.tag,
+        ),
+    }
+
+
+_COMPLETION_PAGES = AnswerPages(
+    endpoint=COMPLETIONS,
+    tag="Completions",
+    operation="completion",
+    noun="completion",
+    answer="Completion",
+    chunk="CompletionChunk",
+)
+
 OPERATIONS: dict[str, dict[str, Any]] = {
-    "/v1/completions": _operation(
+    **_generation(
+        _COMPLETION_PAGES,
         "Continue one or more prompts",
-        "create_completion",
-        body=_COMPLETION_BODY,
-        answer=_COMPLETION_ANSWER,
-        headers=kept_pages.HEADERS,
-    ),
-    "/v1/completions:estimate": _operation(
-        "Tell what a completion would take, without running it",
-        "estimate_completion",
-        body=_COMPLETION_BODY,
-        answer=_json_answer("Token counts and the parameters that apply.", "CompletionEstimate"),
+        _body(CompletionRequest, _EXAMPLES),
     ),
     "/tokenize": _operation(
         "Turn text into tokens, as vLLM and llama.cpp do",
@@ -176,6 +204,9 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     ),
 }
 """What is said about each POST endpoint."""
+
+KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths
+"""What is said about the endpoints for coming back, by method."""
 
 
 _MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
@@ -209,10 +240,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     )
     for path, operation in OPERATIONS.items():
         schema["paths"][path] = {"post": operation}
-    schema["paths"] |= kept_pages.PATHS
+    schema["paths"] |= KEPT_PATHS
     for path, name in _MODEL_PAGES.items():
         schema["paths"][path]["get"] |= _model_page(name)
-    describe_management(schema, apart_from={*OPERATIONS, *kept_pages.PATHS, *_MODEL_PAGES})
+    describe_management(schema, apart_from={*OPERATIONS, *KEPT_PATHS, *_MODEL_PAGES})
     components = schema.setdefault("components", {})
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
     # Errors have one shape everywhere; FastAPI's own is never sent.

@@ -1,57 +1,23 @@
 """What the OpenAPI page says about completions that clients come back for."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.api.described import HEADER_TEXT, error_answer, header_answers
-from gateway.api.event_ids import LAST_EVENT_ID_HEADER, REQUEST_ID
+from gateway.api.endpoint import Endpoint
+from gateway.api.event_ids import LAST_EVENT_ID_HEADER
 from gateway.api.idempotency import HEADER as IDEMPOTENCY_KEY_HEADER
 from gateway.api.schemas import Schema, reference
 
-EVENT: Final[Schema] = {
-    "description": "One server-sent event: a `CompletionChunk` or an `Error` as JSON, and at the end `[DONE]`.",
-    "type": "object",
-    "required": ["data", "id"],
-    "properties": {
-        "data": {"type": "string"},
-        "id": {
-            "type": "string",
-            "description": "The completion's id, a colon and the event's number from 1.",
-        },
-    },
-}
-
-_LAST_EVENT_ID: Final[dict[str, Any]] = {
-    "name": LAST_EVENT_ID_HEADER,
+_IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
+    "name": IDEMPOTENCY_KEY_HEADER,
     "in": "header",
     "required": False,
-    "schema": {"type": "string", "pattern": rf"^{REQUEST_ID.pattern}:[0-9]{{1,15}}$"},
+    "description": "A request with the same key and body gets the same answer, without running again.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
 }
 
-HEADERS: Final[list[dict[str, Any]]] = [
-    {
-        "name": IDEMPOTENCY_KEY_HEADER,
-        "in": "header",
-        "required": False,
-        "description": "A request with the same key and body gets the same answer, without running again.",
-        "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
-    },
-    _LAST_EVENT_ID
-    | {
-        "description": "Goes on with a stream behind this event; the body is not run, and may be anything."
-    },
-]
-"""Headers of `POST /v1/completions`."""
-
-_COMPLETION_ID: Final[dict[str, Any]] = {
-    "name": "completion_id",
-    "in": "path",
-    "required": True,
-    "description": "The completion's id.",
-    "schema": {"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"},
-}
-
-_READING: Final[list[dict[str, Any]]] = [
-    _COMPLETION_ID,
+_PLACE: Final[list[dict[str, Any]]] = [
     {
         "name": "stream",
         "in": "query",
@@ -66,7 +32,6 @@ _READING: Final[list[dict[str, Any]]] = [
         "description": "With `stream`: number of the last event that was received.",
         "schema": {"type": "integer", "minimum": 0, "default": 0},
     },
-    _LAST_EVENT_ID | {"description": "The same as an id; wins over `starting_after`."},
 ]
 
 _ERRORS: Final = {
@@ -79,17 +44,115 @@ _ERRORS: Final = {
 }
 
 
-def _operation(
-    summary: str, operation_id: str, parameters: list[dict[str, Any]], answers: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "operationId": operation_id,
-        "tags": ["Completions"],
-        "parameters": parameters,
-        "responses": answers | {status: error_answer(text) for status, text in _ERRORS.items()},
-        "security": [{"bearer": []}],
-    }
+@dataclass(frozen=True, slots=True)
+class AnswerPages:
+    """What the page says about the answers of one endpoint."""
+
+    endpoint: Endpoint
+    tag: str
+    operation: str
+    """What names of operations end with."""
+    noun: str
+    answer: str
+    """Schema of a whole one."""
+    chunk: str
+
+    @property
+    def event(self) -> Schema:
+        """The schema of an event of a stream."""
+        return {
+            "description": f"One server-sent event: a `{self.chunk}` or an `Error` as JSON, and at the end "
+            "`[DONE]`.",
+            "type": "object",
+            "required": ["data", "id"],
+            "properties": {
+                "data": {"type": "string"},
+                "id": {
+                    "type": "string",
+                    "description": "The answer's id, a colon and the event's number from 1.",
+                },
+            },
+        }
+
+    @property
+    def headers(self) -> list[dict[str, Any]]:
+        """Headers of a request for one."""
+        goes_on = (
+            "Goes on with a stream behind this event; the body is not run, and may be anything."
+        )
+        return [_IDEMPOTENCY_KEY, self._last_event_id(goes_on)]
+
+    def _last_event_id(self, description: str) -> dict[str, Any]:
+        return {
+            "name": LAST_EVENT_ID_HEADER,
+            "in": "header",
+            "required": False,
+            "description": description,
+            "schema": {
+                "type": "string",
+                "pattern": rf"^{self.endpoint.id_pattern}:[0-9]{{1,15}}$",
+            },
+        }
+
+    @property
+    def paths(self) -> dict[str, dict[str, Any]]:
+        """What is said about each endpoint for coming back, by method."""
+        path = f"{self.endpoint.path}/{{completion_id}}"
+        return {path: {"get": self._reading()}, f"{path}/cancel": {"post": self._cancelling()}}
+
+    def _reading(self) -> dict[str, Any]:
+        last_event_id = self._last_event_id("The same as an id; wins over `starting_after`.")
+        return self._operation(
+            f"Read a {self.noun} that is kept: a stream, a background one, or one with an Idempotency-Key",
+            f"get_{self.operation}",
+            [self._id(), *_PLACE, last_event_id],
+            {
+                "200": _answer(
+                    f"The whole {self.noun} if it has finished, else how it stands; with `stream` its chunks.",
+                    json={"anyOf": [reference(self.answer), reference("CompletionStatus")]},
+                    events=self.event,
+                ),
+                "204": {"description": "With `stream`: every event was received already."},
+            },
+        )
+
+    def _cancelling(self) -> dict[str, Any]:
+        return self._operation(
+            f"End a {self.noun} that is kept",
+            f"cancel_{self.operation}",
+            [self._id()],
+            {
+                "200": _answer(
+                    "How it stands. One that had ended stays as it was.",
+                    json=reference("CompletionStatus"),
+                )
+            },
+        )
+
+    def _id(self) -> dict[str, Any]:
+        return {
+            "name": "completion_id",
+            "in": "path",
+            "required": True,
+            "description": f"The id of the {self.noun}.",
+            "schema": {"type": "string", "pattern": f"^{self.endpoint.id_pattern}$"},
+        }
+
+    def _operation(
+        self,
+        summary: str,
+        operation_id: str,
+        parameters: list[dict[str, Any]],
+        answers: dict[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            "summary": summary,
+            "operationId": operation_id,
+            "tags": [self.tag],
+            "parameters": parameters,
+            "responses": answers | {status: error_answer(text) for status, text in _ERRORS.items()},
+            "security": [{"bearer": []}],
+        }
 
 
 def _answer(description: str, **content: Schema) -> dict[str, Any]:
@@ -99,36 +162,3 @@ def _answer(description: str, **content: Schema) -> dict[str, Any]:
         "content": {"application/json": {"schema": content["json"]}}
         | ({"text/event-stream": {"schema": content["events"]}} if "events" in content else {}),
     }
-
-
-PATHS: Final[dict[str, dict[str, Any]]] = {
-    "/v1/completions/{completion_id}": {
-        "get": _operation(
-            "Read a completion that is kept: a stream, a background one, or one with an Idempotency-Key",
-            "get_completion",
-            _READING,
-            {
-                "200": _answer(
-                    "The whole completion if it has finished, else how it stands; with `stream` its chunks.",
-                    json={"anyOf": [reference("Completion"), reference("CompletionStatus")]},
-                    events=EVENT,
-                ),
-                "204": {"description": "With `stream`: every event was received already."},
-            },
-        )
-    },
-    "/v1/completions/{completion_id}/cancel": {
-        "post": _operation(
-            "End a completion that is kept",
-            "cancel_completion",
-            [_COMPLETION_ID],
-            {
-                "200": _answer(
-                    "How it stands. One that had ended stays as it was.",
-                    json=reference("CompletionStatus"),
-                )
-            },
-        )
-    },
-}
-"""What is said about each endpoint, by method."""

@@ -8,11 +8,11 @@ from gateway.accounts.limits import LimitScope
 
 Schema = dict[str, Any]
 
-_TEXT: Schema = {"type": "string"}
-_INTEGER: Schema = {"type": "integer"}
-_NUMBER: Schema = {"type": "number"}
+TEXT: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
 _DIALECT: Schema = {"type": "string", "enum": [each.value for each in Dialect]}
-_TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
 def reference(name: str) -> Schema:
@@ -20,13 +20,14 @@ def reference(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
+def object_of(required: dict[str, Schema], **optional: Schema) -> Schema:
+    """Return the schema of an object with these members."""
     return {"type": "object", "required": list(required), "properties": required | optional}
 
 
-_LOGPROBS: Schema = _object(
+_LOGPROBS: Schema = object_of(
     {
-        "tokens": {"type": "array", "items": _TEXT},
+        "tokens": {"type": "array", "items": TEXT},
         "token_logprobs": {
             "type": "array",
             "items": {"type": ["number", "null"]},
@@ -34,7 +35,7 @@ _LOGPROBS: Schema = _object(
         },
         "top_logprobs": {
             "type": "array",
-            "items": {"type": ["object", "null"], "additionalProperties": _NUMBER},
+            "items": {"type": ["object", "null"], "additionalProperties": NUMBER},
         },
         "text_offset": {
             "type": "array",
@@ -42,27 +43,32 @@ _LOGPROBS: Schema = _object(
             "description": "Code points of the returned text before the token.",
         },
     },
-    token_ids=_TOKEN_IDS,
+    token_ids=TOKEN_IDS,
 )
 
-_TOOL_CALL: Schema = _object(
+TOOL_CALL: Schema = object_of(
     {
-        "id": _TEXT,
+        "id": TEXT,
         "type": {"const": "function"},
-        "function": _object({"name": _TEXT, "arguments": _TEXT}),
+        "function": object_of({"name": TEXT, "arguments": TEXT}),
     },
 )
 
-USAGE: Schema = _object(
+USAGE: Schema = object_of(
     {
-        "prompt_tokens": _INTEGER,
+        "prompt_tokens": INTEGER,
         "completion_tokens": {
             "type": "integer",
             "description": "Tokens of all sequences, those that best_of discarded included.",
         },
-        "total_tokens": _INTEGER,
+        "total_tokens": INTEGER,
     },
-    prompt_tokens_details=_object({"cached_tokens": _INTEGER}),
+    prompt_tokens_details=object_of({"cached_tokens": INTEGER}),
+    completion_tokens_details=object_of(
+        {},
+        best_of_tokens={"type": "integer", "description": "Of what best_of discarded."},
+        reasoning_tokens={"type": "integer", "description": "Of chats."},
+    ),
     cached_tokens={"type": "integer", "description": "In the dialect `omlx`."},
     cost={
         "type": "number",
@@ -70,10 +76,10 @@ USAGE: Schema = _object(
     },
 )
 
-_CHOICE: Schema = _object(
+_CHOICE: Schema = object_of(
     {
         "index": {"type": "integer", "description": "prompt index * n + choice"},
-        "text": _TEXT,
+        "text": TEXT,
         "logprobs": {"anyOf": [_LOGPROBS, {"type": "null"}]},
         "finish_reason": {
             "type": ["string", "null"],
@@ -85,9 +91,9 @@ _CHOICE: Schema = _object(
         "type": ["string", "integer", "null"],
         "description": "The stop string, or the id of the stop token, that ended the text.",
     },
-    token_ids=_TOKEN_IDS | {"description": "With `return_token_ids`."},
-    prompt_token_ids=_TOKEN_IDS | {"description": "With `return_token_ids`."},
-    tool_calls={"type": "array", "items": _TOOL_CALL},
+    token_ids=TOKEN_IDS | {"description": "With `return_token_ids`."},
+    prompt_token_ids=TOKEN_IDS | {"description": "With `return_token_ids`."},
+    tool_calls={"type": "array", "items": TOOL_CALL},
 )
 
 _COMMON: dict[str, Schema] = {
@@ -98,8 +104,8 @@ _COMMON: dict[str, Schema] = {
     "choices": {"type": "array", "items": _CHOICE},
 }
 
-_TIMES: dict[str, Schema] = {
-    "system_fingerprint": _TEXT,
+TIMES: dict[str, Schema] = {
+    "system_fingerprint": TEXT,
     "timings": {"type": "object", "description": "In the dialect `llamacpp`."},
     "perf_metrics": {
         "type": ["object", "null"],
@@ -108,11 +114,13 @@ _TIMES: dict[str, Schema] = {
     "metrics": {"type": ["object", "null"], "description": "In the dialect `vllm`."},
 }
 
-COMPLETION: Schema = _object(_COMMON | {"usage": USAGE}, **_TIMES)
+COMPLETION: Schema = object_of(_COMMON | {"usage": USAGE}, **TIMES)
 
-COMPLETION_STATUS: Schema = _object(
+COMPLETION_STATUS: Schema = object_of(
     {
-        **{name: _COMMON[name] for name in ("id", "object", "created", "model")},
+        "id": {"type": "string", "pattern": "^(chat)?cmpl-"},
+        "object": {"type": "string", "enum": ["text_completion", "chat.completion"]},
+        **{name: _COMMON[name] for name in ("created", "model")},
         "background": {"type": "boolean"},
         "status": {
             "type": "string",
@@ -124,9 +132,9 @@ COMPLETION_STATUS: Schema = _object(
 )
 
 CHUNK: Schema = {
-    **_object(
+    **object_of(
         _COMMON,
-        **_TIMES,
+        **TIMES,
         usage={"anyOf": [USAGE, {"type": "null"}]},
         obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},
     ),
@@ -136,41 +144,41 @@ CHUNK: Schema = {
 _LIMIT: dict[str, Schema] = {
     "limit": {"type": "string", "description": "Name of the limit that refused the request."},
     "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
-    "limit_value": _INTEGER,
-    "used": _INTEGER,
+    "limit_value": INTEGER,
+    "used": INTEGER,
     "reset_seconds": {
         "type": ["number", "null"],
         "description": "When it would allow the request; null: never, or nobody can know.",
     },
 }
 
-_OPENAI_ERROR: Schema = _object(
+_OPENAI_ERROR: Schema = object_of(
     {
-        "message": _TEXT,
-        "type": _TEXT,
+        "message": TEXT,
+        "type": TEXT,
         "param": {"type": ["string", "null"]},
         "code": {"type": ["string", "null"]},
     },
     **_LIMIT,
 )
 
-_LLAMACPP_ERROR: Schema = _object(
-    {"code": _INTEGER, "message": _TEXT, "type": _TEXT}, n_prompt_tokens=_INTEGER, n_ctx=_INTEGER
+_LLAMACPP_ERROR: Schema = object_of(
+    {"code": INTEGER, "message": TEXT, "type": TEXT}, n_prompt_tokens=INTEGER, n_ctx=INTEGER
 )
 
-_VLLM_ERROR: Schema = _object(
-    {"message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}, "code": _INTEGER}
+_VLLM_ERROR: Schema = object_of(
+    {"message": TEXT, "type": TEXT, "param": {"type": ["string", "null"]}, "code": INTEGER}
 )
 
 ERROR: Schema = {
-    **_object({"error": {"anyOf": [_OPENAI_ERROR, _LLAMACPP_ERROR, _VLLM_ERROR]}}),
+    **object_of({"error": {"anyOf": [_OPENAI_ERROR, _LLAMACPP_ERROR, _VLLM_ERROR]}}),
     "description": "`code` is a word, in the dialects `llamacpp` and `vllm` the HTTP status.",
 }
 
-ESTIMATE: Schema = _object(
+ESTIMATE: Schema = object_of(
     {
         "object": {"const": "completion.estimate"},
-        "model": _TEXT,
+        "model": TEXT,
         "dialect": _DIALECT,
         "prompt_tokens": {"type": "integer", "description": "Of all prompts, after truncation."},
         "prompt_truncated": {"type": "integer", "description": "Tokens that were cut off."},
@@ -179,12 +187,12 @@ ESTIMATE: Schema = _object(
             "type": "integer",
             "description": "Tokens that would be generated at most, `best_of` included.",
         },
-        "total_tokens_max": _INTEGER,
+        "total_tokens_max": INTEGER,
         "parameters": {"type": "object", "description": "What would apply, defaults filled in."},
-        "ignored_parameters": {"type": "array", "items": _TEXT},
-        "context_window": _INTEGER,
+        "ignored_parameters": {"type": "array", "items": TEXT},
+        "context_window": INTEGER,
         "service_tier": {"type": "string", "enum": [each.value for each in ServiceTier]},
-        "cost": _object(
+        "cost": object_of(
             {
                 "prompt_micros": {"type": "integer", "description": "Of the prompt alone."},
                 "max_micros": {"type": "integer", "description": "The most it may come to."},
@@ -194,7 +202,7 @@ ESTIMATE: Schema = _object(
         "limits": {
             "type": "object",
             "description": "Of the server, and under `key`, `project` and `tenant` of each of them.",
-            "additionalProperties": {"anyOf": [_INTEGER, {"type": "object"}]},
+            "additionalProperties": {"anyOf": [INTEGER, {"type": "object"}]},
         },
     }
 )
@@ -216,16 +224,16 @@ TOKENIZE_REQUEST: Schema = {
     "anyOf": [{"required": ["prompt"]}, {"required": ["content"]}],
 }
 
-_PIECE: Schema = _object({"id": _INTEGER, "piece": {"type": ["string", "array"]}})
+_PIECE: Schema = object_of({"id": INTEGER, "piece": {"type": ["string", "array"]}})
 
-TOKENS: Schema = _object(
-    {"tokens": {"type": "array", "items": {"anyOf": [_INTEGER, _PIECE]}}},
-    count=_INTEGER,
-    max_model_len=_INTEGER,
-    token_strs={"type": ["array", "null"], "items": _TEXT},
+TOKENS: Schema = object_of(
+    {"tokens": {"type": "array", "items": {"anyOf": [INTEGER, _PIECE]}}},
+    count=INTEGER,
+    max_model_len=INTEGER,
+    token_strs={"type": ["array", "null"], "items": TEXT},
 )
 
-DETOKENIZE_REQUEST: Schema = _object({"tokens": _TOKEN_IDS}, model=_MODEL_NAME)
+DETOKENIZE_REQUEST: Schema = object_of({"tokens": TOKEN_IDS}, model=_MODEL_NAME)
 
 DETOKENIZED: Schema = {
     "type": "object",
@@ -235,23 +243,32 @@ DETOKENIZED: Schema = {
     },
 }
 
-MODEL: Schema = _object(
+MODEL: Schema = object_of(
     {
-        "id": _TEXT,
+        "id": TEXT,
         "aliases": {
             "type": "array",
-            "items": _TEXT,
+            "items": TEXT,
             "description": "Other names under which requests may ask for it.",
         },
         "object": {"const": "model"},
-        "created": _INTEGER,
-        "owned_by": _TEXT,
+        "created": INTEGER,
+        "owned_by": TEXT,
         "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
         "max_model_len": {"type": "integer", "description": "The same, by vLLM's name."},
         "ready": {"type": "boolean", "description": "Whether a worker serves it now."},
         "dialect": _DIALECT,
-        "features": {"type": "array", "items": _TEXT},
-        "supported_parameters": {"type": "array", "items": _TEXT},
+        "features": {"type": "array", "items": TEXT},
+        "supported_parameters": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Of `POST /v1/completions`.",
+        },
+        "supported_chat_parameters": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Of `POST /v1/chat/completions`; empty if the model has no chat template.",
+        },
         "pricing": {
             "type": ["object", "null"],
             "description": "Micro-dollars per million tokens, by service tier: `prompt_micros`, "
@@ -260,7 +277,7 @@ MODEL: Schema = _object(
     }
 )
 
-MODEL_LIST: Schema = _object(
+MODEL_LIST: Schema = object_of(
     {"object": {"const": "list"}, "data": {"type": "array", "items": reference("Model")}}
 )
 
