@@ -118,7 +118,8 @@ async def test_models_are_listed_as_workers_announce_them(
     tiny = models[MODEL]
     assert tiny["object"] == "model"
     assert (tiny["context_window"], tiny["max_model_len"], tiny["ready"]) == (2048, 2048, True)
-    assert (tiny["features"], tiny["dialect"]) == ([], "openai")
+    features = ["chat", "tools", "reasoning"]
+    assert (tiny["features"], tiny["dialect"]) == (features, "openai")
     assert not models["org/with-slash"]["ready"]
     for name, model in models.items():
         assert (await client.get(f"/v1/models/{name}")).json() == model
@@ -139,7 +140,7 @@ async def test_models_tell_which_parameters_they_serve_and_refuse_the_others(
     await serve(store, "bare", tokenizer_digest="")
     await hear_of_news(client)
     listed = {model["id"]: model for model in (await client.get("/v1/models")).json()["data"]}
-    assert listed["able"]["features"] == ["sampler_chain", "structure", "images"]
+    assert listed["able"]["features"] == list(Feature)
     assert set(listed["able"]["supported_parameters"]) == set(CompletionRequest.model_fields)
     tiny = set(listed[MODEL]["supported_parameters"])
     assert {"temperature", "suffix", "tools", "logit_bias"} <= tiny
