@@ -14,7 +14,7 @@ from gateway.api.call import authorize
 from gateway.api.context import ProcessContext, context_of
 from gateway.auth.principal import Principal
 from gateway.dialects.choice import choose_profile
-from gateway.dialects.support import supported_parameters
+from gateway.dialects.support import supported_chat_parameters, supported_parameters
 from gateway.dispatch.catalogue import ServedModel
 from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
 from gateway.prompt.infill import find_template
@@ -64,6 +64,9 @@ async def _body(
             card.features,
             has_infill=tokenizer is not None and find_template(tokenizer) is not None,
             has_tools=tokenizer is not None and has_tool_calls(tokenizer),
+        ),
+        "supported_chat_parameters": supported_chat_parameters(
+            card.features, tool_format=card.chat.tool_format if card.chat else None
         ),
         "pricing": _pricing(context, card.model),
         "ready": model.status.ready_workers > 0,
