@@ -1,0 +1,54 @@
+"""Bodies of chats taken through the dialects, as the API does it."""
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.chat import ChatCompletionRequest, to_chat_generation_request
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import ChatRequest, GenerationRequest
+from gateway.dialects.wire import validate
+from gateway.errors import BadRequestError
+from tests.gateway.dialects.reading import OPENAI
+
+USER = {"role": "user", "content": "Hello"}
+PNG = b"\x89PNG\r\n\x1a\n"
+PNG_URI = "data:image/png;base64,iVBORw0KGgo="
+
+
+def read_chat_body(
+    body: dict[str, Any], profile: Profile = OPENAI, *, max_prompts: int = 1024
+) -> GenerationRequest:
+    """Take a body through a dialect."""
+    wire = validate(ChatCompletionRequest, body)
+    return to_chat_generation_request(wire, profile, max_prompts=max_prompts)
+
+
+def read_chat(profile: Profile = OPENAI, /, **parameters: Any) -> GenerationRequest:
+    """Take a plain chat with these parameters through a dialect."""
+    return read_chat_body({"model": "m", "messages": [USER]} | parameters, profile)
+
+
+def chat(profile: Profile = OPENAI, /, **parameters: Any) -> ChatRequest:
+    """Return what of such a request only a chat has."""
+    request = read_chat(profile, **parameters)
+    assert request.chat is not None
+    return request.chat
+
+
+def chat_refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
+    """Return why a chat with these parameters is refused."""
+    with pytest.raises(BadRequestError) as caught:
+        read_chat(profile, **parameters)
+    assert caught.value.content()
+    return caught.value
+
+
+def image(url: Any = PNG_URI, **more: Any) -> dict[str, Any]:
+    """Return a part with an image."""
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def text(content: Any = "a") -> dict[str, Any]:
+    """Return a part with a text."""
+    return {"type": "text", "text": content}

@@ -1,0 +1,376 @@
+"""Messages of a chat: what templates are given of them, and what is refused, named by its place."""
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.request import ImageUrl
+from tests.gateway.dialects.chat_reading import (
+    PNG,
+    PNG_URI,
+    USER,
+    chat,
+    chat_refusal,
+    image,
+    read_chat,
+    text,
+)
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    """Return a message of parts."""
+    return {"role": "user", "content": list(parts)}
+
+
+def call(arguments: Any = '{"city": "Bern"}', **more: Any) -> dict[str, Any]:
+    """Return a call of a tool as the assistant has told it."""
+    function = {"name": "weather", "arguments": arguments}
+    return {"id": "call_1", "type": "function", "function": function} | more
+
+
+def calling(*calls: Any, **more: Any) -> dict[str, Any]:
+    """Return a message of the assistant with calls."""
+    return {"role": "assistant", "tool_calls": list(calls)} | more
+
+
+CALLED = {
+    "id": "call_1",
+    "function": {"arguments": {"city": "Bern"}, "name": "weather"},
+    "type": "function",
+}
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+@pytest.mark.parametrize("content", ["Hello", "", [text(), text("b")]])
+def test_text_is_given_as_it_is(role: str, content: Any) -> None:
+    message = {"role": role, "content": content}
+    assert chat(messages=[message]).messages == [message]
+
+
+def test_name_of_the_author_is_given() -> None:
+    message = {"role": "user", "content": "Hello", "name": "Ada"}
+    assert chat(messages=[message]).messages == [message]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (calling(call()), {"content": None, "tool_calls": [CALLED]}),
+        (calling(call({"city": "Bern"})), {"content": None, "tool_calls": [CALLED]}),
+        (calling(call(index=0), content=""), {"content": "", "tool_calls": [CALLED]}),
+        ({"content": "a", "tool_calls": []}, {"content": "a"}),
+        ({"content": "a", "tool_calls": None, "function_call": None}, {"content": "a"}),
+        ({"refusal": "I will not."}, {"content": "I will not."}),
+        ({"content": "a", "refusal": "b"}, {"content": "a"}),
+        (
+            {"content": [text(), {"type": "refusal", "refusal": "No."}]},
+            {"content": [text(), text("No.")]},
+        ),
+        (
+            {"content": "a", "reasoning_content": "Hm."},
+            {"content": "a", "reasoning": "Hm.", "reasoning_content": "Hm."},
+        ),
+        (
+            {"content": "a", "reasoning": "Hm.", "reasoning_content": None},
+            {"content": "a", "reasoning": "Hm.", "reasoning_content": "Hm."},
+        ),
+        (
+            {"reasoning": "Hm."},
+            {"content": None, "reasoning": "Hm.", "reasoning_content": "Hm."},
+        ),
+    ],
+)
+def test_message_of_the_assistant_is_put_into_the_form_of_templates(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    request = read_chat(messages=[USER, {"role": "assistant"} | given])
+    assert request.chat
+    assert request.chat.messages == [USER, {"role": "assistant"} | expected]
+    assert request.ignored_parameters == ()
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}", {}])
+def test_call_without_arguments_has_none(arguments: Any) -> None:
+    [message] = chat(messages=[calling(call(arguments))]).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_order_of_arguments_is_kept() -> None:
+    [message] = chat(messages=[calling(call('{"z": 1, "a": {"y": 2, "b": 3}}'))]).messages
+    arguments = message["tool_calls"][0]["function"]["arguments"]
+    assert list(arguments) == ["z", "a"]
+    assert list(arguments["a"]) == ["y", "b"]
+
+
+@pytest.mark.parametrize("content", ["one\ntwo", [text("one"), text("two")]])
+def test_result_of_a_tool_is_one_text(content: Any) -> None:
+    result = {"role": "tool", "tool_call_id": "call_1", "content": content, "name": "weather"}
+    assert chat(messages=[result]).messages == [
+        {"role": "tool", "content": "one\ntwo", "tool_call_id": "call_1", "name": "weather"}
+    ]
+
+
+def test_call_of_a_function_and_its_result_become_those_of_a_tool() -> None:
+    function_call = {"name": "weather", "arguments": '{"city": "Bern"}'}
+    given = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": function_call},
+        {"role": "function", "name": "weather", "content": "sunny"},
+    ]
+    messages = chat(messages=given).messages
+    assert messages[1:] == [
+        {"role": "assistant", "content": None, "tool_calls": [CALLED | {"id": "call00001"}]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "call00001", "name": "weather"},
+    ]
+
+
+def test_result_of_a_function_that_nobody_called_has_no_id() -> None:
+    result = {"role": "function", "name": "weather", "content": None}
+    assert chat(messages=[result]).messages == [{"role": "tool", "content": "", "name": "weather"}]
+
+
+def test_images_are_taken_out_in_their_order() -> None:
+    url = "https://example.com/cat.png"
+    messages = [
+        user(text(), image(), text("b"), image(url, detail="low")),
+        user({"type": "image_url", "image_url": PNG_URI}, {"type": "image_url", "image_url": url}),
+    ]
+    request = read_chat(messages=messages)
+    assert request.chat
+    shown = {"type": "image"}
+    assert request.chat.messages == [
+        user(text(), shown, text("b"), shown),
+        user(shown, shown),
+    ]
+    assert request.chat.image_sources == [
+        PNG,
+        ImageUrl(url=url, param="messages[0].content[3].image_url.url"),
+        PNG,
+        ImageUrl(url=url, param="messages[1].content[1].image_url"),
+    ]
+    assert request.images == [[]]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost/", "file:///etc/passwd", "", "image", "HTTP://x"]
+)
+def test_what_is_no_data_uri_is_left_to_who_fetches_images(url: str) -> None:
+    [source] = chat(messages=[user(image(url))]).image_sources
+    assert source == ImageUrl(url=url, param="messages[0].content[0].image_url.url")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("data:text/html;base64,AAAA", "must be a data URI 'data:TYPE;base64,DATA' with a TYPE of"),
+        ("DATA:image/png;base64,AAAA", "must be a data URI 'data:TYPE;base64,DATA' with a TYPE of"),
+        ("data:image/png,AAAA", "must be a data URI 'data:TYPE;base64,DATA' with a TYPE of"),
+        ("data:image/png;base64,!!!!", 'must be encoded in base64. Given: "!!!!".'),
+        ("data:image/png;base64,AAAA", "must be a file of the type that it declares. Given: "),
+        ("data:image/png;base64," + "A" * 6_000_000, "must be an image of at most 4194304 bytes."),
+        (5, "must be a string. Given: 5."),
+    ],
+)
+def test_wrong_image_is_named_by_its_place(url: Any, message: str) -> None:
+    error = chat_refusal(messages=[USER, user(text(), image(url))])
+    path = "messages[1].content[1].image_url.url"
+    assert error.message.startswith(f"'{path}' {message}")
+    assert error.param == path
+
+
+def test_too_many_images_are_refused() -> None:
+    assert len(chat(messages=[user(*[image()] * 8)] * 2).image_sources) == 16
+    error = chat_refusal(messages=[user(*[image()] * 8)] * 2 + [user(image())])
+    assert error.message == (
+        "'messages' must have at most 16 images. Given: one more in "
+        "'messages[2].content[0].image_url'."
+    )
+
+
+@pytest.mark.parametrize("key", ["partial", "continue_final_message"])
+def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
+    last = {"role": "assistant", "content": "It is"}
+    if key == "partial":
+        found = chat(messages=[USER, last | {"partial": True}])
+    else:
+        found = chat(
+            messages=[USER, last], continue_final_message=True, add_generation_prompt=False
+        )
+    assert found.continues_last_message
+    assert found.messages == [USER, last]
+    assert not chat(messages=[USER, last | {"partial": False}]).continues_last_message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            {"messages": [USER], "continue_final_message": True},
+            "'messages[0].role' must be assistant, for the answer to go on with it. Given: \"user\".",
+        ),
+        (
+            {"messages": [calling(call(), partial=True)]},
+            "'messages[0]' must have content and no calls of tools, for the answer to go on with it.",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "partial": True}, USER]},
+            "'messages[0].partial' must not be true before the last message. Given: true.",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "partial": 1}]},
+            "'messages[0].partial' must be a boolean. Given: 1.",
+        ),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "a", "partial": True}],
+                "add_generation_prompt": True,
+            },
+            "'add_generation_prompt' true cannot be combined with a last message that is continued.",
+        ),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "a", "partial": True}],
+                "continue_final_message": False,
+            },
+            "'continue_final_message' false contradicts 'partial' in the last message.",
+        ),
+        (
+            {"add_generation_prompt": False},
+            "'add_generation_prompt' false is only supported with 'continue_final_message'.",
+        ),
+    ],
+)
+def test_message_that_cannot_be_continued_is_refused(
+    parameters: dict[str, Any], message: str
+) -> None:
+    assert chat_refusal(**parameters).message == message
+
+
+LONG = "a" * 257
+WRONG: list[tuple[Any, str, str]] = [
+    ("Hello", "", "'messages' must be an array. Given: \"Hello\"."),
+    ([], "", "'messages' must have at least one message. Given: []."),
+    ([USER] * 2049, "", "'messages' must have at most 2048 entries. Given: 2049."),
+    (["Hello"], "[0]", 'must be an object. Given: "Hello".'),
+    ([USER, None], "[1]", "must be an object. Given: null."),
+    ([{"role": "bot", "content": "a"}], "[0].role", "must be one of system, developer, user, "),
+    ([{"role": ["user"], "content": "a"}], "[0].role", "must be one of system, developer, user, "),
+    ([{"role": "user", "content": 5}], "[0].content", "must be a string or an array of parts."),
+    ([user()], "[0].content", "must have 1 to 1024 parts. Given: 0."),
+    ([user(*[text()] * 1025)], "[0].content", "must have 1 to 1024 parts. Given: 1025."),
+    ([user("a")], "[0].content[0]", 'must be an object. Given: "a".'),
+    ([user(text(), text(5))], "[0].content[1].text", "must be a string. Given: 5."),
+    (
+        [user({"type": "input_audio", "input_audio": {}})],
+        "[0].content[0].type",
+        'must be one of text, image_url in a message of this role. Given: "input_audio".',
+    ),
+    (
+        [{"role": "system", "content": [image()]}],
+        "[0].content[0].type",
+        'must be one of text in a message of this role. Given: "image_url".',
+    ),
+    ([user({"type": []})], "[0].content[0].type", "must be one of text, image_url in a message"),
+    ([user(image(detail="tiny"))], "[0].content[0].image_url.detail", "must be one of auto, low, "),
+    (
+        [user({"type": "image_url", "image_url": 5})],
+        "[0].content[0].image_url",
+        "must be a string.",
+    ),
+    ([USER | {"name": 5}], "[0].name", "must be a string. Given: 5."),
+    ([USER | {"name": LONG}], "[0].name", "must have 1 to 256 characters. Given: 257 characters."),
+    ([{"role": "assistant", "content": "a", "reasoning": 5}], "[0].reasoning", "must be a string."),
+    (
+        [{"role": "assistant", "content": "a", "reasoning": "b", "reasoning_content": "c"}],
+        "[0].reasoning",
+        "'messages[0].reasoning_content' and 'messages[0].reasoning' are the same and must be equal.",
+    ),
+    ([calling(audio={"id": "x"})], "[0].audio", "is not supported."),
+    ([calling(call(), tool_calls={})], "[0].tool_calls", "must be an array. Given: {}."),
+    ([calling(*[call()] * 129)], "[0].tool_calls", "must have at most 128 entries. Given: 129."),
+    ([calling(5)], "[0].tool_calls[0]", "must be an object. Given: 5."),
+    (
+        [calling(call(type="custom"))],
+        "[0].tool_calls[0].type",
+        'must be function. Given: "custom".',
+    ),
+    ([calling(call(id=LONG))], "[0].tool_calls[0].id", "must have 1 to 256 characters."),
+    ([calling(call(function=5))], "[0].tool_calls[0].function", "must be an object. Given: 5."),
+    (
+        [USER, calling(call(), call('{"city": '))],
+        "[1].tool_calls[1].function.arguments",
+        'must be a JSON object of at most 64 levels, in a string. Given: "{\\"city\\": ".',
+    ),
+    ([calling(call("[]"))], "[0].tool_calls[0].function.arguments", "must be a JSON object of at"),
+    ([calling(call(5))], "[0].tool_calls[0].function.arguments", "must be a JSON object of at"),
+    (
+        [calling(call('{"a":' * 100 + "1" + "}" * 100))],
+        "[0].tool_calls[0].function.arguments",
+        "must be a JSON object of at most 64 levels, in a string. Given: ",
+    ),
+    (
+        [calling(call(), function_call={"name": "f"})],
+        "[0].function_call",
+        "cannot be combined with 'tool_calls'.",
+    ),
+    (
+        [{"role": "tool", "tool_call_id": "a", "content": [image()]}],
+        "[0].content[0].type",
+        "must be one of text in a message of this role.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("messages", "place", "message"), WRONG)
+def test_first_wrong_place_is_named(messages: Any, place: str, message: str) -> None:
+    error = chat_refusal(messages=messages)
+    path = f"messages{place}"
+    assert error.param == path
+    assert error.message.startswith(message if message.startswith("'") else f"'{path}' {message}")
+    assert len(error.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        (None, ""),
+        ([{"content": "a"}], "[0].role"),
+        ([{"role": "user"}], "[0].content"),
+        ([USER, {"role": "system", "content": None}], "[1].content"),
+        ([{"role": "assistant"}], "[0].content"),
+        ([{"role": "assistant", "tool_calls": []}], "[0].content"),
+        ([{"role": "tool", "tool_call_id": "a"}], "[0].content"),
+        ([{"role": "tool", "content": "a"}], "[0].tool_call_id"),
+        ([{"role": "function", "content": "a"}], "[0].name"),
+        ([user({"text": "a"})], "[0].content[0].type"),
+        ([user({"type": "text"})], "[0].content[0].text"),
+        ([user({"type": "image_url"})], "[0].content[0].image_url"),
+        ([user({"type": "image_url", "image_url": {}})], "[0].content[0].image_url.url"),
+        ([calling({"function": {"name": "f"}})], "[0].tool_calls[0].id"),
+        ([calling({"id": "a"})], "[0].tool_calls[0].function"),
+        ([calling({"id": "a", "function": {}})], "[0].tool_calls[0].function.name"),
+    ],
+)
+def test_missing_place_is_named(messages: Any, place: str) -> None:
+    error = chat_refusal(messages=messages)
+    assert (error.param, error.code) == (f"messages{place}", "missing_required_parameter")
+
+
+def test_entries_without_effect_are_named() -> None:
+    messages = [
+        USER | {"mood": "good", "annotations": [], "partial": True},
+        {"role": "user", "content": [text() | {"cache_control": {"type": "ephemeral"}}]},
+        calling(call(extra=1)),
+        {"role": "assistant", "content": "a", "audio": None, "function_call": None},
+    ]
+    assert read_chat(messages=messages).ignored_parameters == (
+        "messages[0].mood",
+        "messages[0].partial",
+        "messages[1].content[0].cache_control",
+        "messages[2].tool_calls[0].extra",
+    )
+
+
+def test_entries_without_effect_are_named_up_to_a_bound() -> None:
+    messages = [USER | {f"e{number}": 1 for number in range(1000)}] * 10
+    assert len(read_chat(messages=messages).ignored_parameters) == 32

@@ -1,0 +1,128 @@
+"""What a model can do of all that may be asked in a chat."""
+
+from typing import Any
+
+import pytest
+
+from contract.messages import Feature, ToolFormat
+from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.support import CHAT_NEEDS, check_supported, supported_chat_parameters
+from gateway.errors import BadRequestError
+from tests.gateway.dialects.chat_reading import image, read_chat
+from tests.gateway.dialects.reading import LLAMACPP
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
+IMAGE = [{"role": "user", "content": [image(), image("https://example.com/a.png")]}]
+
+LACKS: list[tuple[str, dict[str, Any], Feature | None]] = [
+    ("messages", {}, Feature.CHAT),
+    ("messages", {"messages": IMAGE}, Feature.IMAGES),
+    ("tools", {"tools": TOOLS}, Feature.TOOLS),
+    ("functions", {"functions": [{"name": "f"}]}, Feature.TOOLS),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}, None),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}, Feature.STRUCTURE),
+    ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": False}, None),
+    ("tools", {"tools": STRICT}, None),
+    ("functions", {"functions": [{"name": "f"}]}, None),
+    ("function_call", {"functions": [{"name": "f"}], "function_call": {"name": "f"}}, None),
+    ("response_format", {"response_format": {"type": "json_object"}}, Feature.STRUCTURE),
+    ("mirostat", {"mirostat": 2}, Feature.SAMPLER_CHAIN),
+]
+"""Parameter, request, and the feature without which it is refused; None for the format of calls."""
+
+
+def served(request: GenerationRequest, lack: Feature | str | None = "") -> GenerationRequest:
+    """Check a request against a model that lacks one ability."""
+    features = [feature for feature in Feature if feature is not lack]
+    tool_format = None if lack is None else ToolFormat.HERMES
+    return check_supported(request, features, tool_format=tool_format)
+
+
+@pytest.mark.parametrize(("param", "given", "lack"), LACKS)
+def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
+    param: str, given: dict[str, Any], lack: Feature | None
+) -> None:
+    request = read_chat(**given)
+    assert served(request) is request
+    with pytest.raises(BadRequestError) as caught:
+        served(request, lack)
+    assert caught.value.message.startswith(f"'{param}' is not supported by this model: it needs a")
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"functions": [{"name": "f"}], "function_call": "none"},
+        {"reasoning_effort": "high", "include_reasoning": False},
+        {"response_format": {"type": "text"}},
+    ],
+)
+def test_what_every_model_that_chats_can_do_is_served(given: dict[str, Any]) -> None:
+    request = read_chat(**given)
+    assert check_supported(request, [Feature.CHAT]) is request
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"thinking_budget": 0}, "thinking_budget"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
+        ({"thinking": {"budget_tokens": 5}}, "thinking.budget_tokens"),
+    ],
+)
+def test_budget_that_cannot_be_kept_has_no_effect_and_is_named(
+    given: dict[str, Any], param: str
+) -> None:
+    request = read_chat(**given, zeta=1)
+    plain = served(request, Feature.THINKING_BUDGET)
+    assert plain.sampling.thinking_budget is None
+    assert set(plain.ignored_parameters) == {param, "zeta"}
+    assert served(request) is request
+
+
+def test_convention_of_the_dialect_is_given_up_where_the_engine_has_no_chain() -> None:
+    plain = served(read_chat(LLAMACPP), Feature.SAMPLER_CHAIN)
+    assert plain.sampling.chain is None
+
+
+def test_more_images_than_the_model_takes_are_refused() -> None:
+    request = read_chat(messages=IMAGE)
+    assert check_supported(request, list(Feature), max_images=2)
+    with pytest.raises(BadRequestError) as caught:
+        check_supported(request, list(Feature), max_images=1)
+    assert caught.value.message == (
+        "'messages' must have at most 1 images for a prompt of this model. Given: 2."
+    )
+
+
+def test_model_with_every_ability_serves_every_parameter() -> None:
+    names = supported_chat_parameters(list(Feature), tool_format=ToolFormat.HERMES)
+    assert names == sorted(ChatCompletionRequest.model_fields)
+
+
+def test_model_that_only_chats_serves_the_rest() -> None:
+    names = set(supported_chat_parameters([Feature.CHAT], tool_format=None))
+    assert names == ChatCompletionRequest.model_fields.keys() - CHAT_NEEDS.keys()
+    assert {"messages", "reasoning_effort", "top_logprobs", "temperature"} <= names
+    lacking = {"tools", "functions", "thinking_budget", "include_reasoning", "response_format"}
+    assert not lacking & names
+
+
+def test_calls_that_cannot_be_forced_may_still_come() -> None:
+    names = supported_chat_parameters(list(Feature), tool_format=None)
+    assert "tools" in names
+    assert "parallel_tool_calls" not in names
+
+
+def test_model_without_a_template_serves_no_chat() -> None:
+    others = [feature for feature in Feature if feature is not Feature.CHAT]
+    assert supported_chat_parameters(others, tool_format=ToolFormat.HERMES) == []
+
+
+def test_every_need_is_of_a_parameter_that_exists() -> None:
+    assert CHAT_NEEDS.keys() <= ChatCompletionRequest.model_fields.keys()

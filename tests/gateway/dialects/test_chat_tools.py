@@ -1,0 +1,232 @@
+"""Tools of a chat, in OpenAI's newer and older form."""
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.request import Tool, ToolMode, ToolUse
+from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}
+TIME = {"name": "time"}
+TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": TIME}]
+
+READ_WEATHER = Tool("weather", SCHEMA, is_strict=False)
+READ_TIME = Tool("time", {"type": "object"}, is_strict=False)
+READ = [READ_WEATHER, READ_TIME]
+
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+def allowed(*names: str, mode: Any = "auto") -> dict[str, Any]:
+    """Return a choice among some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "use"),
+    [
+        (None, ToolUse(READ, ToolMode.AUTO)),
+        ("auto", ToolUse(READ, ToolMode.AUTO)),
+        ("required", ToolUse(READ, ToolMode.REQUIRED)),
+        (NAMED, ToolUse(READ, ToolMode.NAMED, "time")),
+        ("none", None),
+    ],
+)
+def test_template_is_given_the_tools_whatever_the_choice(choice: Any, use: ToolUse | None) -> None:
+    request = read_chat(tools=TOOLS, tool_choice=choice)
+    assert request.tool_use == use
+    assert request.chat
+    assert request.chat.tools == TOOLS
+    assert not request.chat.uses_legacy_functions
+
+
+@pytest.mark.parametrize(
+    ("mode", "read"), [("auto", ToolMode.AUTO), ("required", ToolMode.REQUIRED)]
+)
+def test_tools_that_are_not_allowed_are_not_told_of(mode: str, read: ToolMode) -> None:
+    request = read_chat(tools=TOOLS, tool_choice=allowed("time", mode=mode))
+    assert request.tool_use == ToolUse([READ_TIME], read)
+    assert request.chat
+    assert request.chat.tools == TOOLS[1:]
+
+
+def test_one_call_at_most_constrains_the_answer() -> None:
+    use = read_chat(tools=TOOLS, parallel_tool_calls=False).tool_use
+    assert use == ToolUse(READ, ToolMode.AUTO, is_parallel=False)
+    assert use.is_constraint
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name"),
+    [
+        (None, ToolMode.AUTO, None),
+        ("auto", ToolMode.AUTO, None),
+        ({"name": "time"}, ToolMode.NAMED, "time"),
+    ],
+)
+def test_functions_are_tools_of_which_one_is_called(
+    choice: Any, mode: ToolMode, name: str | None
+) -> None:
+    request = read_chat(functions=[WEATHER, TIME], function_call=choice)
+    assert request.tool_use == ToolUse(READ, mode, name, is_parallel=False)
+    assert request.chat
+    assert request.chat.tools == TOOLS
+    assert request.chat.uses_legacy_functions
+
+
+def test_functions_may_be_told_of_and_not_called() -> None:
+    request = read_chat(functions=[TIME], function_call="none")
+    assert request.tool_use is None
+    assert chat(functions=[TIME], function_call="none").tools == TOOLS[1:]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {},
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False},
+        {"functions": []},
+        {"function_call": "none"},
+        {"functions": [], "function_call": "auto"},
+    ],
+)
+def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None:
+    request = read_chat(**nothing)
+    assert request.tool_use is None
+    assert request.chat
+    assert (request.chat.tools, request.chat.uses_legacy_functions) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ({"tools": TOOLS * 65}, "tools", "'tools' must have at most 128 entries. Given: 130."),
+        ({"tools": TOOLS + TOOLS}, "tools", "'tools' must have functions of different names."),
+        (
+            {"tools": [{"type": "custom"}]},
+            "tools",
+            "'tools[0]' must be an object of type function.",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "'tool_choice' needs 'tools'."),
+        (
+            {"tools": TOOLS, "tool_choice": "any"},
+            "tool_choice",
+            "'tool_choice' must be none, auto,",
+        ),
+        (
+            {"tools": TOOLS[:1], "tool_choice": NAMED},
+            "tool_choice",
+            "'tool_choice' must name one of the tools. Given: \"time\".",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("clock")},
+            "tool_choice.allowed_tools.tools[0]",
+            "'tool_choice.allowed_tools.tools[0]' must be an object of type function that names one",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": allowed()},
+            "tool_choice.allowed_tools.tools",
+            "'tool_choice.allowed_tools.tools' must have at least one tool. Given: [].",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("time", mode="none")},
+            "tool_choice.allowed_tools.mode",
+            "'tool_choice.allowed_tools.mode' must be auto or required. Given: \"none\".",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": 5}},
+            "tool_choice.allowed_tools",
+            "'tool_choice.allowed_tools' must be an object. Given: 5.",
+        ),
+        ({"functions": 5}, "functions", "'functions' must be an array. Given: 5."),
+        ({"functions": [5]}, "functions", "'functions[0]' must be an object. Given: 5."),
+        (
+            {"functions": [{"name": "a b"}]},
+            "functions",
+            "'functions[0].name' must be 1 to 64 letters",
+        ),
+        ({"functions": [TIME, TIME]}, "functions", "'functions' must have functions of different"),
+        (
+            {"function_call": {"name": "time"}},
+            "function_call",
+            "'function_call' needs 'functions'. Given: ",
+        ),
+        (
+            {"functions": [TIME], "function_call": {"name": "clock"}},
+            "function_call",
+            "'function_call' must name one of the functions. Given: \"clock\".",
+        ),
+        (
+            {"functions": [TIME], "function_call": "required"},
+            "function_call",
+            "'function_call' must be none, auto, or an object with a function's name. Given: ",
+        ),
+        (
+            {"functions": [TIME], "tools": TOOLS},
+            "functions",
+            "'functions' cannot be combined with 'tools'.",
+        ),
+        (
+            {"functions": [TIME], "tool_choice": "auto"},
+            "functions",
+            "'functions' cannot be combined with 'tool_choice'.",
+        ),
+        (
+            {"function_call": "auto", "tools": TOOLS},
+            "function_call",
+            "'function_call' cannot be combined with 'tools'.",
+        ),
+    ],
+)
+def test_tools_beyond_their_rules_are_refused(
+    given: dict[str, Any], param: str, message: str
+) -> None:
+    error = chat_refusal(**given)
+    assert error.message.startswith(message)
+    assert error.param == param
+
+
+@pytest.mark.parametrize(
+    ("forced", "param"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice"),
+        ({"functions": [TIME], "function_call": {"name": "time"}}, "function_call"),
+    ],
+)
+def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any], param: str) -> None:
+    error = chat_refusal(response_format={"type": "json_object"}, **forced)
+    assert error.message == (
+        f"'response_format' cannot be combined with a '{param}' that forces a call: the text can be given "
+        "one structure only."
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_answer_may_be_a_call_or_have_a_structure(*, strict: bool) -> None:
+    tools = [{"type": "function", "function": TIME | {"strict": strict}}]
+    request = read_chat(tools=tools, response_format={"type": "json_object"})
+    assert request.structure
+    assert request.tool_use
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens", "allowed_token_ids"])
+@pytest.mark.parametrize(
+    ("given", "constraint"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, "tools"),
+        ({"functions": [TIME]}, "functions"),
+        ({"json_schema": {}}, "json_schema"),
+    ],
+)
+def test_constrained_answer_ends_where_its_structure_does(
+    name: str, given: dict[str, Any], constraint: str
+) -> None:
+    value = {"ignore_eos": True, "min_tokens": 3, "allowed_token_ids": [1]}[name]
+    error = chat_refusal(**given | {name: value})
+    assert error.message.startswith(f"'{name}' cannot be combined with '{constraint}': ")
