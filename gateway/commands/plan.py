@@ -19,8 +19,8 @@ from gateway.settings import Settings
 SLUICE: Final = (sys.executable, "-P", "-m", "gateway.cli")
 DEFAULT_PORT: Final = 8080
 DEMO_MODEL_NAME: Final = "sluice-tiny"
-DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "deepseek_v3")
-"""The demo model thinks where it is asked to (`enable_thinking`), as DeepSeek V3.1 does."""
+DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+"""Those of the demo model's answers."""
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
 """A worker gives its jobs half a minute, and then its engine has to end."""

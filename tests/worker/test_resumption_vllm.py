@@ -208,6 +208,8 @@ async def engine() -> AsyncIterator[VllmEngine]:
         context_window=CONTEXT_WINDOW,
         max_sequences=96,
         engine_arguments={"dtype": "float32"},
+        tool_parser="hermes",
+        reasoning_parser="qwen3",
     ) as engine:
         yield engine
 
@@ -285,6 +287,68 @@ async def test_earlier_tokens_are_no_part_of_the_prompt(
         told = await run(engine, [request])
         same.append(told[request.id].token_ids == undisturbed.token_ids[cut:])
     assert not all(same)
+
+
+THINK, THOUGHT = (TOKENIZER.token_to_id(mark) for mark in ("<think>", "</think>"))
+SUM = "<|user|>Think: what is 27 + 35?\n"
+THINKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "asked to think": (SUM + "<|assistant|><think>", {"temperature": 0.0}),
+    "thinks by itself": (SUM + "<|assistant|>", {"temperature": 0.0}),
+    "has thought": (SUM + "</think><|assistant|>", {"temperature": 0.0}),
+    "sampled": (SUM + "<|assistant|><think>", {}),
+    "thinks again and again": (SUM, {"temperature": 2.0, "allowed_token_ids": [300, 301, THINK, THOUGHT]}),
+    "may not end it": (SUM + "<|assistant|><think>", {"temperature": 2.0, "allowed_token_ids": FEW}),
+    "through a chain": (
+        SUM + "<|assistant|><think>",
+        {"chain": chained(dry=DRY, penalty_last_n=8), "frequency_penalty": 0.5},
+    ),
+    "through mirostat": (
+        SUM + "<|assistant|><think>",
+        {"chain": chained(mirostat=Mirostat(2, 3.0, 0.2))},
+    ),
+}  # fmt: skip
+
+
+def reasoning_lengths(prompt: list[int], output: list[int]) -> list[int]:
+    """Return how many tokens stand in each reasoning of an answer."""
+    token_ids, lengths, begin = prompt + output, [], None
+    for position, token_id in enumerate(token_ids):
+        if token_id == THINK:
+            begin = position
+        elif token_id == THOUGHT and begin is not None:
+            lengths.append(position - begin - 1)
+            begin = None
+    return lengths if begin is None else [*lengths, len(token_ids) - begin - 1]
+
+
+@pytest.mark.parametrize("budget", [0, 3, 11])
+@pytest.mark.parametrize("name", THINKING)
+async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
+    engine: VllmEngine, name: str, budget: int
+) -> None:
+    text, changes = THINKING[name]
+    prompt = TOKENIZER.encode(text).ids
+    sampling = spec(thinking_budget=budget, ignore_eos=True, **changes)
+    request = replace(
+        request_of(Case(sampling=sampling, max_tokens=32), "whole"), prompt_token_ids=prompt
+    )
+    whole = (await run(engine, [request]))["whole"].token_ids
+    behind = [
+        replace(request, id=f"after {cut}", output_token_ids=whole[:cut]) for cut in range(1, 32)
+    ]
+
+    told = await run(engine, behind)
+
+    assert max(reasoning_lengths(prompt, whole), default=0) <= budget
+    for cut, each in enumerate(behind, start=1):
+        assert (cut, told[each.id].token_ids) == (cut, whole[cut:])
+
+
+async def test_reasoning_without_a_budget_is_as_long_as_it_likes(engine: VllmEngine) -> None:
+    prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
+    request = replace(request_of(Case(sampling=greedy()), "free"), prompt_token_ids=prompt)
+    output = (await run(engine, [request]))["free"].token_ids
+    assert reasoning_lengths(prompt, output)[0] > 20
 
 
 async def test_a_bad_word_is_known_across_the_cut(engine: VllmEngine) -> None:

@@ -75,6 +75,8 @@ def finished(outbox: Outbox) -> JobFinished:
 async def test_model_says_that_it_sees(engine: VllmEngine, folder: Path) -> None:
     assert Feature.IMAGES in engine.info.features
     assert (engine.info.image_token, engine.info.max_images) == (IMAGE_TOKEN, 8)
+    assert engine.info.image_tokens == TOKENS_OF_IMAGE + AROUND
+    assert engine.info.chat is not None
     assert context_window(folder) == 2048
 
 

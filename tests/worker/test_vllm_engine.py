@@ -30,6 +30,7 @@ from tests.worker.real_engine import (
     run_jobs,
     running_engine,
 )
+from worker.chat_format import folder_special_tokens, folder_templates
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceEnd, SequenceOutput
 from worker.engine.vllm import VllmEngine
 
@@ -625,6 +626,10 @@ async def test_prefix_cache_is_not_read_where_the_job_says_so(engine: VllmEngine
 
 
 async def test_engine_says_what_it_can(engine: VllmEngine) -> None:
-    assert engine.info.features == [Feature.SAMPLER_CHAIN, Feature.STRUCTURE]
+    assert engine.info.features == [Feature.SAMPLER_CHAIN, Feature.STRUCTURE, Feature.CHAT]
+    assert engine.info.chat_templates == folder_templates(MODEL_FOLDER)
+    assert engine.info.chat is not None
+    assert engine.info.chat.special_tokens == folder_special_tokens(MODEL_FOLDER)
+    assert (engine.info.chat.tool_parser, engine.info.chat.reasoning_parser) == ("", "")
     assert engine.info.eos_token_ids == [EOS]
     assert (engine.info.image_token, engine.info.max_images) == ("", 0)

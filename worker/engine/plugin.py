@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from contract.grammar import PARSER_LIMITS
 from worker.engine.resumption import prepare_resumption
+from worker.engine.thinking_budget import prepare_thinking_budget
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ def prepare() -> None:
     _allow_matrix_tiles()
     _limit_grammars()
     prepare_resumption()
+    prepare_thinking_budget()
     parent = multiprocessing.parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()

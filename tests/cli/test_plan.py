@@ -1,0 +1,35 @@
+"""What `sluice up` would start."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.commands.plan import UpOptions, make_plan
+from gateway.settings import Settings
+
+
+def worker_command(folder: Path, *arguments: str, model: str | None = None) -> tuple[str, ...]:
+    options = UpOptions(
+        port=None,
+        gateways=1,
+        workers=1,
+        model=model,
+        engine="vllm",
+        context_window=None,
+        redis_url="redis://127.0.0.1:1/0",
+        database_url="sqlite+aiosqlite://",
+        worker_arguments=arguments,
+    )
+    (worker,) = make_plan(options, folder, Settings()).workers
+    return worker.command
+
+
+def test_the_demo_model_comes_with_its_parsers(tmp_path: Path) -> None:
+    command = worker_command(tmp_path, "--tool-parser", "granite")
+    assert command[-6:-2] == ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+    assert command[-2:] == ("--tool-parser", "granite"), "the last one counts"
+
+
+@pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser"])
+def test_nothing_is_known_of_another_model(tmp_path: Path, name: str) -> None:
+    assert name not in worker_command(tmp_path, model="/models/other")

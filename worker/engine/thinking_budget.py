@@ -1,0 +1,66 @@
+"""How many tokens of reasoning a sequence has come to, told by its tokens alone.
+
+vLLM's runner for GPUs reads that off the tokens, so it goes on behind earlier output as if it had put them
+out itself. Its runner for CPUs keeps an account that says something else behind a cut, where an answer
+reasons more than once or ends a reasoning that it never began. These parts of vLLM are private, so this
+module fits one version of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+_KEY = "sluice_reasoning"
+
+
+class ReasoningCount:
+    """Counts the tokens of the reasoning that a sequence is in."""
+
+    __slots__ = ("_end_id", "_read", "_start_id", "tokens")
+
+    def __init__(self, start_id: int, end_id: int) -> None:
+        self._start_id = start_id
+        self._end_id = end_id
+        self._read = 0
+        self.tokens: int | None = None
+        """Tokens behind the mark that began it; None outside of reasoning."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Take a prompt in, which may leave its reasoning open."""
+        self._take(prompt)
+
+    def read_on(self, output: Sequence[int]) -> None:
+        """Take in what is new of all tokens that were put out."""
+        self._take(output[self._read :])
+        self._read = len(output)
+
+    def _take(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if token_id == self._start_id:
+                self.tokens = 0
+            elif token_id == self._end_id:
+                self.tokens = None
+            elif self.tokens is not None:
+                self.tokens += 1
+
+
+def prepare_thinking_budget() -> None:
+    """Have this process of vLLM bound reasoning by its tokens alone."""
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+    follow = ThinkingBudgetStateHolder._update_think_state  # noqa: SLF001  (there is no public hook)
+
+    def update_think_state(holder: Any, state: dict[str, Any]) -> None:
+        marks = (holder.think_start_token_ids, holder.think_end_token_ids)
+        if holder.in_spec_mode or [len(mark) for mark in marks] != [1, 1]:
+            follow(holder, state)
+            return
+        count = state.get(_KEY)
+        if count is None:
+            count = state[_KEY] = ReasoningCount(marks[0][0], marks[1][0])
+            count.begin(state["prompt_tok_ids"] or [])
+        count.read_on(state["output_tok_ids"])
+        is_over = count.tokens is not None and count.tokens >= state["thinking_token_budget"]
+        state["in_end"] = is_over
+        state["force_index"] = [0] if is_over else []
+
+    ThinkingBudgetStateHolder._update_think_state = update_think_state  # noqa: SLF001  (as above)
