@@ -107,8 +107,6 @@ async def open_context(
         )
         grammars = GrammarChecker(SandboxSettings())
         stack.push_async_callback(grammars.aclose)
-        images = ImageFetcher.from_settings(settings)
-        stack.push_async_callback(images.aclose)
         quotas = QuotaStore(executor)
         seeder = Seeder(quotas, LedgerBalances(database))
         reservations = Reservations(quotas, seeder)
@@ -148,7 +146,7 @@ async def open_context(
             catalogue=catalogue,
             tokenizers=TokenizerStore(catalogue.tokenizer),
             grammars=grammars,
-            images=images,
+            images=ImageFetcher.from_settings(settings),
             dispatcher=dispatcher,
             prices=prices,
             quotas=quotas,

@@ -10,7 +10,13 @@ import httpx
 from gateway.dialects.images import MAX_IMAGE_BYTES, SIGNATURES
 from gateway.errors import OverloadedError, shown
 from gateway.outbound.addresses import looks_public
-from gateway.outbound.client import OutboundClient, OutboundError
+from gateway.outbound.client import (
+    Answer,
+    OutboundClient,
+    OutboundError,
+    PrivateHostError,
+    UnknownHostError,
+)
 from gateway.outbound.hosts import HostPattern
 from gateway.outbound.urls import DEFAULT_PORTS, split_url
 from gateway.settings import Settings
@@ -18,8 +24,6 @@ from gateway.settings import Settings
 MAX_URL_CHARACTERS: Final = 8192
 """Signed URLs of object stores have some thousand."""
 MAX_REDIRECTS: Final = 3
-MAX_PIECES: Final = 16_384
-"""Pieces in which a file may come: each takes time, and a hostile server could send single bytes."""
 
 MAX_REQUESTS: Final = 32
 """Requests whose images are fetched at the same time, since each may hold `max_bytes` in memory."""
@@ -92,10 +96,6 @@ class ImageFetcher:
             max_bytes=settings.image_url_max_bytes,
         )
 
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
-
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Be one of the requests whose images are fetched. Raises OverloadedError."""
@@ -144,18 +144,20 @@ class ImageFetcher:
             return await self._follow(url, allowance)
         except FetchError:
             raise
-        except OutboundError:
-            # Whether a name is unknown or private is not told: it would map the operator's network.
+        except (UnknownHostError, PrivateHostError):
+            # Which of both is not told: it would map the operator's network.
             raise FetchError("leads to a host that is not on the public internet") from None
+        except OutboundError as error:
+            raise FetchError(str(error)) from None
         except Exception as error:  # noqa: BLE001 - whatever a hostile server makes of it, the URL is bad
             raise FetchError(f"cannot be fetched: {type(error).__name__}") from None
 
     async def _follow(self, url: httpx.URL, allowance: Allowance) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._client.stream("GET", url, headers=_HEADERS) as response:
-                if response.status_code not in _REDIRECTS:
-                    return await _read(response, allowance)
-                url = self._redirected(url, response.headers.get("location", ""))
+            async with self._client.stream("GET", url, headers=_HEADERS) as answer:
+                if answer.status not in _REDIRECTS:
+                    return await _read(answer, allowance)
+                url = self._redirected(url, answer.headers.get("location", ""))
         raise FetchError(f"redirects more than {MAX_REDIRECTS} times")
 
     def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
@@ -179,33 +181,29 @@ def _same_to_client(url: str, host: str, port: int) -> httpx.URL:
     return parsed
 
 
-async def _read(response: httpx.Response, allowance: Allowance) -> bytes:
-    if response.status_code != 200:
-        raise FetchError(f"is answered with status {response.status_code}")
-    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+async def _read(answer: Answer, allowance: Allowance) -> bytes:
+    if answer.status != 200:
+        raise FetchError(f"is answered with status {answer.status}")
+    media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in SIGNATURES:
         raise FetchError(f"is answered with none of these types: {', '.join(SIGNATURES)}")
-    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+    if answer.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise FetchError("is answered with a content encoding, which is not undone")
-    announced = response.headers.get("content-length", "")
+    announced = answer.headers.get("content-length", "")
     if announced.isdecimal():
         _check_size(int(announced))
-    content = await _body(response, allowance)
+    content = await _body(answer, allowance)
     if not content.startswith(SIGNATURES[media_type]):
         raise FetchError(f"is answered with a file that is not {media_type} as it says")
     return content
 
 
-async def _body(response: httpx.Response, allowance: Allowance) -> bytes:
+async def _body(answer: Answer, allowance: Allowance) -> bytes:
     content = bytearray()
-    pieces = 0
-    async for piece in response.aiter_raw():
+    async for piece in answer.pieces:
         allowance.use(len(piece))
         content += piece
-        pieces += 1
         _check_size(len(content))
-        if pieces > MAX_PIECES:
-            raise FetchError(f"is answered with a file in more than {MAX_PIECES} pieces")
     return bytes(content)
 
 

@@ -52,16 +52,12 @@ class Outbound:
         if not 200 <= status < 300:
             raise DeliveryError(f"answered with status {status}")
 
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
-
     async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
         # Nobody wants to know what else the answer says, however much that is.
-        async with self._client.stream("POST", url, headers=headers, content=body) as response:
-            return response.status_code
+        async with self._client.stream("POST", url, headers=headers, content=body) as answer:
+            return answer.status
 
 
 def _is_any(_address: str) -> bool:

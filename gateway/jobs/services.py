@@ -55,6 +55,5 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             webhooks=WebhookSender(database, outbound),
         )
     finally:
-        await outbound.aclose()
         await redis.aclose()
         await database.aclose()

@@ -9,18 +9,21 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
+import httpcore
 import httpx
 
 from gateway.outbound.addresses import is_public
 from gateway.outbound.urls import DEFAULT_PORTS
+from gateway.outbound.wire import MAX_OTHER_BYTES, TooMuchBesideContentError, Wire
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host; raises OSError or UnicodeError."""
 
 
 class OutboundError(Exception):
-    """A host cannot be connected to, or may not; the message says why and repeats nothing of the URL."""
+    """A URL cannot be asked, or may not; the message says why and repeats nothing of it."""
 
 
 class UnknownHostError(OutboundError):
@@ -37,6 +40,23 @@ class PrivateHostError(OutboundError):
         super().__init__("names a host that is not on the public internet")
 
 
+class WordyAnswerError(OutboundError):
+    """The answer has too much in it that is not content."""
+
+    def __init__(self) -> None:
+        super().__init__(f"is answered with more than {MAX_OTHER_BYTES} bytes beside the content")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server says."""
+
+    status: int
+    headers: httpx.Headers
+    pieces: AsyncIterator[bytes]
+    """The content as it is sent, in its encoding, while it comes."""
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses that a host's name stands for."""
     loop = asyncio.get_running_loop()
@@ -45,9 +65,9 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class OutboundClient:
-    """Sends single requests, each over a connection of its own.
+    """Sends requests, each over a connection of its own.
 
-    There are no proxies, cookies or redirects, and no headers but those given and `host`.
+    There are no proxies, cookies or redirects, and no headers but those given, `host` and `content-length`.
 
     Args:
         timeout_seconds: for each step, such as connecting or the next bytes; the caller bounds the whole.
@@ -67,37 +87,28 @@ class OutboundClient:
         self._timeout = httpx.Timeout(timeout_seconds).as_dict()
         self._is_allowed = is_allowed
         self._resolve = resolve
-        self._transport = httpx.AsyncHTTPTransport(
-            trust_env=False,
-            verify=True if trust is None else trust,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        )
+        self._trust = trust or httpx.create_ssl_context(trust_env=False)
 
     @asynccontextmanager
     async def stream(
         self, method: str, url: httpx.URL, *, headers: Mapping[str, str], content: bytes = b""
-    ) -> AsyncIterator[httpx.Response]:
-        """Send a request to an http(s) URL; the response's body is still to be read, and closed at the end.
+    ) -> AsyncIterator[Answer]:
+        """Send a request to an http(s) URL, and close the connection at the end of the block.
 
-        Raises OutboundError, or what httpx raises.
+        Raises OutboundError, or what httpcore raises.
         """
-        *earlier, last = await self._addresses(url)
-        for address in earlier:
-            try:
-                response = await self._send(method, url, address, headers, content)
-                break
-            except (httpx.ConnectError, httpx.ConnectTimeout):
-                continue
-        else:
-            response = await self._send(method, url, last, headers, content)
+        wire = Wire(await self._addresses(url))
+        request = self._request(method, url, headers, content)
+        connection = httpcore.AsyncHTTPConnection(
+            request.url.origin, ssl_context=self._trust, network_backend=wire
+        )
         try:
-            yield response
+            response = await connection.handle_async_request(request)
+            yield Answer(response.status, httpx.Headers(response.headers), wire.content(response))
+        except TooMuchBesideContentError:
+            raise WordyAnswerError from None
         finally:
-            await response.aclose()
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._transport.aclose()
+            await wire.aclose()
 
     async def _addresses(self, url: httpx.URL) -> list[str]:
         # As it stands in the URL: what `url.host` makes of a name in punycode may be encoded as another one.
@@ -112,22 +123,16 @@ class OutboundClient:
             raise PrivateHostError
         return addresses
 
-    async def _send(
-        self,
-        method: str,
-        url: httpx.URL,
-        address: str,
-        headers: Mapping[str, str],
-        content: bytes,
-    ) -> httpx.Response:
-        request = httpx.Request(
+    def _request(
+        self, method: str, url: httpx.URL, headers: Mapping[str, str], content: bytes
+    ) -> httpcore.Request:
+        length = [("content-length", str(len(content)))] if content else []
+        return httpcore.Request(
             method,
-            url.copy_with(host=address),
-            content=content or None,
-            headers={**headers, "host": url.netloc.decode("ascii")},
-            extensions={
-                "sni_hostname": url.raw_host.decode("ascii"),
-                "timeout": self._timeout,
-            },
+            httpcore.URL(
+                scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+            ),
+            headers=[("host", url.netloc.decode("ascii")), *headers.items(), *length],
+            content=content,
+            extensions={"timeout": self._timeout},
         )
-        return await self._transport.handle_async_request(request)

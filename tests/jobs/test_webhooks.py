@@ -88,11 +88,9 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 @pytest.fixture
-async def outbound() -> AsyncIterator[Outbound]:
+def outbound() -> Outbound:
     """Sends anywhere."""
-    outbound = Outbound(allows_private=True)
-    yield outbound
-    await outbound.aclose()
+    return Outbound(allows_private=True)
 
 
 @pytest.fixture
@@ -256,7 +254,6 @@ async def test_private_addresses_are_refused_without_a_connection(
     with pytest.raises(DeliveryError, match=why):
         await outbound.post(_with_port(url, receiver.port), b"{}", {})
     assert receiver.requests == []
-    await outbound.aclose()
 
 
 async def test_name_with_one_private_address_among_public_ones_is_refused(
@@ -266,7 +263,6 @@ async def test_name_with_one_private_address_among_public_ones_is_refused(
     outbound = Outbound(allows_private=False)
     with pytest.raises(DeliveryError, match="not on the public internet"):
         await outbound.post("https://example.com/", b"{}", {})
-    await outbound.aclose()
 
 
 async def test_name_that_stands_for_nothing_is_told(
@@ -305,7 +301,6 @@ async def test_certificate_must_be_of_the_name_in_the_url(
         with pytest.raises(DeliveryError, match="cannot be reached"):
             await outbound.post(f"https://other.example.com:{receiver.port}/", b"{}", {})
         assert len(receiver.requests) == 1
-    await outbound.aclose()
 
 
 def _with_port(url: str, port: int) -> str:

@@ -57,10 +57,9 @@ async def forbidden(server: Server) -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-async def fetcher(server: Server, names: Names) -> AsyncIterator[ImageFetcher]:
+def fetcher(server: Server, names: Names) -> ImageFetcher:
     """Fetches from every host on the usual ports and on the server's."""
-    async with fetching("*", f"*:{server.port}", names=names, is_allowed=is_served) as fetcher:
-        yield fetcher
+    return fetching("*", f"*:{server.port}", names=names, is_allowed=is_served)
 
 
 @pytest.fixture

@@ -104,23 +104,20 @@ class Names:
         return await resolve(host, port)
 
 
-@asynccontextmanager
-async def fetching(
+def fetching(
     *patterns: str,
     names: Names,
     is_allowed: Callable[[str], bool] = is_public,
     timeout_seconds: float = 5.0,
     max_bytes: int = 2**20,
     trust: ssl.SSLContext | None = None,
-) -> AsyncIterator[ImageFetcher]:
-    """Make a fetcher; unlike the gateway's it can be allowed addresses that are not public."""
+) -> ImageFetcher:
+    """Return a fetcher; unlike the gateway's it can be allowed addresses that are not public."""
     hosts: Sequence[HostPattern] = [parse_host_pattern(pattern) for pattern in patterns]
     client = OutboundClient(
         timeout_seconds=timeout_seconds, is_allowed=is_allowed, resolve=names.resolve, trust=trust
     )
-    fetcher = ImageFetcher(hosts, client, timeout_seconds=timeout_seconds, max_bytes=max_bytes)
-    yield fetcher
-    await fetcher.aclose()
+    return ImageFetcher(hosts, client, timeout_seconds=timeout_seconds, max_bytes=max_bytes)
 
 
 def is_served(address: str) -> bool:

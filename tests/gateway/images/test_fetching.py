@@ -67,9 +67,9 @@ async def test_files_and_urls_keep_their_order(fetcher: ImageFetcher, server: Se
 
 
 async def test_request_without_urls_asks_nobody(connected: list[Any]) -> None:
-    async with fetching(names=Names()) as fetcher:
-        assert await fetch_images([], fetcher=fetcher) == []
-        assert await fetch_images([b"a", b"b"], fetcher=fetcher) == [b"a", b"b"]
+    fetcher = fetching(names=Names())
+    assert await fetch_images([], fetcher=fetcher) == []
+    assert await fetch_images([b"a", b"b"], fetcher=fetcher) == [b"a", b"b"]
     assert connected == []
 
 
@@ -112,16 +112,14 @@ async def test_image_over_https_needs_a_certificate_of_the_name(
     names.addresses["other.example"] = [[SERVED]]
     async with serving(tls=secure) as server:
         server.answers["/a.png"] = image()
-        async with fetching(
-            f"*:{server.port}", names=names, is_allowed=is_served, trust=trust
-        ) as fetcher:
-            assert await fetch(fetcher, f"https://images.example:{server.port}/a.png") == [PNG]
-            assert sni == ["images.example"]
-            with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
-                await fetch(fetcher, f"https://other.example:{server.port}/a.png")
-        async with fetching(f"*:{server.port}", names=names, is_allowed=is_served) as fetcher:
-            with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
-                await fetch(fetcher, f"https://images.example:{server.port}/a.png")
+        fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, trust=trust)
+        assert await fetch(fetcher, f"https://images.example:{server.port}/a.png") == [PNG]
+        assert sni == ["images.example"]
+        with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
+            await fetch(fetcher, f"https://other.example:{server.port}/a.png")
+        fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
+        with pytest.raises(InvalidParameterError, match="cannot be fetched: ConnectError"):
+            await fetch(fetcher, f"https://images.example:{server.port}/a.png")
     assert len(server.requests) == 1
 
 
@@ -130,10 +128,10 @@ async def test_next_address_of_a_name_is_tried(
 ) -> None:
     server.answers["/a.png"] = image()
     names.addresses["images.example"] = [["127.0.0.3", SERVED]]
-    async with fetching(
+    fetcher = fetching(
         f"*:{server.port}", names=names, is_allowed=lambda address: address.startswith("127.")
-    ) as fetcher:
-        assert await fetch(fetcher, f"http://images.example:{server.port}/a.png") == [PNG]
+    )
+    assert await fetch(fetcher, f"http://images.example:{server.port}/a.png") == [PNG]
     assert connected == [("127.0.0.3", server.port), (SERVED, server.port)]
 
 
@@ -150,14 +148,14 @@ async def test_cancelled_request_leaves_no_connection_and_no_place_taken(
 
     server.answers = {"/hang": hang, "/a.png": image()}
     base = f"http://images.example:{server.port}"
-    async with fetching(f"*:{server.port}", names=names, is_allowed=is_served) as fetcher:
-        task = asyncio.create_task(fetch(fetcher, f"{base}/hang"))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.wait_for(server.left.wait(), timeout=5)
-        assert await fetch(fetcher, f"{base}/a.png") == [PNG]
+    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
+    task = asyncio.create_task(fetch(fetcher, f"{base}/hang"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(server.left.wait(), timeout=5)
+    assert await fetch(fetcher, f"{base}/a.png") == [PNG]
 
 
 async def test_request_that_finds_no_place_is_told_to_come_again(
@@ -166,12 +164,10 @@ async def test_request_that_finds_no_place_is_told_to_come_again(
     monkeypatch.setattr(fetcher_module, "MAX_REQUESTS", 1)
     url = f"http://images.example:{server.port}/a.png"
     server.answers["/a.png"] = image()
-    async with fetching(
-        f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2
-    ) as fetcher:
-        async with fetcher.place():
-            with pytest.raises(OverloadedError) as caught:
-                await fetch(fetcher, url)
-            assert caught.value.retry_after_seconds == 1
-        assert server.connections == 0
-        assert await fetch(fetcher, url) == [PNG]
+    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2)
+    async with fetcher.place():
+        with pytest.raises(OverloadedError) as caught:
+            await fetch(fetcher, url)
+        assert caught.value.retry_after_seconds == 1
+    assert server.connections == 0
+    assert await fetch(fetcher, url) == [PNG]

@@ -3,7 +3,6 @@
 Every host and port that the tests need is allowed, so that it is the address that is refused.
 """
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -154,10 +153,9 @@ def names() -> Names:
 
 
 @pytest.fixture
-async def strict(names: Names) -> AsyncIterator[ImageFetcher]:
+def strict(names: Names) -> ImageFetcher:
     """Fetches from every host, as the gateway does where all are listed."""
-    async with fetching("*", names=names) as fetcher:
-        yield fetcher
+    return fetching("*", names=names)
 
 
 @pytest.mark.parametrize(("url", "why"), HOSTILE, ids=[repr(url)[:60] for url, _ in HOSTILE])
@@ -177,9 +175,9 @@ async def test_hostile_url_is_refused_without_a_connection(
 async def test_listening_server_on_this_machine_is_not_reached(
     server: Server, names: Names, connected: list[Any], host: str
 ) -> None:
-    async with fetching("*", f"*:{server.port}", names=names) as fetcher:
-        with pytest.raises(InvalidParameterError, match=r"host .*on the public internet"):
-            await fetch(fetcher, f"http://{host}:{server.port}/a.png")
+    fetcher = fetching("*", f"*:{server.port}", names=names)
+    with pytest.raises(InvalidParameterError, match=r"host .*on the public internet"):
+        await fetch(fetcher, f"http://{host}:{server.port}/a.png")
     assert (connected, server.connections) == ([], 0)
 
 
@@ -188,17 +186,17 @@ async def test_proxies_of_the_environment_are_not_used(
 ) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{server.port}")
-    async with fetching("*", names=names) as fetcher:
-        with pytest.raises(InvalidParameterError, match=LEADS_INSIDE):
-            await fetch(fetcher, "http://private.example/")
+    fetcher = fetching("*", names=names)
+    with pytest.raises(InvalidParameterError, match=LEADS_INSIDE):
+        await fetch(fetcher, "http://private.example/")
     assert (connected, server.connections) == ([], 0)
 
 
 async def test_nothing_is_fetched_where_no_host_is_listed(connected: list[Any]) -> None:
     names = Names()
-    async with fetching(names=names) as fetcher:
-        with pytest.raises(InvalidParameterError) as caught:
-            await fetch(fetcher, "https://images.example/a.png")
+    fetcher = fetching(names=names)
+    with pytest.raises(InvalidParameterError) as caught:
+        await fetch(fetcher, "https://images.example/a.png")
     assert caught.value.message == (
         f"'{PARAM}' must be a data URI: no images are fetched from URLs here."
     )
@@ -220,9 +218,9 @@ async def test_nothing_is_fetched_where_no_host_is_listed(connected: list[Any]) 
 )
 async def test_host_that_is_not_listed_is_refused_by_name(connected: list[Any], url: str) -> None:
     names = Names()
-    async with fetching("images.example", names=names) as fetcher:
-        with pytest.raises(InvalidParameterError, match=NOT_LISTED) as caught:
-            await fetch(fetcher, url)
+    fetcher = fetching("images.example", names=names)
+    with pytest.raises(InvalidParameterError, match=NOT_LISTED) as caught:
+        await fetch(fetcher, url)
     assert url.split("/")[2] in caught.value.message
     assert (connected, names.asked) == ([], [])
 
@@ -313,9 +311,9 @@ async def test_redirect_from_https_to_http_is_not_followed(
     async with serving(tls=secure) as secured:
         secured.answers["/"] = redirect(f"http://images.example:{server.port}/a.png")
         ports = (f"*:{server.port}", f"*:{secured.port}")
-        async with fetching(*ports, names=names, is_allowed=_is_any, trust=trust) as fetcher:
-            with pytest.raises(InvalidParameterError, match="redirects from https to http"):
-                await fetch(fetcher, f"https://images.example:{secured.port}/")
+        fetcher = fetching(*ports, names=names, is_allowed=_is_any, trust=trust)
+        with pytest.raises(InvalidParameterError, match="redirects from https to http"):
+            await fetch(fetcher, f"https://images.example:{secured.port}/")
         assert connected == [(SERVED, secured.port)]
     assert server.connections == 0
 
