@@ -33,6 +33,7 @@
     ├── ServiceUnavailableError 503
     │   ├── NoWorkerError
     │   ├── ModelLoadingError
+    │   ├── ModelMisconfiguredError
     │   ├── OverloadedError
     │   ├── StoreUnavailableError
     │   │   └── ChangeNotAnnouncedError
@@ -522,6 +523,17 @@ class ModelLoadingError(ServiceUnavailableError):
     """A worker is loading the model."""
 
     code = "model_loading"
+
+
+class ModelMisconfiguredError(ServiceUnavailableError):
+    """The model was published with a part that cannot be used, which its operator has to mend."""
+
+    code = "model_misconfigured"
+
+    @override
+    def headers(self) -> Mapping[str, str]:
+        """Say that trying again does not help."""
+        return {"x-should-retry": "false"}
 
 
 class OverloadedError(ServiceUnavailableError):

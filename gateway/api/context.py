@@ -23,6 +23,7 @@ from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
+from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.quota.ledger_source import LedgerBalances
 from gateway.quota.reservations import Reservations
@@ -50,6 +51,7 @@ class ProcessContext:
     authenticator: Authenticator
     catalogue: Catalogue
     tokenizers: TokenizerStore
+    chat_templates: ChatTemplates
     grammars: GrammarChecker
     images: ImageFetcher
     dispatcher: Dispatcher
@@ -145,6 +147,7 @@ async def open_context(
             authenticator=authenticator,
             catalogue=catalogue,
             tokenizers=TokenizerStore(catalogue.tokenizer),
+            chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
             grammars=grammars,
             images=ImageFetcher.from_settings(settings),
             dispatcher=dispatcher,

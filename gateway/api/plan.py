@@ -78,9 +78,6 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
 
 
 async def _grammar(context: ProcessContext, request: GenerationRequest, card: WorkerCard) -> str:
-    subject = request.structure or request.tool_use
-    if subject is None:
-        return ""
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(
         digest,
@@ -88,4 +85,4 @@ async def _grammar(context: ProcessContext, request: GenerationRequest, card: Wo
         eos_token_ids=card.eos_token_ids,
         vocabulary_size=card.vocabulary_size,
     )
-    return await context.grammars.compile(subject, tokenizer=tokenizer)
+    return await context.grammars.compile(request.structure, request.tool_use, tokenizer=tokenizer)

@@ -97,6 +97,18 @@ class ImageUrl:
     """Where it stands in the body, such as `messages[0].content[1].image_url.url`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Reasoning that an answer has to end before what it must match begins."""
+
+    start: str
+    """Text of the token that begins it."""
+    end: str
+    """Text of the token that ends it."""
+    is_open: bool
+    """Whether the prompt has begun it; if not, the answer may."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """What a chat has and a completion has not."""

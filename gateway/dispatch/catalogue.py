@@ -144,6 +144,11 @@ class Catalogue:
         file: bytes | None = await self._executor.execute_command("GET", keys.tokenizer(digest))
         return file
 
+    async def chat_template(self, digest: str) -> bytes | None:
+        """Return the compressed chat template that a worker published."""
+        file: bytes | None = await self._executor.execute_command("GET", keys.chat_template(digest))
+        return file
+
 
 def _read_card(name: bytes, value: bytes) -> WorkerCard | None:
     try:

@@ -72,6 +72,10 @@ def _size(request: GenerationRequest) -> int:
     return size
 
 
+def _param(request: GenerationRequest) -> str:
+    return "prompt" if request.chat is None else "messages"
+
+
 class _Preparation:
     """The preparation of one request."""
 
@@ -96,7 +100,7 @@ class _Preparation:
     def _prompt(self, index: int) -> PreparedPrompt:
         request, window = self._request, self._card.context_window
         is_only = len(request.prompts) == 1
-        param = "prompt" if is_only else f"prompt[{index}]"
+        param = _param(request) if is_only else f"prompt[{index}]"
         name = "the prompt" if is_only else f"'{param}'"
         whole = self._layout(index, param)
         keep = tokens_to_keep(
@@ -112,6 +116,7 @@ class _Preparation:
             window=window,
             behavior=request.context_length_behavior,
             name=name,
+            param=_param(request),
         )
         echo = self._echo(index, layout, is_cut=lost > 0) if request.echo else ""
         return PreparedPrompt(
@@ -123,7 +128,8 @@ class _Preparation:
         prompt = request.prompts[index]
         if request.suffix and not request.profile.is_suffix_literal:
             return self._infill(prompt, param)
-        if request.images[index]:
+        if request.images[index] and request.chat is None:
+            # A chat's template has put the tokens where they belong.
             prompt = self._with_image_tokens(prompt, len(request.images[index]), param)
         ids = self._encoder.encode(
             prompt, param=param, adds_special_tokens=request.adds_special_tokens

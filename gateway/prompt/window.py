@@ -66,18 +66,19 @@ def fit_max_tokens(
     window: int,
     behavior: ContextLengthBehavior,
     name: str = "the prompt",
+    param: str = "prompt",
 ) -> int:
     """Return the completion tokens that may be generated, at most `max_tokens`.
 
     `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is refused whatever
     the behavior: the engine needs that room even to score the prompt. `name` is what errors call the
-    prompt. Raises ContextLengthExceededError.
+    prompt, which came in `param`. Raises ContextLengthExceededError.
     """
     room = window - prompt_tokens
     if room < 1:
         raise ContextLengthExceededError(
             f"This model's context window is {window} tokens, but {name} has {prompt_tokens} tokens.",
-            param="prompt",
+            param=param,
             n_prompt_tokens=prompt_tokens,
             n_ctx=window,
         )

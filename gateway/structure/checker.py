@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
-from gateway.dialects.request import Structure, ToolUse
+from gateway.dialects.request import Reasoning, Structure, ToolUse
 from gateway.errors import InvalidGrammarError, OverloadedError
 from gateway.structure import messages
+from gateway.structure.constraint import Constraint
 from gateway.structure.limits import MAX_SOURCE_BYTES
-from gateway.structure.messages import Task, Verdict
+from gateway.structure.messages import Task, Template, Verdict
 from gateway.structure.pool import (
     SandboxDiedError,
     SandboxPool,
@@ -30,20 +31,43 @@ class GrammarChecker:
         self._pool = SandboxPool(settings)
         self._verdicts = _Verdicts()
 
-    async def compile(self, subject: Structure | ToolUse, *, tokenizer: TokenizerSource) -> str:
-        """Return the grammar for `GenerationJob.grammar`; empty if tools constrain nothing.
+    async def compile(
+        self,
+        structure: Structure | None,
+        tool_use: ToolUse | None = None,
+        *,
+        tokenizer: TokenizerSource,
+        reasoning: Reasoning | None = None,
+    ) -> str:
+        """Return the grammar for `GenerationJob.grammar`; empty if nothing is constrained.
 
-        Raises InvalidGrammarError naming the structure's parameter, and OverloadedError.
+        With both a structure and tools, the text is calls or matches the structure. `reasoning` is what
+        ends before either of them begins.
+
+        Raises InvalidGrammarError naming the structure's parameter or the tools', and OverloadedError.
         """
-        is_tools = isinstance(subject, ToolUse)
-        if isinstance(subject, ToolUse) and not subject.is_constraint:
+        if structure is None and (tool_use is None or not tool_use.is_constraint):
             return ""
-        param = _TOOLS_PARAM if isinstance(subject, ToolUse) else subject.param
-        task = Task(tokenizer.digest, _encoded(subject, param), is_tools)
-        verdict = await self._verdict(task, tokenizer)
+        param = _TOOLS_PARAM if structure is None else structure.param
+        encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
+        verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer)
         if verdict.refusal:
-            raise InvalidGrammarError(f"'{param}' is refused: {verdict.refusal}.", param=param)
+            refused = _TOOLS_PARAM if verdict.is_about_tools else param
+            raise InvalidGrammarError(f"'{refused}' is refused: {verdict.refusal}.", param=refused)
         return verdict.grammar
+
+    async def try_template(self, source: str) -> str:
+        """Return why a chat template cannot be used, empty if it can. Raises OverloadedError."""
+        try:
+            verdict = await self._pool.try_out(Template(source))
+        except SandboxDiedError as error:
+            if error.is_tasks_fault:
+                return _TOO_EXPENSIVE.refusal
+            raise OverloadedError(
+                "The model's chat template could not be tried out in time.",
+                retry_after_seconds=1.0,
+            ) from None
+        return verdict.refusal
 
     async def aclose(self) -> None:
         """End the sandboxes."""
@@ -95,9 +119,9 @@ def _characters(verdict: Verdict) -> int:
     return 256 + len(verdict.grammar) + len(verdict.refusal)
 
 
-def _encoded(subject: Structure | ToolUse, param: str) -> bytes:
+def _encoded(constraint: Constraint, param: str) -> bytes:
     try:
-        encoded = messages.encode(subject)
+        encoded = messages.encode(constraint)
     except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError):
         raise InvalidGrammarError(
             f"'{param}' is refused: it is nested too deep, or has a number or text out of range.",

@@ -1,9 +1,13 @@
 """Pieces of Lark text as llguidance reads it."""
 
 import json
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from llguidance import regex_to_lark
+
+TokenIds = Mapping[str, int]
+"""Ids of the tokens that a tokenizer takes out of a text before it splits the rest, by what they say."""
 
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 """First line of every grammar.
@@ -21,9 +25,30 @@ JSON_OPTIONS: Final = {
 """JSON is compact, or has one space behind commas and colons: a model cannot write white space for ever."""
 
 
+class Part(NamedTuple):
+    """A part of a grammar: an expression, and the rules that it refers to."""
+
+    expression: str
+    rules: tuple[str, ...] = ()
+
+
 def document(start: str, *rules: str) -> str:
     """Return a whole grammar whose text is `start`."""
     return "\n".join((f"{HEADER}start: {start}", *rules)) + "\n"
+
+
+def nested(name: str, grammar: str) -> Part:
+    """Return a whole grammar as a part of another, in which its rules have names of their own.
+
+    The grammar's text begins in the second line of the part's rule.
+    """
+    return Part(name, (f"{name}: %lark {{\n{grammar.removeprefix(HEADER)}\n}}",))
+
+
+def mark(text: str, token_ids: TokenIds) -> str:
+    """Return what matches a token, or its text where the tokenizer spells it out."""
+    token_id = token_ids.get(text)
+    return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
 def literal(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.dialects.request import Structure, ToolUse
+from gateway.structure.constraint import Constraint
 
 LENGTH: Final = struct.Struct("<I")
 
@@ -20,25 +20,33 @@ class Tokenizer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """A structure or tools to compile for a tokenizer."""
+    """Something to compile for a tokenizer."""
 
     digest: str
-    subject: bytes
-    """A `Structure` or a `ToolUse`, encoded, so that it is read only where that hurts nobody."""
-    is_tools: bool
+    constraint: bytes
+    """A `Constraint`, encoded, so that it is read only where that hurts nobody."""
+
+
+class Template(msgspec.Struct, frozen=True, tag=True):
+    """A chat template to try out."""
+
+    source: str
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What came of a message: a grammar, a refusal, or neither if nothing was compiled."""
+    """What came of an order: a grammar, a refusal, or neither if nothing was compiled."""
 
     grammar: str = ""
     refusal: str = ""
-    """Why the structure is refused; empty if it is not."""
+    """Why the structure or template is refused; empty if it is not."""
+    is_about_tools: bool = False
+    """Whether a tool is refused."""
     lacks_tokenizer: bool = False
 
 
+Order = Tokenizer | Task | Template
+
 encode = msgspec.msgpack.Encoder().encode
-decode_order: Any = msgspec.msgpack.Decoder(Tokenizer | Task).decode
+decode_order: Any = msgspec.msgpack.Decoder(Order).decode
 decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
-decode_structure = msgspec.msgpack.Decoder(Structure).decode
-decode_tool_use = msgspec.msgpack.Decoder(ToolUse).decode
+decode_constraint = msgspec.msgpack.Decoder(Constraint).decode

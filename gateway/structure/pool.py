@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.errors import OverloadedError
 from gateway.structure import messages
-from gateway.structure.messages import Task, Tokenizer, Verdict
+from gateway.structure.messages import Order, Task, Template, Tokenizer, Verdict
 from gateway.tasks import end_task
 
 _START_SECONDS: Final = 20.0
@@ -89,6 +89,11 @@ class SandboxPool:
                 raise SandboxDiedError(is_tasks_fault=False)
             return verdict
 
+    async def try_out(self, template: Template) -> Verdict:
+        """Return what came of a chat template. Raise SandboxDiedError or OverloadedError."""
+        async with self._sandbox() as sandbox:
+            return await sandbox.ask(template, seconds=self._settings.task_seconds)
+
     async def aclose(self) -> None:
         """End all sandboxes."""
         for revival in list(self._revivals):
@@ -146,7 +151,7 @@ class _Sandbox:
         if self._process is None:
             self._process = await self._started()
 
-    async def ask(self, order: Tokenizer | Task, *, seconds: float) -> Verdict:
+    async def ask(self, order: Order, *, seconds: float) -> Verdict:
         await self.start()
         process = self._process
         assert process is not None  # noqa: S101 - it was just started

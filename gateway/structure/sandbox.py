@@ -1,4 +1,4 @@
-"""The child process in which clients' grammars are translated and compiled.
+"""The child process in which clients' grammars are translated and compiled, and chat templates tried out.
 
     python -m gateway.structure.sandbox MEMORY_BYTES NICENESS CPU_SECONDS COMPILE_SECONDS
 
@@ -16,17 +16,17 @@ from typing import BinaryIO
 
 from llguidance import LLTokenizer
 
-from gateway.dialects.request import Structure, StructureKind, ToolUse
+from gateway.dialects.request import StructureKind
 from gateway.structure import messages
-from gateway.structure.errors import RefusedError
-from gateway.structure.lark import HEADER_LINES
-from gateway.structure.messages import Task, Tokenizer, Verdict
+from gateway.structure.constraint import NESTED_LINES, Constraint, added_tokens, to_grammar
+from gateway.structure.errors import RefusedError, ToolRefusedError
+from gateway.structure.lark import HEADER_LINES, TokenIds
+from gateway.structure.messages import Order, Task, Template, Tokenizer, Verdict
 from gateway.structure.probe import probe
-from gateway.structure.tools import ToolFormat, to_grammar, tool_format
-from gateway.structure.translate import to_lark
+from gateway.structure.trial import try_out
 
 _MAX_TOKENIZERS = 4
-_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_POSITION = re.compile(r"(?:(?:at )?(\d+)\((\d+)\): )+")
 _LOAD_SECONDS = 20.0
 
 
@@ -36,16 +36,16 @@ class Compiler:
     def __init__(self, *, cpu_seconds: float, most_compile_seconds: float) -> None:
         self._cpu_seconds = cpu_seconds
         self._most_compile_seconds = most_compile_seconds
-        self._tokenizers: OrderedDict[str, tuple[LLTokenizer, ToolFormat]] = OrderedDict()
+        self._tokenizers: OrderedDict[str, tuple[LLTokenizer, TokenIds]] = OrderedDict()
 
-    def answer(self, order: Tokenizer | Task) -> Verdict:
+    def answer(self, order: Order) -> Verdict:
         """Do what is asked. The process ends if that takes too much processor time."""
         try:
             if isinstance(order, Tokenizer):
                 signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
                 return self._load(order)
             signal.setitimer(signal.ITIMER_PROF, self._cpu_seconds)
-            return self._compile(order)
+            return _tried(order) if isinstance(order, Template) else self._compile(order)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -55,7 +55,7 @@ class Compiler:
             n_vocab=order.vocabulary_size or None,
             eos_token=order.eos_token_ids or None,
         )
-        self._tokenizers[order.digest] = tokenizer, tool_format(order.file)
+        self._tokenizers[order.digest] = tokenizer, added_tokens(order.file)
         if len(self._tokenizers) > _MAX_TOKENIZERS:
             self._tokenizers.popitem(last=False)
         return Verdict()
@@ -64,36 +64,39 @@ class Compiler:
         if task.digest not in self._tokenizers:
             return Verdict(lacks_tokenizer=True)
         self._tokenizers.move_to_end(task.digest)
-        tokenizer, tags = self._tokenizers[task.digest]
-        subject = _subject(task)
+        tokenizer, token_ids = self._tokenizers[task.digest]
+        constraint = messages.decode_constraint(task.constraint)
         try:
-            grammar = _translated(subject, tags)
+            grammar = to_grammar(constraint, token_ids)
             probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds)
         except RefusedError as error:
-            return Verdict(refusal=_placed(str(error), subject))
+            is_about_tools = isinstance(error, ToolRefusedError)
+            return Verdict(refusal=_placed(str(error), constraint), is_about_tools=is_about_tools)
         except (RecursionError, MemoryError):
             return Verdict(refusal="too complex")
         return Verdict(grammar=grammar)
 
 
-def _subject(task: Task) -> Structure | ToolUse:
-    decode = messages.decode_tool_use if task.is_tools else messages.decode_structure
-    return decode(task.subject)
+def _tried(order: Template) -> Verdict:
+    try:
+        try_out(order.source)
+    except RefusedError as error:
+        return Verdict(refusal=str(error))
+    except MemoryError:
+        return Verdict(refusal="it takes too much memory")
+    return Verdict()
 
 
-def _translated(subject: Structure | ToolUse, tags: ToolFormat) -> str:
-    return to_grammar(subject, tags) if isinstance(subject, ToolUse) else to_lark(subject)
-
-
-def _placed(reason: str, subject: Structure | ToolUse) -> str:
+def _placed(reason: str, constraint: Constraint) -> str:
     """Return a reason with the compiler's position in our text made one in the client's, or left out."""
     found = _POSITION.match(reason)
     if found is None:
         return reason
     rest = reason[found.end() :]
-    if isinstance(subject, ToolUse) or subject.kind is not StructureKind.LARK:
+    if constraint.structure is None or constraint.structure.kind is not StructureKind.LARK:
         return rest
-    return f"line {max(int(found[1]) - HEADER_LINES, 1)}, column {found[2]}: {rest}"
+    before = HEADER_LINES + (NESTED_LINES if constraint.is_nested else 0)
+    return f"line {max(int(found[1]) - before, 1)}, column {found[2]}: {rest}"
 
 
 def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:

@@ -13,21 +13,13 @@ from tokenizers import Tokenizer
 
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.structure import lark
-from gateway.structure.errors import RefusedError
+from gateway.structure.errors import RefusedError, ToolRefusedError
 from gateway.structure.schemas import json_from_schema
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
 
 _ANY_OBJECT: Final = {"type": "object"}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """The ids of the tokens around a call, None where the tokenizer spells the tag out."""
-
-    opening_id: int | None
-    closing_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +36,6 @@ class _WrittenCall(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerFile(msgspec.Struct):
-    added_tokens: list[_AddedToken] = []
-
-
 _read_call = msgspec.json.Decoder(_WrittenCall).decode
 
 
@@ -61,33 +44,43 @@ def has_tool_calls(tokenizer: Tokenizer) -> bool:
     return tokenizer.token_to_id(OPENING) is not None
 
 
-def tool_format(tokenizer_json: bytes) -> ToolFormat:
-    """Return how calls are written with a tokenizer. Raise msgspec.DecodeError if it is none."""
-    file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
-    ids = {token.content: token.id for token in file.added_tokens}
-    return ToolFormat(ids.get(OPENING), ids.get(CLOSING))
-
-
-def to_grammar(tool_use: ToolUse, tags: ToolFormat) -> str:
-    """Return Lark for text with calls. Raises RefusedError.
+def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
+    """Return the grammar of a text with calls. Raises ToolRefusedError.
 
     If a call must come, its arguments match the schema of its tool. If calls are up to the model, free text
     may stand around them and only the arguments of strict tools have to match.
     """
-    tools = tool_use.tools
-    if tool_use.mode is ToolMode.NAMED:
-        tools = [tool for tool in tools if tool.name == tool_use.name]
-    is_free = tool_use.mode is ToolMode.AUTO
-    bodies = "\n | ".join(_body(tool, is_exact=tool.is_strict or not is_free) for tool in tools)
-    opening, closing = _tag(tags.opening_id, OPENING), _tag(tags.closing_id, CLOSING)
-    rules = [f"body: {bodies}", rf"call: {opening} /\n?/ body /\n?/ {closing}"]
-    match tool_use.mode:
-        case ToolMode.NAMED:
-            return lark.document("call", *rules)
-        case ToolMode.REQUIRED:
-            return lark.document(r"call (/\n?/ call)*", *rules)
-        case ToolMode.AUTO:
-            return _with_free_text(rf"/\n?/ body /\n?/ {closing}", rules[0], tags)
+    if tool_use.mode is not ToolMode.AUTO:
+        return calls_alone(tool_use, token_ids)
+    closing = lark.mark(CLOSING, token_ids)
+    count = "*" if tool_use.is_parallel else "?"
+    if OPENING in token_ids:
+        opening = f"opening: text {lark.mark(OPENING, token_ids)}"
+    else:
+        # A lazy terminal ends with the first tag, so that no tag can be part of the text before it.
+        opening = rf"opening[lazy]: /(.|\n)*{OPENING}/"
+    return lark.Part(
+        rf"(opening /\n?/ body /\n?/ {closing}){count} text",
+        (
+            opening,
+            "text: TEXT",
+            rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{OPENING}(.|\n)*/",
+            _bodies(tool_use),
+        ),
+    )
+
+
+def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
+    """Return the grammar of one call, or several if that is allowed, and nothing else.
+
+    Raises ToolRefusedError.
+    """
+    opening, closing = lark.mark(OPENING, token_ids), lark.mark(CLOSING, token_ids)
+    is_single = tool_use.mode is ToolMode.NAMED or not tool_use.is_parallel
+    return lark.Part(
+        "call" if is_single else r"call (/\n?/ call)*",
+        (_bodies(tool_use), rf"call: {opening} /\n?/ body /\n?/ {closing}"),
+    )
 
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
@@ -96,23 +89,14 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     return [call for segment in segments if (call := _parsed(segment)) is not None]
 
 
-def _with_free_text(call: str, body: str, tags: ToolFormat) -> str:
-    if tags.opening_id is None:
-        # A lazy terminal ends with the first tag, so that no tag can be part of the text before it.
-        opening = rf"opening[lazy]: /(.|\n)*{OPENING}/"
-    else:
-        opening = f"opening: text {_tag(tags.opening_id, OPENING)}"
-    return lark.document(
-        f"(opening {call})* text",
-        opening,
-        "text: TEXT",
-        rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{OPENING}(.|\n)*/",
-        body,
+def _bodies(tool_use: ToolUse) -> str:
+    is_named, is_free = tool_use.mode is ToolMode.NAMED, tool_use.mode is ToolMode.AUTO
+    bodies = (
+        _body(tool, is_exact=tool.is_strict or not is_free)
+        for tool in tool_use.tools
+        if not is_named or tool.name == tool_use.name
     )
-
-
-def _tag(token_id: int | None, text: str) -> str:
-    return lark.literal(text) if token_id is None else f"<[{token_id}]>"
+    return "body: " + "\n | ".join(bodies)
 
 
 def _body(tool: Tool, *, is_exact: bool) -> str:
@@ -124,7 +108,7 @@ def _body(tool: Tool, *, is_exact: bool) -> str:
     try:
         arguments = json_from_schema(schema)
     except RefusedError as error:
-        raise RefusedError(f"tool '{tool.name}': {error}") from None
+        raise ToolRefusedError(f"tool '{tool.name}': {error}") from None
     name = json.dumps(tool.name)
     return (
         f"{lark.literal('{')} {lark.literal(json.dumps('name') + ':')} / ?/ {lark.literal(name + ',')} "

@@ -76,12 +76,12 @@ async def test_tools_become_a_grammar_only_if_they_constrain(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     tools = [Tool("now", True, is_strict=False)]
-    assert await checker.compile(ToolUse(tools, ToolMode.AUTO), tokenizer=source) == ""
-    grammar = await checker.compile(ToolUse(tools, ToolMode.REQUIRED), tokenizer=source)
+    assert await checker.compile(None, ToolUse(tools, ToolMode.AUTO), tokenizer=source) == ""
+    grammar = await checker.compile(None, ToolUse(tools, ToolMode.REQUIRED), tokenizer=source)
     assert "<[11]>" in grammar
     strict = ToolUse([Tool("now", {"type": "foo"}, is_strict=True)], ToolMode.AUTO)
     with pytest.raises(InvalidGrammarError, match="Invalid type: foo") as raised:
-        await checker.compile(strict, tokenizer=source)
+        await checker.compile(None, strict, tokenizer=source)
     assert raised.value.param == "tools"
 
 

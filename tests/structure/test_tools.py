@@ -9,24 +9,27 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.structure.constraint import Constraint, added_tokens, to_grammar
 from gateway.structure.errors import RefusedError
+from gateway.structure.lark import TokenIds
 from gateway.structure.tools import (
     ToolCall,
-    ToolFormat,
     parse_tool_calls,
-    to_grammar,
-    tool_format,
 )
 
 Accepts = Callable[[str, str], bool]
 
-SPELLED_OUT = ToolFormat(None, None)
+SPELLED_OUT: TokenIds = {}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
 def use(mode: ToolMode, *, is_strict: bool = True, parameters: Any = CITY) -> ToolUse:
     tools = [Tool("weather", parameters, is_strict), Tool("now", True, is_strict=False)]
     return ToolUse(tools, mode, "weather" if mode is ToolMode.NAMED else None)
+
+
+def grammar(tool_use: ToolUse, token_ids: TokenIds) -> str:
+    return to_grammar(Constraint(None, tool_use, None), token_ids)
 
 
 def call(name: str, arguments: str) -> str:
@@ -60,7 +63,7 @@ UNKNOWN = call("rain", "{}")
 def test_calls_spelled_out_match(
     accepts: Accepts, tool_use: ToolUse, good: list[str], bad: list[str]
 ) -> None:
-    lark = to_grammar(tool_use, SPELLED_OUT)
+    lark = grammar(tool_use, SPELLED_OUT)
     assert [text for text in good if not accepts(lark, text)] == []
     assert [text for text in bad if accepts(lark, text)] == []
 
@@ -68,16 +71,14 @@ def test_calls_spelled_out_match(
 def test_calls_use_the_tokens_that_a_tokenizer_has(
     tokenizer_json: bytes, tokenizer: Tokenizer, accepts_ids: Callable[[str, list[int]], bool]
 ) -> None:
-    tags = tool_format(tokenizer_json)
-    assert tags == ToolFormat(
-        tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</tool_call>")
-    )
+    tags = added_tokens(tokenizer_json)
+    assert tags["<tool_call>"] == tokenizer.token_to_id("<tool_call>")
     for mode, good, bad in (
         (ToolMode.NAMED, [WEATHER, WEATHER.replace("\n", "")], ["Hi", NOW, WRONG]),
         (ToolMode.REQUIRED, [WEATHER + NOW], ["Hi" + WEATHER, WRONG]),
         (ToolMode.AUTO, ["Hi", "Hi" + WEATHER + NOW], ["Hi" + WRONG, UNKNOWN]),
     ):
-        lark = to_grammar(use(mode), tags)
+        lark = grammar(use(mode), tags)
         ids = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in good + bad}
         assert [text for text in good if not accepts_ids(lark, ids[text])] == []
         assert [text for text in bad if accepts_ids(lark, ids[text])] == []
@@ -86,14 +87,14 @@ def test_calls_use_the_tokens_that_a_tokenizer_has(
 def test_free_text_cannot_spell_out_a_tag_that_is_a_token(
     tokenizer_json: bytes, accepts: Accepts
 ) -> None:
-    lark = to_grammar(use(ToolMode.AUTO), tool_format(tokenizer_json))
+    lark = grammar(use(ToolMode.AUTO), added_tokens(tokenizer_json))
     assert accepts(lark, "a < b <tool_cal>")
     assert not accepts(lark, WRONG)
 
 
 def test_a_schema_out_of_bounds_names_its_tool() -> None:
     with pytest.raises(RefusedError, match="tool 'weather': 'minItems' must be <= 10000"):
-        to_grammar(use(ToolMode.AUTO, parameters={"minItems": 10**9}), SPELLED_OUT)
+        grammar(use(ToolMode.AUTO, parameters={"minItems": 10**9}), SPELLED_OUT)
 
 
 @pytest.mark.parametrize(

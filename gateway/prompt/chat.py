@@ -1,0 +1,286 @@
+"""A chat becomes a prompt: its messages are rendered by the model's chat template."""
+
+import bisect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from contract.clock import now_seconds
+from contract.messages import ChatFormat, WorkerCard
+from gateway.dialects.request import ChatRequest, GenerationRequest, Reasoning
+from gateway.dialects.template_arguments import RESERVED
+from gateway.errors import (
+    ContextLengthExceededError,
+    InvalidParameterError,
+    UnsupportedParameterError,
+    queue_unavailable,
+)
+from gateway.prompt.chat_templates import ChatTemplates
+from gateway.prompt.conversation import for_template, image_count, tools_for_template, written_texts
+from gateway.prompt.tokenizers import run_beside_loop
+from gateway.templates.template import ChatTemplate, RefusedMessagesError, TooLongError
+
+CHARACTERS_PER_TOKEN: Final = 16
+"""More than any text has on the average, so that what has more need not be rendered to be too long."""
+SLACK_CHARACTERS: Final = 65_536
+MAX_OPENING_TOKENS: Final = 256
+"""The longest opening that a template gives an answer; of a longer one the end is looked at."""
+
+_PARAM: Final = "messages"
+_CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChat:
+    """A chat as a prompt."""
+
+    text: str
+    """To be encoded without the tokenizer's own special tokens, since the template writes them."""
+    opening_tokens: int
+    """How many tokens at its end begin the answer, for parsers; 0 if none do."""
+    reasoning: Reasoning | None
+    """What the answer begins with; None if it does not reason, or the prompt has ended that already."""
+    ignored_template_arguments: tuple[str, ...]
+    """Variables that the client set and that the template does not read."""
+
+
+async def render_chat(
+    request: GenerationRequest, card: WorkerCard, templates: ChatTemplates, tokenizer: Tokenizer
+) -> RenderedChat:
+    """Return the prompt that a model's chat template makes of a chat.
+
+    Raises an ApiError: one that names `messages` for what the template does not take, ContextLengthExceededError
+    for more than could fit, and ServiceUnavailableError for a template that cannot be used.
+    """
+    assert request.chat is not None  # noqa: S101 - the caller asks for chats only
+    if card.chat is None:
+        raise UnsupportedParameterError(
+            f"'{_PARAM}' is not supported by the model '{card.model}': it has no chat template.",
+            param=_PARAM,
+        )
+    size = _size(request.chat)
+    _check_size(size, card)
+    try:
+        chosen = (await templates.get(card.chat.template_digest)).choose(
+            has_tools=bool(request.chat.tools)
+        )
+    except RedisError:
+        raise queue_unavailable() from None
+    rendering = _Rendering(request.chat, card, card.chat, chosen, tokenizer)
+    return await run_beside_loop(rendering.run, size=size)
+
+
+class _Rendering:
+    """The rendering of one chat."""
+
+    def __init__(
+        self,
+        chat: ChatRequest,
+        card: WorkerCard,
+        form: ChatFormat,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._chat = chat
+        self._card = card
+        self._form = form
+        self._template = template
+        self._tokenizer = tokenizer
+        self._now = datetime.fromtimestamp(now_seconds(), UTC)
+        settable = template.variables - RESERVED - form.special_tokens.keys()
+        arguments = chat.template_arguments
+        self._ignored = tuple(name for name in arguments if name not in settable)
+        self._variables = {
+            **form.special_tokens,
+            **{name: value for name, value in arguments.items() if name in settable},
+            "tools": tools_for_template(chat.tools),
+            "documents": None,
+        }
+
+    def run(self) -> RenderedChat:
+        """Render everything."""
+        self._check_texts()
+        messages = for_template(
+            list(self._chat.messages),
+            self._form.content_format,
+            image_token=self._card.image_token,
+            tool_parser=self._form.tool_parser,
+            knows_developers=self._template.knows_developers,
+        )
+        continues = self._chat.continues_last_message
+        text = self._continued(messages) if continues else self._rendered(messages, opens=True)
+        self._check_text(text)
+        opening = self._opening(text, messages)
+        return RenderedChat(
+            text=text,
+            opening_tokens=self._count(opening),
+            reasoning=_reasoning(opening, self._form),
+            ignored_template_arguments=self._ignored,
+        )
+
+    def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
+        """Return the text of messages, with `opens` followed by what begins an answer."""
+        try:
+            return self._text(messages, opens=opens)
+        except RefusedMessagesError as error:
+            raise InvalidParameterError(
+                f"'{_PARAM}' is refused by the model's chat template: {str(error).rstrip('.')}.",
+                param=_PARAM,
+            ) from None
+        except TooLongError:
+            raise _too_long(self._card) from None
+
+    def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
+        return self._template.render(
+            {**self._variables, "messages": messages, "add_generation_prompt": opens},
+            now=self._now,
+            most_characters=_most_characters(self._card),
+        )
+
+    def _continued(self, messages: list[dict[str, Any]]) -> str:
+        """Return the text up to the end of the last message's content, as transformers finds it."""
+        *earlier, last = messages
+        text, marked = _marked(last)
+        rendered = self._rendered([*earlier, marked], opens=False)
+        end = rendered.rfind(_CONTINUATION_MARK.rstrip())
+        if end < 0 or text.strip() not in rendered:
+            raise InvalidParameterError(
+                f"'{_PARAM}[{len(earlier)}]' cannot be continued: the model's chat template does not "
+                "show it as it is.",
+                param=_PARAM,
+            )
+        is_kept = rendered.startswith(_CONTINUATION_MARK, end)
+        # A template that trims the mark has trimmed what stands before it, too.
+        return rendered[:end] if is_kept else rendered[:end].rstrip()
+
+    def _opening(self, text: str, messages: list[dict[str, Any]]) -> str:
+        """Return the end of the text that belongs to the answer: its header, and what it goes on with."""
+        if not (self._form.reasoning_parser or self._form.tool_parser):
+            return ""
+        history = messages[:-1] if self._chat.continues_last_message else messages
+        try:
+            before = self._text(history, opens=False)
+        except (RefusedMessagesError, TooLongError):
+            before = ""
+        common = len(before) if text.startswith(before) else _common(text, before)
+        start = self._form.reasoning_start
+        if common == len(text) and start and text.rstrip().endswith(start):
+            # A template that opens every answer so, whether it is asked to or not.
+            return text[text.rfind(start) :]
+        return text[common:]
+
+    def _count(self, opening: str) -> int:
+        if not opening:
+            return 0
+        [encoding] = self._tokenizer.encode_batch_fast([opening], add_special_tokens=False)
+        count = len(encoding.ids)
+        # What a message has begun may be long, and its reasoning may begin with it.
+        return count if self._chat.continues_last_message else min(count, MAX_OPENING_TOKENS)
+
+    def _check_texts(self) -> None:
+        token = self._card.image_token
+        if not token:
+            return
+        for index, message in enumerate(self._chat.messages):
+            for path, text in written_texts(message):
+                if token in text:
+                    # The engine puts an image wherever that token stands, whoever has written it.
+                    raise InvalidParameterError(
+                        f"'{_PARAM}[{index}].{path}' must not contain {token!r}, which stands for an image.",
+                        param=_PARAM,
+                    )
+
+    def _check_text(self, text: str) -> None:
+        if not text:
+            raise InvalidParameterError(
+                f"'{_PARAM}' must not be empty: the model's chat template makes no text of them.",
+                param=_PARAM,
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidParameterError(
+                f"'{_PARAM}' must be text: it has half of a surrogate pair.", param=_PARAM
+            ) from None
+        images = sum(map(image_count, self._chat.messages))
+        token = self._card.image_token
+        found = text.count(token) if token else 0
+        if found != images:
+            raise InvalidParameterError(
+                f"'{_PARAM}' must have no image tokens other than those of their images. "
+                f"Given: {found} in all for {images} images.",
+                param=_PARAM,
+            )
+
+
+def _marked(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the last text of a message, and the message with a mark behind it."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content, {**message, "content": content + _CONTINUATION_MARK}
+    for index in reversed(range(len(content))):
+        if (text := content[index].get("text")) is not None:
+            part = {"type": "text", "text": text + _CONTINUATION_MARK}
+            return text, {**message, "content": [*content[:index], part, *content[index + 1 :]]}
+    # Parts are none for a message without content, too.
+    part = {"type": "text", "text": _CONTINUATION_MARK}
+    return "", {**message, "content": [*content, part]}
+
+
+def _reasoning(opening: str, form: ChatFormat) -> Reasoning | None:
+    if not (form.reasoning_start and form.reasoning_end):
+        return None
+    start, end = opening.rfind(form.reasoning_start), opening.rfind(form.reasoning_end)
+    if end > start:
+        return None
+    return Reasoning(form.reasoning_start, form.reasoning_end, is_open=start >= 0)
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    shorter = min(len(one), len(other))
+    return bisect.bisect_left(
+        range(shorter), x=True, key=lambda end: one[: end + 1] != other[: end + 1]
+    )
+
+
+def _most_characters(card: WorkerCard) -> int:
+    return card.context_window * CHARACTERS_PER_TOKEN + SLACK_CHARACTERS
+
+
+def _check_size(size: int, card: WorkerCard) -> None:
+    if size > _most_characters(card):
+        raise _too_long(card)
+
+
+def _too_long(card: WorkerCard) -> ContextLengthExceededError:
+    window = card.context_window
+    return ContextLengthExceededError(
+        f"This model's context window is {window} tokens, but '{_PARAM}' and 'tools' come to more than "
+        f"{_most_characters(card)} characters, which cannot fit.",
+        param=_PARAM,
+        n_ctx=window,
+    )
+
+
+def _size(chat: ChatRequest) -> int:
+    """Return how much there is to render, in characters and values."""
+    return sum(_sizes([chat.messages, chat.tools, chat.template_arguments]))
+
+
+def _sizes(values: list[Any]) -> Iterator[int]:
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        yield 1
+        if isinstance(value, str):
+            yield len(value)
+        elif isinstance(value, Mapping):
+            pending += value.keys()
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value

@@ -1,0 +1,117 @@
+"""Chat templates, fetched from Redis where the workers publish them, and tried out before they are used."""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.errors import ModelMisconfiguredError, ServiceUnavailableError
+from gateway.templates.template import ChatTemplate, WrongTemplateError
+
+MAX_TEMPLATES: Final = 16
+"""Templates of one model."""
+MAX_TEMPLATE_CHARACTERS: Final = 512 * 1024
+_DEFAULT: Final = "default"
+_FOR_TOOLS: Final = "tool_use"
+
+logger = logging.getLogger(__name__)
+
+_read_file = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class TemplateSet:
+    """The templates of one model, by name."""
+
+    def __init__(self, templates: Mapping[str, ChatTemplate]) -> None:
+        self._templates = templates
+
+    def choose(self, *, has_tools: bool) -> ChatTemplate:
+        """Return the template for a chat with or without tools."""
+        if has_tools and _FOR_TOOLS in self._templates:
+            return self._templates[_FOR_TOOLS]
+        return self._templates[_DEFAULT]
+
+
+class ChatTemplates:
+    """The chat templates of all served models, each fetched and tried out once by its digest."""
+
+    def __init__(
+        self,
+        fetch: Callable[[str], Awaitable[bytes | None]],
+        try_out: Callable[[str], Awaitable[str]],
+    ) -> None:
+        """Make an empty store.
+
+        Args:
+            fetch: Returns what a worker published under a digest: zlib-compressed JSON, name -> source.
+            try_out: Returns why a source cannot be used, empty if it can; renders it where it hurts nobody.
+        """
+        self._fetch = fetch
+        self._try_out = try_out
+        self._known: dict[str, TemplateSet | str] = {}
+        """By digest: the templates, or why they cannot be used."""
+        self._lock = asyncio.Lock()
+
+    async def get(self, digest: str) -> TemplateSet:
+        """Return the templates of a model by their digest.
+
+        Raises ServiceUnavailableError if they are gone, ModelMisconfiguredError if they cannot be used, and
+        OverloadedError if they could not be tried out in time.
+        """
+        known = self._known.get(digest)
+        if known is None:
+            async with self._lock:
+                if digest not in self._known:
+                    self._known[digest] = await self._load(digest)
+                known = self._known[digest]
+        if isinstance(known, str):
+            raise ModelMisconfiguredError(f"The model's chat template cannot be used: {known}.")
+        return known
+
+    async def _load(self, digest: str) -> TemplateSet | str:
+        compressed = await self._fetch(digest)
+        if compressed is None:
+            raise ServiceUnavailableError(
+                "The model's chat template is not published yet.", retry_after_seconds=1.0
+            )
+        sources = _sources(compressed)
+        reason = sources if isinstance(sources, str) else await self._why_not(sources)
+        if reason:
+            logger.warning("the chat template %s cannot be used: %s", digest, reason)
+            return reason
+        assert not isinstance(sources, str)  # noqa: S101 - that would have been a reason
+        return await asyncio.to_thread(_compiled, sources)
+
+    async def _why_not(self, sources: Mapping[str, str]) -> str:
+        for source in sources.values():
+            if reason := await self._try_out(source):
+                return reason
+        return ""
+
+
+def _sources(compressed: bytes) -> dict[str, str] | str:
+    """Return the templates by name, or why that is impossible."""
+    decompressor = zlib.decompressobj()
+    most = MAX_TEMPLATES * MAX_TEMPLATE_CHARACTERS
+    try:
+        sources = _read_file(decompressor.decompress(compressed, most))
+    except (zlib.error, msgspec.MsgspecError):
+        return "it was published in a form that cannot be read"
+    if _DEFAULT not in sources:
+        return f"it has no template named '{_DEFAULT}'"
+    if len(sources) > MAX_TEMPLATES:
+        return f"it must have at most {MAX_TEMPLATES} templates. Given: {len(sources)}"
+    longest = max(map(len, sources.values()))
+    if longest > MAX_TEMPLATE_CHARACTERS:
+        return f"it must have at most {MAX_TEMPLATE_CHARACTERS} characters. Given: {longest}"
+    return sources
+
+
+def _compiled(sources: Mapping[str, str]) -> TemplateSet | str:
+    try:
+        return TemplateSet({name: ChatTemplate(source) for name, source in sources.items()})
+    except WrongTemplateError as error:
+        return str(error)

@@ -1,0 +1,130 @@
+"""Messages and tools in the form that the model's chat template takes, as vLLM gives it.
+
+What does not depend on the model was done before (`gateway.dialects.messages`).
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from contract.messages import ContentFormat
+
+Message = Mapping[str, Any]
+
+_PART_SEPARATOR: Final = "\n"
+_SYSTEM_SEPARATOR: Final = "\n\n"
+_MISTRAL_ID_CHARACTERS: Final = 9
+
+
+def written_texts(message: Message) -> Iterator[tuple[str, str]]:
+    """Return the texts that a client wrote into a message, each with its path within the message."""
+    content = message["content"]
+    if isinstance(content, str):
+        yield "content", content
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if part["type"] == "text":
+            yield f"content[{index}]", part["text"]
+    if reasoning := message.get("reasoning_content"):
+        yield "reasoning_content", reasoning
+
+
+def image_count(message: Message) -> int:
+    """Return how many images a message has."""
+    return sum(part["type"] == "image" for part in _parts(message["content"]))
+
+
+def for_template(
+    messages: list[Message],
+    form: ContentFormat,
+    *,
+    image_token: str,
+    tool_parser: str,
+    knows_developers: bool,
+) -> list[dict[str, Any]]:
+    """Return messages as a template takes them; those that are given are left as they are.
+
+    Args:
+        messages: What the client sent, checked.
+        form: In which form the template takes content.
+        image_token: What stands for an image where content is a string.
+        tool_parser: vLLM's name of it, which tells how the model knows calls by their ids.
+        knows_developers: Whether the template has a developer's role; else its messages are the system's,
+            and all of these are put together at the front.
+    """
+    converted = [
+        {**message, "content": _content(message, form, image_token)} for message in messages
+    ]
+    _name_calls(converted, tool_parser)
+    has_developer = any(message["role"] == "developer" for message in converted)
+    return converted if knows_developers or not has_developer else _as_system(converted)
+
+
+def tools_for_template(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return tools with their fields in vLLM's order, which shows in the prompt; None if there are none."""
+    return [_tool(tool) for tool in tools] or None
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    # The order of the fields shows in the prompt, and so does a description that is not there.
+    described = {key: function.get(key) for key in ("name", "description", "parameters")}
+    if (strict := function.get("strict")) is not None:
+        described["strict"] = strict
+    return {"type": "function", "function": described}
+
+
+def _content(message: Message, form: ContentFormat, image_token: str) -> Any:
+    content = message["content"]
+    if message["role"] == "tool":
+        # Few templates take the parts of a result.
+        return content
+    if form is ContentFormat.PARTS:
+        return _parts(content)
+    marks = [image_token] * image_count(message)
+    written = _joined(content)
+    return _PART_SEPARATOR.join([*marks, written] if written else marks)
+
+
+def _parts(content: Any) -> list[Message]:
+    if content is None:
+        return []
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
+    """Give calls ids of the form that the model was trained on, and that its template may insist on."""
+    known: dict[str, str] = {}
+    numbers = itertools.count()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            named = [{**call, "id": _call_id(call, next(numbers), tool_parser)} for call in calls]
+            message["tool_calls"] = named
+            known |= {one["id"]: other["id"] for one, other in zip(calls, named, strict=True)}
+        if "tool_call_id" in message:
+            message["tool_call_id"] = known.get(message["tool_call_id"], message["tool_call_id"])
+
+
+def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:
+    own: str = call["id"]
+    match tool_parser:
+        case "mistral":
+            return own[-_MISTRAL_ID_CHARACTERS:]
+        case "kimi_k2":
+            return f"functions.{call['function']['name']}:{number}"
+        case _:
+            return own
+
+
+def _as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of which those of system and developer are one, the first."""
+    systems = [message for message in messages if message["role"] in ("system", "developer")]
+    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    if len(systems) == 1 and messages[0] is systems[0]:
+        return [{**systems[0], "role": "system"}, *others]
+    written = [text for message in systems if (text := _joined(message["content"]))]
+    return [{"role": "system", "content": _SYSTEM_SEPARATOR.join(written)}, *others]
+
+
+def _joined(content: Any) -> str:
+    texts = [part["text"] for part in _parts(content) if part["type"] == "text"]
+    return _PART_SEPARATOR.join(texts)

@@ -1,0 +1,94 @@
+"""All that an answer must match, in one grammar: reasoning, calls of tools, and a structure."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from gateway.dialects.request import Reasoning, Structure, ToolMode, ToolUse
+from gateway.structure import lark
+from gateway.structure.errors import RefusedError
+from gateway.structure.tools import calls_alone, calls_in_text
+from gateway.structure.translate import to_lark
+
+NESTED_LINES: Final = 2
+"""Lines before a structure that is a part of a grammar, its options apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must match: a structure or calls of tools, or either of them."""
+
+    structure: Structure | None
+    tool_use: ToolUse | None
+    reasoning: Reasoning | None
+    """What ends before that begins; None if nothing does."""
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the structure is a part of a larger grammar."""
+        return self.tool_use is not None or self.reasoning is not None
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def added_tokens(tokenizer_json: bytes) -> lark.TokenIds:
+    """Return the tokens that a tokenizer does not spell out. Raise msgspec.DecodeError if it is none."""
+    file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
+    return {token.content: token.id for token in file.added_tokens}
+
+
+def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
+    """Return one grammar in llguidance's Lark that matches what the constraint does. Raises RefusedError."""
+    if constraint.structure is not None and not constraint.is_nested:
+        return to_lark(constraint.structure)
+    content = _content(constraint, token_ids)
+    if constraint.reasoning is None:
+        return lark.document(content.expression, *content.rules)
+    reasoning = _reasoning(constraint.reasoning, token_ids)
+    start = f"{reasoning.expression} ({content.expression})"
+    return lark.document(start, *content.rules, *reasoning.rules)
+
+
+def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
+    structure, tool_use = constraint.structure, constraint.tool_use
+    if structure is None:
+        assert tool_use is not None  # noqa: S101 - a constraint has one of them
+        return calls_in_text(tool_use, token_ids)
+    answer = lark.nested("answer", to_lark(structure))
+    if tool_use is None:
+        return answer
+    if tool_use.mode is not ToolMode.AUTO:
+        raise RefusedError("it cannot be combined with a tool that must be called")
+    calls = calls_alone(tool_use, token_ids)
+    return lark.Part(f"{answer.expression} | {calls.expression}", answer.rules + calls.rules)
+
+
+def _reasoning(reasoning: Reasoning, token_ids: lark.TokenIds) -> lark.Part:
+    """Return the grammar of reasoning up to its end, from its beginning or from within.
+
+    What has no mark at its beginning is reasoning, too, since parsers take it for that.
+    """
+    begin = "" if reasoning.is_open else f"({lark.mark(reasoning.start, token_ids)})? "
+    if reasoning.end not in token_ids:
+        # A lazy terminal ends with the first mark.
+        return lark.Part(
+            f"{begin}thought", (rf"thought[lazy]: /(.|\n)*{_pattern(reasoning.end)}/",)
+        )
+    marks = "|".join(map(_pattern, (reasoning.start, reasoning.end)))
+    return lark.Part(
+        f"{begin}thought {lark.mark(reasoning.end, token_ids)}",
+        ("thought: THOUGHT", rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*({marks})(.|\n)*/"),
+    )
+
+
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")

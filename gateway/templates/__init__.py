@@ -1,0 +1,1 @@
+"""Chat templates of models: compiled as transformers compiles them, and rendered within bounds."""

@@ -1,0 +1,60 @@
+"""The language of chat templates, which transformers made of Jinja."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing_extensions import override
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks what an assistant wrote; it shows what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    @override
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_shown"), [], [], body).set_lineno(line)
+
+    def _shown(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - what templates give by position
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - likewise
+) -> str:
+    # Jinja's own filter would write HTML's special characters in another way.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+ENVIRONMENT: Final = _environment()
+"""Compiles templates. `strftime_now` is a variable, so that a request has one clock."""

@@ -1,0 +1,94 @@
+"""One chat template, and the texts that it makes of messages."""
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from jinja2 import TemplateError, TemplateSyntaxError, meta
+
+from gateway.templates.environment import ENVIRONMENT
+
+MAX_RENDER_SECONDS: Final = 5.0
+"""Time after which rendering ends at the next piece of text."""
+MAX_REASON_CHARACTERS: Final = 500
+
+_CLOCK: Final = "strftime_now"
+
+
+class WrongTemplateError(Exception):
+    """The template is not in the language; the message is for its author."""
+
+
+class RefusedMessagesError(Exception):
+    """The template does not take these messages. The message is for the client."""
+
+
+class TooLongError(Exception):
+    """The text has more characters than it may have."""
+
+
+class ChatTemplate:
+    """A compiled template. Any thread may render it."""
+
+    def __init__(self, source: str) -> None:
+        """Compile a template. Raises WrongTemplateError."""
+        try:
+            tree = ENVIRONMENT.parse(source)
+            self._template = ENVIRONMENT.from_string(source)
+        except TemplateSyntaxError as error:
+            raise WrongTemplateError(f"line {error.lineno}: {error.message}") from None
+        except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
+            # Jinja makes Python of a template, which has rules of its own about nesting and names.
+            raise WrongTemplateError(_described(error)) from None
+        self.variables: Final = meta.find_undeclared_variables(tree) - {
+            _CLOCK,
+            *ENVIRONMENT.globals,
+        }
+        """What the template reads and does not set itself."""
+        self.knows_developers: Final = '"developer"' in source or "'developer'" in source
+        """Whether the role of that name means something to it."""
+        self.source: Final = source
+
+    def render(self, variables: Mapping[str, Any], *, now: datetime, most_characters: int) -> str:
+        """Return the text for these variables.
+
+        Args:
+            variables: `messages`, `tools`, `add_generation_prompt` and whatever else the template reads.
+            now: The time that the template is told if it asks.
+            most_characters: Length of the text at most.
+
+        Raises:
+            RefusedMessagesError: The template raises an error, or takes too long.
+            TooLongError: The text is too long.
+        """
+        pieces = self._template.generate(**{**variables, _CLOCK: now.strftime})
+        try:
+            return "".join(_bounded(pieces, most_characters))
+        except (RefusedMessagesError, TooLongError):
+            raise
+        except MemoryError:
+            raise TooLongError from None
+        except TemplateError as error:
+            raise RefusedMessagesError(_shortened(error.message or "no reason given")) from None
+        except Exception as error:  # noqa: BLE001 - whatever Python says of a template's expressions
+            raise RefusedMessagesError(_described(error)) from None
+
+
+def _bounded(pieces: Iterator[str], most_characters: int) -> Iterator[str]:
+    characters, end = 0, time.monotonic() + MAX_RENDER_SECONDS
+    for piece in pieces:
+        characters += len(piece)
+        if characters > most_characters:
+            raise TooLongError
+        if time.monotonic() > end:
+            raise RefusedMessagesError("it takes too long")
+        yield piece
+
+
+def _described(error: Exception) -> str:
+    return _shortened(f"{type(error).__name__}: {error}")
+
+
+def _shortened(reason: str) -> str:
+    return reason[:MAX_REASON_CHARACTERS]
