@@ -126,6 +126,8 @@ class Stack:
         defaults = {
             "SLUICE_MODEL_PATH": str(CHECKPOINT),
             "SLUICE_MODEL_NAME": MODEL,
+            "SLUICE_TOOL_PARSER": "hermes",
+            "SLUICE_REASONING_PARSER": "qwen3",
             "SLUICE_HEALTH_PORT": str(port),
         }
         self._start(name, [sys.executable, "-m", "worker"], defaults | environment)
