@@ -9,6 +9,8 @@ all attempts.
 """
 
 import time
+from collections import deque
+from collections.abc import Iterable
 from itertools import count
 
 import msgspec
@@ -33,7 +35,6 @@ from worker import telemetry
 from worker.engine.base import EngineRequest, SequenceOutput
 from worker.logprobs import TokenTexts, prompt_logprobs
 from worker.parsing.base import NO_PARSERS, MakeParser, Parsers
-from worker.parsing.reader import Answer
 from worker.replies import Outbox
 from worker.sequence import Sequence
 from worker.text import Detokenizer, StopStrings
@@ -44,8 +45,6 @@ GATHERED_TOKENS = 64
 _LARGEST_SEED = 2**63 - 1
 
 _sequence_ids = count(1)
-
-_NO_ANSWER = Answer()
 
 
 def report_before(claim: Claim) -> LeaseReport:
@@ -85,6 +84,12 @@ class Generation:
         self.outbox = outbox
         self.is_prefilled = False
         """Whether the engine has read the prompt, in this attempt."""
+        self.takes_long = False
+        """Whether reading its answers apart holds others up, so that it belongs into another thread."""
+        self.backlog: deque[SequenceOutput] = deque()
+        """What has not been read since."""
+        self.is_being_read = False
+        """Whether another thread may be at its sequences."""
         resumption = job.resumption or Resumption([])
         self._is_prompt_counted = resumption.prompt_tokens > 0
         self.prompt_tokens = resumption.prompt_tokens or len(job.prompt_token_ids)
@@ -106,6 +111,7 @@ class Generation:
         self.open_sequences = {
             sequence.id: sequence for sequence in self.sequences if sequence.finish_reason is None
         }
+        self.takes_long = any(each.takes_long for each in self.open_sequences.values())
         self._first_open = next(iter(self.open_sequences), None)
         self._replayed_tokens = sum(each.tokens for each in self.open_sequences.values())
 
@@ -219,17 +225,34 @@ class Generation:
             sequence.finish_reason = FinishReason.LENGTH
         else:
             sequence.receive(output)
-        has_ended = sequence.finish_reason is not None
-        if has_ended:
-            del self.open_sequences[sequence.id]
-        if has_ended or (sequence.piece.has_news and self._is_to_be_told(sequence, is_due=is_due)):
-            self._tell(sequence)
-        if has_ended and self.is_done:
-            self._finish()
-        return has_ended
+            if self._make_parser is not None:
+                self.takes_long = self.takes_long or sequence.takes_long
+        return self._go_on(sequence, is_due=is_due)
+
+    def put_off(self, output: SequenceOutput) -> None:
+        """Keep what a step added to one sequence, to be read in another thread."""
+        if not self.is_prefilled or output.cached_tokens is not None:
+            self._note_prefill(self.open_sequences[output.sequence_id], output)
+        self.backlog.append(output)
+
+    def read(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Take in what was put off; called in another thread, nothing is told yet."""
+        for output in outputs:
+            sequence = self.open_sequences.get(output.sequence_id)
+            # What comes behind a stop string is for nobody.
+            if sequence is not None and sequence.finish_reason is None:
+                sequence.receive(output)
+
+    def tell_read(self, sequence_id: str) -> bool:
+        """Tell what has been read of a sequence. Return True if that ended it."""
+        sequence = self.open_sequences.get(sequence_id)
+        return sequence is not None and self._go_on(sequence, is_due=True)
 
     def tell_everything(self) -> None:
         """Tell what has gathered, so that another worker can go on behind it."""
+        if self.is_being_read:
+            # What has not been told is generated again.
+            return
         for sequence in self.open_sequences.values():
             if sequence.piece.token_ids:
                 self._tell(sequence)
@@ -239,6 +262,18 @@ class Generation:
         self.tell_everything()
         returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
         self.outbox.give_back(returned, self.report)
+
+    def _go_on(self, sequence: Sequence, *, is_due: bool) -> bool:
+        has_ended = sequence.finish_reason is not None
+        if has_ended:
+            del self.open_sequences[sequence.id]
+        piece = sequence.piece
+        has_news = piece.text or piece.answer
+        if has_ended or (has_news and self._is_to_be_told(sequence, is_due=is_due)):
+            self._tell(sequence)
+        if has_ended and self.is_done:
+            self._finish()
+        return has_ended
 
     def _make_sequence(self, index: int, progress: SequenceProgress | None) -> Sequence:
         job = self.job
@@ -294,25 +329,22 @@ class Generation:
 
     def _tell(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
-        answer = piece.answer or _NO_ANSWER
         for choice in self._choices(sequence):
-            self.outbox.deltas.append(
-                Delta(
-                    self.job.handle,
-                    self.attempt,
-                    choice,
-                    piece.start,
-                    piece.text or answer.content,
-                    piece.token_ids,
-                    sequence.finish_reason,
-                    sequence.stop_reason,
-                    piece.logprobs or None,
-                    sequence.cumulative_logprob if self._is_ranked else 0.0,
-                    answer.reasoning,
-                    answer.calls,
-                    answer.reasoning_tokens,
-                )
+            delta = Delta(
+                self.job.handle,
+                self.attempt,
+                choice,
+                piece.start,
+                piece.text,
+                piece.token_ids,
+                sequence.finish_reason,
+                sequence.stop_reason,
+                piece.logprobs or None,
+                sequence.cumulative_logprob if self._is_ranked else 0.0,
             )
+            if piece.answer is not None:
+                delta = piece.answer.added_to(delta)
+            self.outbox.deltas.append(delta)
 
     def _finish(self) -> None:
         resumption = self.job.resumption

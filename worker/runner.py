@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -40,10 +41,12 @@ from worker.tasks import cancel
 _log = logging.getLogger(__name__)
 
 MOST_JOBS_PER_CLAIM = 16
+MOST_OUTPUTS_PER_READ = 32
 _RING_TIMEOUT_SECONDS = 3
 _WATCH_SECONDS = 1.0
 _HAND_BACK_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
+_READING_THREADS = 4
 _STALL_LOOK_SECONDS = 1.0
 
 DEADLINE_MESSAGE = "The request was not finished before its deadline."
@@ -73,7 +76,8 @@ class Runner:
         self._generations: dict[str, Generation] = {}
         self._by_sequence: dict[str, Generation] = {}
         self._unwanted: list[str] = []
-        self._submitting: set[asyncio.Task[None]] = set()
+        self._apart: set[asyncio.Task[None]] = set()
+        self._reading = ThreadPoolExecutor(_READING_THREADS, "read-answers")
         self._stats = EngineStats(0, 0, 0.0)
         self._steps = 0
         self._claiming = asyncio.Lock()
@@ -106,7 +110,8 @@ class Runner:
             for task in done:
                 task.result()
         finally:
-            await cancel([*tasks, stopped, *self._submitting])
+            await cancel([*tasks, stopped, *self._apart])
+            self._reading.shutdown(wait=False, cancel_futures=True)
 
     async def drain(self, grace_seconds: float) -> None:
         """Claim nothing more, let running jobs finish, then stop."""
@@ -261,7 +266,7 @@ class Runner:
         return generation
 
     async def _submit(self, generation: Generation) -> None:
-        if self._generations.get(generation.job.id) is not generation:
+        if not self._is_running(generation):
             return
         requests = generation.requests()
         self._by_sequence.update((request.id, generation) for request in requests)
@@ -269,9 +274,9 @@ class Runner:
             await self._engine.submit(requests)
             generation.release_images()
         except InvalidRequestError as error:
-            if self._generations.get(generation.job.id) is generation:
+            if self._is_running(generation):
                 self._fail(generation, FailureCode.INVALID_REQUEST, str(error))
-        if self._generations.get(generation.job.id) is not generation:
+        if not self._is_running(generation):
             # Ended while they were on their way, when the engine did not know all of them yet.
             self._unwanted += [each.id for each in requests if each.id not in self._by_sequence]
 
@@ -283,15 +288,15 @@ class Runner:
             return  # The loop that steps the engine hears of it, too, and ends them all.
         except Exception:  # noqa: BLE001  (one job must not end everybody's)
             _log.exception("Job %s could not be submitted", generation.job.id)
-            if self._generations.get(generation.job.id) is generation:
+            if self._is_running(generation):
                 self._fail(
                     generation, FailureCode.ENGINE_ERROR, "The engine could not read the job."
                 )
         self._writer.flush()
 
     def _keep(self, submitting: "asyncio.Task[None]") -> None:
-        self._submitting.add(submitting)
-        submitting.add_done_callback(self._submitting.discard)
+        self._apart.add(submitting)
+        submitting.add_done_callback(self._apart.discard)
 
     # --- stepping ------------------------------------------------------------------------------
 
@@ -324,20 +329,64 @@ class Runner:
         if output.end is SequenceEnd.ERROR:
             self._fail(generation, *_why_engine_gave_up(generation.job))
             return
+        if generation.takes_long:
+            self._put_off(output, generation)
+            return
         try:
             has_ended = generation.receive(output, is_due=is_due)
         except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
-            _log.exception("Job %s: its output could not be turned into text", generation.job.id)
-            self._fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
+            self._fail_undecodable(generation)
             return
         if has_ended:
-            del self._by_sequence[output.sequence_id]
-            self._room_changed.set()
-            if output.end is None:
-                self._unwanted.append(output.sequence_id)
-            if generation.is_done:
-                self._leases.hold_until_written(generation.report)
-                self._remove(generation, "finished")
+            self._end_sequence(output, generation)
+
+    def _end_sequence(self, output: SequenceOutput, generation: Generation) -> None:
+        self._by_sequence.pop(output.sequence_id, None)
+        self._room_changed.set()
+        if output.end is None:
+            self._unwanted.append(output.sequence_id)
+        if generation.is_done:
+            self._leases.hold_until_written(generation.report)
+            self._remove(generation, "finished")
+
+    def _fail_undecodable(self, generation: Generation) -> None:
+        _log.exception("Job %s: its output could not be turned into text", generation.job.id)
+        self._fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
+
+    # --- reading answers apart that takes long ---------------------------------------------------
+
+    def _put_off(self, output: SequenceOutput, generation: Generation) -> None:
+        generation.put_off(output)
+        if output.end is not None:
+            # The engine has nothing more to step for: its silence is no stall.
+            self._by_sequence.pop(output.sequence_id, None)
+        if not generation.is_being_read:
+            generation.is_being_read = True
+            self._keep(asyncio.create_task(self._read(generation)))
+
+    async def _read(self, generation: Generation) -> None:
+        """Read what was put off of a job, in order, while the event loop goes on."""
+        backlog, loop = generation.backlog, asyncio.get_running_loop()
+        while backlog and self._is_running(generation):
+            outputs = [backlog.popleft() for _ in range(min(len(backlog), MOST_OUTPUTS_PER_READ))]
+            try:
+                await loop.run_in_executor(self._reading, generation.read, outputs)
+                if self._is_running(generation):
+                    self._tell_read(outputs, generation)
+            except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
+                if self._is_running(generation):
+                    self._fail_undecodable(generation)
+            self._writer.flush()
+            await self._abort_unwanted()
+        generation.is_being_read = False
+
+    def _tell_read(self, outputs: list[SequenceOutput], generation: Generation) -> None:
+        for output in {each.sequence_id: each for each in outputs}.values():
+            if generation.tell_read(output.sequence_id):
+                self._end_sequence(output, generation)
+
+    def _is_running(self, generation: Generation) -> bool:
+        return self._generations.get(generation.job.id) is generation
 
     async def _abort_unwanted(self) -> None:
         unwanted, self._unwanted = self._unwanted, []
@@ -378,7 +427,7 @@ class Runner:
         self._remove(generation, "handed_back")
 
     def _remove(self, generation: Generation, outcome: str) -> None:
-        if self._generations.get(generation.job.id) is generation:
+        if self._is_running(generation):
             del self._generations[generation.job.id]
         for sequence_id in generation.open_sequences:
             self._by_sequence.pop(sequence_id, None)

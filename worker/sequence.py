@@ -33,11 +33,6 @@ class Piece:
     answer: Answer | None = None
     """Instead of the text, where that is read apart."""
 
-    @property
-    def has_news(self) -> bool:
-        """Whether it has anything that clients read."""
-        return bool(self.text) if self.answer is None else self.answer.has_news
-
 
 class Sequence:
     """Follows one sequence of the engine until it ends, by the engine or by a stop string.
@@ -195,18 +190,20 @@ class Sequence:
         piece.token_ids.append(token_id)
         if scores is not None:
             self._add_logprob(text or name, scores)
-        length = len(text)
         if text:
+            length = len(text)
             self._offset += length
             self._has_new_line = self._has_new_line or "\n" in text
             if self._stops is not None:
                 may_match = self.tokens > self._job.sampling.min_tokens
                 text = self._stops.push(text, may_match=may_match)
             self._returned += len(text)
-        if self._reader is None:
-            piece.text += text
-        else:
-            self._reader.push(token_id, length, text)
+            if self._reader is None:
+                piece.text += text
+            else:
+                self._reader.push(token_id, length, text)
+        elif self._reader is not None:
+            self._reader.push(token_id, 0, "")
 
     def _add_logprob(self, text: str, scores: TokenScores) -> None:
         self.cumulative_logprob += max(scores[0][1], LOWEST_LOGPROB)

@@ -3,17 +3,18 @@
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
 
-from contract.messages import CallPiece
+import msgspec
+
+from contract.messages import CallPiece, Delta
 from contract.outcomes import FinishReason
 from worker.parsing.base import Parsed, Parser
 
-LONG_SECONDS = 0.002
-"""Time to read what one step added after which that is a matter for another thread."""
+LONG_SECONDS = 0.001
+"""Time to read what one step has added beyond which that is a matter for another thread."""
 
 _LONG_READS = 3
-"""How often it takes so long, not counting what may be chance."""
+"""How often in a row it has to take so long: a single time may be chance."""
 
 _LONG_REPLAY_TOKENS = 2000
 
@@ -27,8 +28,7 @@ class Answer:
     calls: list[CallPiece] = field(default_factory=list)
     reasoning_tokens: int = 0
 
-    @property
-    def has_news(self) -> bool:
+    def __bool__(self) -> bool:
         """Whether it has anything that clients read."""
         return bool(self.content or self.reasoning or self.calls)
 
@@ -44,6 +44,16 @@ class Answer:
             else:
                 arguments = last.arguments + piece.arguments
                 self.calls[-1] = CallPiece(last.index, last.name, arguments)
+
+    def added_to(self, delta: Delta) -> Delta:
+        """Return a delta with what it tells."""
+        return msgspec.structs.replace(
+            delta,
+            text=self.content,
+            reasoning=self.reasoning,
+            calls=self.calls,
+            reasoning_tokens=self.reasoning_tokens,
+        )
 
 
 class Reader:
@@ -92,17 +102,17 @@ class Reader:
 
     def read(self, answer: Answer) -> None:
         """Add to an answer what has become ready."""
-        started = time.perf_counter()
         feed, ready = self._parser.feed, self._ready
-        for token_id, text in islice(ready, self._known):
-            feed(token_id, text)
-        for token_id, text in islice(ready, self._known, None):
-            answer.add(feed(token_id, text))
         if self._known:
+            for _ in range(self._known):
+                feed(*ready.popleft())
             self._known = 0
-        elif time.perf_counter() - started > LONG_SECONDS:
-            self._long_reads += 1
+        started = time.perf_counter()
+        for token_id, text in ready:
+            answer.add(feed(token_id, text))
         ready.clear()
+        is_long = time.perf_counter() - started > LONG_SECONDS
+        self._long_reads = self._long_reads + 1 if is_long else 0
 
     def finish(self, reason: FinishReason, answer: Answer) -> None:
         """Add to an answer what is still to be read, and what the parser has held back."""

@@ -6,29 +6,25 @@ from typing import Any
 import msgspec
 import pytest
 from tokenizers import Tokenizer
-from typing_extensions import override
 
 from contract.messages import (
     CallPiece,
     Delta,
     GenerationJob,
-    JobFailed,
-    JobFinished,
     Parsing,
     Ranking,
     Resumption,
     SequenceProgress,
 )
-from contract.outcomes import FailureCode, FinishReason
+from contract.outcomes import FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import Gateway, RedisServer, make_job, running_worker
+from tests.worker.conftest import make_job
 from tests.worker.parsing.cases import HERMES, PARSING, THINK, Whole, whole
 from worker.engine.base import SequenceEnd, SequenceOutput
-from worker.engine.scripted import Script, ScriptedEngine
 from worker.generation import Generation
 from worker.logprobs import TokenTexts
-from worker.parsing.base import MakeParser, Parsed, Parsers
+from worker.parsing.base import Parsed
 from worker.parsing.own import OwnParsers
 from worker.parsing.reader import Answer, Reader
 from worker.replies import Outbox
@@ -251,48 +247,3 @@ def test_pieces_of_a_call_come_as_one_and_its_name_once() -> None:
     answer.add(Parsed(calls=[CallPiece(0, arguments="}"), CallPiece(1, "f")]))
     answer.add(Parsed(calls=[CallPiece(1, arguments="[]")]))
     assert answer.calls == [CallPiece(0, "f", "{}"), CallPiece(1, "f", "[]")]
-
-
-class FailingParsers:
-    """Parsers that fail at the third token of jobs with tools."""
-
-    def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
-        del opening
-        return Failing if parsing.tools else None
-
-
-class Failing(Recorder):
-    """Fails at the third token."""
-
-    @override
-    def feed(self, token_id: int, text: str) -> Parsed:
-        if len(self.fed) == 2:
-            raise RuntimeError("no such state")
-        return super().feed(token_id, text)
-
-
-class FailingEngine(ScriptedEngine):
-    """Reads answers apart with parsers that fail."""
-
-    @property
-    @override
-    def parsers(self) -> Parsers:
-        return FailingParsers()
-
-
-async def test_parser_that_fails_ends_its_request_alone(
-    redis_server: RedisServer, gateway: Gateway
-) -> None:
-    bad, good = chat_job(max_tokens=20), chat_job(max_tokens=20, parsing=Parsing())
-    script = Script(step_seconds=0.005)
-    async with running_worker(redis_server, script, engine_type=FailingEngine) as (runner, _, task):
-        await gateway.enqueue(bad, good)
-        await gateway.finished(bad, good)
-        assert not task.done()
-        assert not runner._generations
-    failed = gateway.end(bad)
-    assert isinstance(failed, JobFailed)
-    assert failed.code is FailureCode.ENGINE_ERROR
-    assert len(gateway.token_ids(bad)) == 2
-    assert isinstance(gateway.end(good), JobFinished)
-    assert len(gateway.token_ids(good)) == 20
