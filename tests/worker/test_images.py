@@ -21,15 +21,29 @@ def image_file(
     return buffer.getvalue()
 
 
-def png_that_claims(width: int, height: int) -> bytes:
-    """Return a PNG of a few bytes whose header promises this size."""
+def png_that_claims(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
+    """Return a PNG of a few bytes whose header promises this size, with more chunks behind it."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    chunks = [(b"IHDR", header), *more, (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
     body = b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + body
+
+
+def webp_that_claims(width: int, height: int) -> bytes:
+    """Return a WebP of one pixel whose extended header promises this canvas."""
+    sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    header = b"VP8X" + struct.pack("<I", 10) + bytes(4) + sides
+    body = b"WEBP" + header + image_file("WEBP", (1, 1))[12:]
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def gif_that_claims(width: int, height: int) -> bytes:
+    """Return a GIF of one frame whose screen has this size."""
+    screen = b"GIF89a" + struct.pack("<HH", width, height) + b"\x80\0\0" + bytes(6)
+    return screen + b"\x2c" + struct.pack("<HHHH", 0, 0, 1, 1) + b"\0\x02\x02\x44\x01\0;"
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -76,6 +90,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "bomb": (png_that_claims(2**31 - 1, 2**31 - 1), "at most 16000000 pixels"),
     "large bomb": (png_that_claims(20_000, 20_000), "at most 16000000 pixels"),
     "small bomb": (png_that_claims(4001, 4000), "Given: 4001 x 4000"),
+    "webp bomb": (webp_that_claims(16_383, 16_383), "at most 16000000 pixels"),
+    "gif bomb": (gif_that_claims(65_535, 65_535), "at most 16000000 pixels"),
+    "text bomb": (
+        png_that_claims(4, 4, (b"zTXt", b"k\0\0" + zlib.compress(bytes(50_000_000)))),
+        "damaged",
+    ),
+    "profile bomb": (
+        png_that_claims(4, 4, (b"iCCP", b"k\0\0" + zlib.compress(bytes(50_000_000)))),
+        "damaged",
+    ),
     "thin line": (png_that_claims(20_000, 1), "16384 on a side"),
     "no width": (png_that_claims(0, 10), "damaged"),
     "less than promised": (png_that_claims(4000, 4000), "damaged"),
