@@ -105,9 +105,12 @@ def test_order_of_arguments_is_kept() -> None:
 @pytest.mark.parametrize("content", ["one\ntwo", [text("one"), text("two")]])
 def test_result_of_a_tool_is_one_text(content: Any) -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "content": content, "name": "weather"}
-    assert chat(messages=[result]).messages == [
+    request = read_chat(messages=[result])
+    assert request.chat
+    assert request.chat.messages == [
         {"role": "tool", "content": "one\ntwo", "tool_call_id": "call_1", "name": "weather"}
     ]
+    assert request.ignored_parameters == ()
 
 
 def test_call_of_a_function_and_its_result_become_those_of_a_tool() -> None:
@@ -210,6 +213,10 @@ def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
         ),
         (
             {"messages": [calling(call(), partial=True)]},
+            "'messages[0]' must have content and no calls of tools, for the answer to go on with it.",
+        ),
+        (
+            {"messages": [calling(call(), content="a", partial=True)]},
             "'messages[0]' must have content and no calls of tools, for the answer to go on with it.",
         ),
         (
@@ -359,7 +366,7 @@ def test_missing_place_is_named(messages: Any, place: str) -> None:
 def test_entries_without_effect_are_named() -> None:
     messages = [
         USER | {"mood": "good", "annotations": [], "partial": True},
-        {"role": "user", "content": [text() | {"cache_control": {"type": "ephemeral"}}]},
+        user(text() | {"cache_control": {"type": "ephemeral"}}, image(width=5)),
         calling(call(extra=1)),
         {"role": "assistant", "content": "a", "audio": None, "function_call": None},
     ]
@@ -367,6 +374,7 @@ def test_entries_without_effect_are_named() -> None:
         "messages[0].mood",
         "messages[0].partial",
         "messages[1].content[0].cache_control",
+        "messages[1].content[1].image_url.width",
         "messages[2].tool_calls[0].extra",
     )
 

@@ -1,0 +1,37 @@
+"""The parameters with which a chat runs, as an estimate tells them."""
+
+from gateway.dialects.effective import effective_parameters
+from tests.gateway.dialects.chat_reading import read_chat
+
+
+def test_parameters_of_a_chat_are_told_by_the_names_of_chats() -> None:
+    request = read_chat(
+        n=2,
+        logprobs=True,
+        top_logprobs=3,
+        reasoning_effort="low",
+        reasoning_budget_tokens=50,
+        include_reasoning=False,
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        parallel_tool_calls=False,
+    )
+    told = effective_parameters(request, request.sampling)
+    expected = {
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": True},
+        "continue_final_message": False,
+        "thinking_budget": 50,
+        "include_reasoning": False,
+        "tools": ["f"],
+        "parallel_tool_calls": False,
+    }
+    assert {name: told[name] for name in expected} == expected
+    assert told.keys().isdisjoint({"echo", "best_of", "suffix"})
+
+
+def test_chat_without_logprobs_tells_so() -> None:
+    request = read_chat()
+    told = effective_parameters(request, request.sampling)
+    assert (told["logprobs"], told["top_logprobs"], told["thinking_budget"]) == (False, 0, None)
