@@ -80,6 +80,13 @@ class ChatChoice(Choice):
         self._has_calls = False
         self._pieces: list[_Piece] = []
 
+    @classmethod
+    @override
+    def plain_reasoning_start(cls, request: GenerationRequest) -> bytes:
+        if request.chat is None or not request.chat.shows_reasoning:
+            return b""
+        return b',"delta":{"%s":' % request.profile.reasoning_member.encode()
+
     @override
     def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
         """Do nothing: no prompt of a chat is echoed."""

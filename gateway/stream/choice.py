@@ -7,6 +7,7 @@ stream, or all of them, for the whole answer; a stream joins to the whole.
 from typing import Any, ClassVar, Protocol
 
 from contract.messages import Delta
+from gateway.dialects.request import GenerationRequest
 from gateway.stream.completion import Completion
 
 TOOL_CALLS = "tool_calls"
@@ -25,9 +26,13 @@ class Choice(Protocol):
     PLAIN_START: ClassVar[bytes]
     """JSON between the index and the text, in a chunk that tells nothing but text."""
     PLAIN_END: ClassVar[bytes]
-    """JSON behind that text, up to the end of the choice."""
+    """JSON behind that text, or behind reasoning, up to the end of the choice."""
 
     def __init__(self, completion: Completion, index: int) -> None: ...
+
+    @classmethod
+    def plain_reasoning_start(cls, request: GenerationRequest) -> bytes:
+        """Return what stands for PLAIN_START where nothing but reasoning is told; empty if none ever is."""
 
     def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
         """Take the log-probabilities of the echoed tokens, to be told with the first chunk."""

@@ -82,10 +82,12 @@ class ChunkRenderer:
         begins_plain = self._may_be_plain and not request.echo and not self._is_chat
         self._is_plain = [begins_plain] * completion.choices
         """Whether the next delta of a choice is told with nothing but its text, if it has nothing else."""
-        self._plain_heads = [
-            self._head + b'"choices":[{"index":%d' % index + self._choice_type.PLAIN_START
-            for index in range(completion.choices)
+        starts = [
+            self._head + b'"choices":[{"index":%d' % index for index in range(completion.choices)
         ]
+        self._plain_heads = [start + self._choice_type.PLAIN_START for start in starts]
+        reasoning_start = self._choice_type.plain_reasoning_start(request)
+        self._reasoning_heads = [reasoning_start and start + reasoning_start for start in starts]
         usage = b',"usage":null' if request.include_usage else b""
         self._plain_end = self._choice_type.PLAIN_END + b"]" + usage + _END + self._id
 
@@ -188,7 +190,10 @@ class ChunkRenderer:
             raise to_api_error(message)
 
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
-        self.usage.add_reasoning(delta)
+        if self._is_chat:
+            self.usage.add_reasoning(delta)
+            if self._is_plain[index] and self._add_plain_reasoning(index, delta, parts):
+                return
         if delta.finish_reason is not None:
             if len(self._finished_choices) == self._completion.choices - 1:
                 self._final_delta = (index, delta)  # Waits for the usage.
@@ -201,6 +206,17 @@ class ChunkRenderer:
             self._add_event(self._chunk([chunk], members), parts)
             # The first chunk has told the echo, or the role.
             self._is_plain[index] = self._may_be_plain
+
+    def _add_plain_reasoning(self, index: int, delta: Delta, parts: list[bytes]) -> bool:
+        """Add the event of a delta that is nothing but reasoning. Return False if it is not."""
+        head = self._reasoning_heads[index]
+        if not (head and delta.reasoning) or delta.text or delta.calls or delta.finish_reason:
+            return False
+        self._number += 1
+        if self._number > self._skip:
+            end = b"%d\n\n" % self._number
+            parts += (head, _json(delta.reasoning), self._plain_end, end)
+        return True
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
         self._received[prompt_index] = 0

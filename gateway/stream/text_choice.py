@@ -89,6 +89,11 @@ class TextChoice(Choice):
         self._spoken: list[str] | None = None if request.tool_use is None else []
         self._pieces: list[_Piece] = []
 
+    @classmethod
+    @override
+    def plain_reasoning_start(cls, request: GenerationRequest) -> bytes:
+        return b""
+
     @override
     def take_prompt_logprobs(self, encoded: dict[str, bytes]) -> None:
         self._prompt_logprobs = encoded

@@ -102,10 +102,20 @@ def test_delta_that_tells_nothing_makes_no_event() -> None:
     assert stream(chat(), said("", reasoning_tokens=1)) == b""
 
 
-def test_plain_and_careful_ways_to_tell_a_text_give_the_same_chunk() -> None:
-    replies = [said('"é\n'), said('"é\n'), said('"é\n', finish=STOP), ended()]
-    _, first, plain, last, _ = choices(chat(), *replies)
-    assert first == plain == last
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("fields", [{}, {"include_usage": True}], ids=["plain", "usage"])
+@pytest.mark.parametrize("kind", ["text", "reasoning"])
+def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
+    dialect: Dialect, fields: dict[str, Any], kind: str
+) -> None:
+    text = '"é\n'
+    told: dict[str, Any] = {"text": "", "reasoning": text, "reasoning_tokens": 1}
+    if kind == "text":
+        told = {"text": text}
+    replies = [said(**told), said(**told), said(**told, finish=STOP), ended()]
+    body = stream(chat(dialect=dialect, **fields), *replies)
+    _, first, plain, third, *_ = split_events(body)
+    assert first == plain == third
 
 
 @pytest.mark.parametrize("dialect", Dialect)
