@@ -230,7 +230,7 @@ class _VisibleTokens:
     """Finds the tokens that are no reasoning, where the client is not to learn of the reasoning.
 
     A worker may tell of a token before it knows what the token belongs to. So tokens are kept back until
-    something of the answer can be read, which is behind the reasoning.
+    something of the answer can be read, which is behind the reasoning; blank lines may stand before it.
     """
 
     __slots__ = ("_is_answering", "_logprobs", "_token_ids")
@@ -244,7 +244,7 @@ class _VisibleTokens:
         """Return the tokens that can be told with a delta."""
         token_ids = [*self._token_ids, *delta.token_ids][delta.reasoning_tokens :]
         logprobs = [*self._logprobs, *(delta.logprobs or [])][delta.reasoning_tokens :]
-        self._is_answering = self._is_answering or bool(delta.text or delta.calls)
+        self._is_answering = self._is_answering or bool(delta.text.strip() or delta.calls)
         if self._is_answering:
             self._token_ids, self._logprobs = [], []
             return token_ids, logprobs

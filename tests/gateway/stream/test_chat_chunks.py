@@ -131,6 +131,21 @@ def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Di
     assert told[1:] == [{name: "Hm"}, {name: "."}, {"content": "Yes"}, {}]
 
 
+def test_text_whose_tokens_were_told_before_is_told_as_what_it_is() -> None:
+    replies = [
+        said("", reasoning="a", reasoning_tokens=2, token_ids=[1, 2]),
+        said("", reasoning="b", token_ids=[3]),
+        said("", reasoning="c", reasoning_tokens=1, token_ids=[]),
+        said("d", reasoning="e", reasoning_tokens=1),
+        said("", reasoning="f", finish=STOP),
+        ended(),
+    ]
+    told = deltas(chat(), *replies)[1:]
+    assert "".join(each.get("reasoning_content", "") for each in told) == "abcef"
+    assert "".join(each.get("content", "") for each in told) == "d"
+    assert told[-1] == {}
+
+
 def test_each_chunk_of_a_delta_tells_one_thing() -> None:
     calls = [CallPiece(0, "f"), CallPiece(1, "g"), CallPiece(0, "", "{}"), CallPiece(1, "", "[")]
     told = choices(

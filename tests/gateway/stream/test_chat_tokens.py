@@ -159,6 +159,18 @@ async def test_hidden_reasoning_shows_in_nothing(
     assert "cret" not in json.dumps([told, choice])
 
 
+def test_hidden_reasoning_does_not_show_because_of_a_blank_line_before_it() -> None:
+    replies = [
+        scored_by_id("\n", 1, reasoning_tokens=1),
+        scored_by_id("", 2),
+        scored_by_id("", 3, reasoning="secret", reasoning_tokens=2),
+        scored_by_id("no", 4, finish=STOP),
+        ended(),
+    ]
+    told = streamed(*replies, chat=HIDING, return_token_ids=True)
+    assert [token for each in told for token in each.get("token_ids", [])] == [4]
+
+
 async def test_hidden_reasoning_is_counted() -> None:
     replies = [*HIDDEN, said("no", finish=STOP), ended(tokens=6)]
     answer = completion(chat=HIDING)
