@@ -167,8 +167,12 @@ def test_hidden_reasoning_does_not_show_because_of_a_blank_line_before_it() -> N
         scored_by_id("no", 4, finish=STOP),
         ended(),
     ]
-    told = streamed(*replies, chat=HIDING, return_token_ids=True)
-    assert [token for each in told for token in each.get("token_ids", [])] == [4]
+    for fields in ({}, {"return_token_ids": True}):
+        told = streamed(*replies, chat=HIDING, **fields)
+        assert "".join(each["delta"].get("content", "") for each in told) == "\nno"
+        assert "secret" not in json.dumps(told)
+        ids = [token for each in told for token in each.get("token_ids", [])]
+        assert ids == ([4] if fields else [])
 
 
 async def test_hidden_reasoning_is_counted() -> None:
