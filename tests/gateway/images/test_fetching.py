@@ -11,6 +11,7 @@ from gateway.errors import InvalidParameterError, OverloadedError
 from gateway.images import fetcher as fetcher_module
 from gateway.images.fetcher import ImageFetcher
 from gateway.images.fetching import IMAGES_AT_ONCE, fetch_images
+from gateway.settings import Settings
 from tests.gateway.images.serving import (
     PNG,
     SERVED,
@@ -133,6 +134,13 @@ async def test_next_address_of_a_name_is_tried(
     )
     assert await fetch(fetcher, f"http://images.example:{server.port}/a.png") == [PNG]
     assert connected == [("127.0.0.3", server.port), (SERVED, server.port)]
+
+
+async def test_bounds_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_IMAGE_URL_TIMEOUT", "0.5")
+    monkeypatch.setenv("SLUICE_IMAGE_URL_MAX_BYTES", "1000")
+    fetcher = ImageFetcher.from_settings(Settings())
+    assert (fetcher.timeout_seconds, fetcher.max_bytes) == (0.5, 1000)
 
 
 async def test_cancelled_request_leaves_no_connection_and_no_place_taken(

@@ -3,12 +3,14 @@
 Every host and port that the tests need is allowed, so that it is the address that is refused.
 """
 
+import socket
 from typing import Any
 
 import pytest
 
 from gateway.errors import InvalidParameterError
 from gateway.images.fetcher import MAX_URL_CHARACTERS, ImageFetcher
+from gateway.settings import Settings
 from tests.gateway.images.serving import (
     PARAM,
     PNG,
@@ -178,6 +180,21 @@ async def test_listening_server_on_this_machine_is_not_reached(
     fetcher = fetching("*", f"*:{server.port}", names=names)
     with pytest.raises(InvalidParameterError, match=r"host .*on the public internet"):
         await fetch(fetcher, f"http://{host}:{server.port}/a.png")
+    assert (connected, server.connections) == ([], 0)
+
+
+async def test_gateway_that_lists_every_host_reaches_none_of_its_own_machine(
+    server: Server, connected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(_host: object, port: object, *_args: object, **_kwargs: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (SERVED, port))]
+
+    monkeypatch.setenv("SLUICE_IMAGE_URL_HOSTS", f"*, *:{server.port}")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    fetcher = ImageFetcher.from_settings(Settings())
+    for host, why in [(SERVED, NOT_PUBLIC), ("localhost", NOT_PUBLIC), ("a.example", LEADS_INSIDE)]:
+        with pytest.raises(InvalidParameterError, match=why):
+            await fetch(fetcher, f"http://{host}:{server.port}/a.png")
     assert (connected, server.connections) == ([], 0)
 
 
