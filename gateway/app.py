@@ -47,7 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
         description="A completions gateway with batched GPU workers.",
         lifespan=lifespan,
         redoc_url=None,
-        openapi_tags=[{"name": "Completions"}, {"name": "Models"}],
+        openapi_tags=[{"name": "Completions"}, {"name": "Chat"}, {"name": "Models"}],
         # Bodies are shown as lists of parameters with their meaning, and not as examples.
         swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )

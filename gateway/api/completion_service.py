@@ -188,16 +188,24 @@ def _jobs(
             stream=request.stream,
             grammar=plan.grammar,
             reads_prefix_cache=request.reads_prefix_cache,
-            # A tool call is often marked by special tokens.
-            shows_special_tokens=request.shows_special_tokens or request.tool_use is not None,
+            shows_special_tokens=_shows_special_tokens(plan),
             max_predict_ms=request.max_predict_ms,
             images=request.images[index],
             service_tier=plan.service_tier,
             is_background=request.is_background,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
+            parsing=plan.parsing,
         )
         for index, prompt in enumerate(plan.prepared.prompts)
     ]
+
+
+def _shows_special_tokens(plan: Plan) -> bool:
+    # Tool calls and reasoning are often marked by special tokens.
+    request, form = plan.request, plan.card.chat
+    if request.chat is None:
+        return request.shows_special_tokens or request.tool_use is not None
+    return request.shows_special_tokens or (form is not None and form.shows_special_tokens)
 
 
 @lru_cache(maxsize=1_000)

@@ -9,11 +9,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from contract.dialect import Dialect
+from gateway.api.chat_schemas import CHAT_COMPONENTS
 from gateway.api.described import HEADER_TEXT, LIMIT_TEXT, error_answer, header_answers
-from gateway.api.endpoint import COMPLETIONS
+from gateway.api.endpoint import CHATS, COMPLETIONS
 from gateway.api.kept_pages import AnswerPages
 from gateway.api.management_pages import describe_management
 from gateway.api.schemas import COMPONENTS, Schema, reference
+from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -78,6 +80,41 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
         "xtc_threshold": 0.1,
     },
     "vllm": {"prompt": "Yes or no?", "structured_outputs": {"choice": [" yes", " no"]}},
+}
+
+_MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Write one line about the sea."}]
+_ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two integers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+_CHAT_EXAMPLES: dict[str, dict[str, Any]] = {
+    "openai": {"messages": _MESSAGES, "max_completion_tokens": 40, "temperature": 0},
+    "fireworks": {
+        "messages": _MESSAGES,
+        "max_tokens": 60,
+        "response_format": {"type": "json_object"},
+    },
+    "llamacpp": {"messages": _MESSAGES, "max_tokens": 60, "top_k": 40, "min_p": 0.1},
+    "mistralrs": {
+        "messages": _MESSAGES,
+        "max_tokens": 16,
+        "grammar": {"type": "regex", "value": "(yes|no)"},
+    },
+    "omlx": {"messages": _MESSAGES, "max_tokens": 60, "thinking_budget": 30},
+    "vllm": {
+        "messages": [{"role": "user", "content": "What is 2 plus 3?"}],
+        "tools": [_ADD],
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
 }
 
 _ERRORS = {
@@ -184,11 +221,25 @@ _COMPLETION_PAGES = AnswerPages(
     chunk="CompletionChunk",
 )
 
+_CHAT_PAGES = AnswerPages(
+    endpoint=CHATS,
+    tag="Chat",
+    operation="chat_completion",
+    noun="chat completion",
+    answer="ChatCompletion",
+    chunk="ChatCompletionChunk",
+)
+
 OPERATIONS: dict[str, dict[str, Any]] = {
     **_generation(
         _COMPLETION_PAGES,
         "Continue one or more prompts",
         _body(CompletionRequest, _EXAMPLES),
+    ),
+    **_generation(
+        _CHAT_PAGES,
+        "Answer the last message of a conversation",
+        _body(ChatCompletionRequest, _CHAT_EXAMPLES),
     ),
     "/tokenize": _operation(
         "Turn text into tokens, as vLLM and llama.cpp do",
@@ -205,7 +256,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
 }
 """What is said about each POST endpoint."""
 
-KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths
+KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths | _CHAT_PAGES.paths
 """What is said about the endpoints for coming back, by method."""
 
 
@@ -236,7 +287,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
     _, definitions = models_json_schema(
-        [(CompletionRequest, "validation")], ref_template=_REFERENCE
+        [(CompletionRequest, "validation"), (ChatCompletionRequest, "validation")],
+        ref_template=_REFERENCE,
     )
     for path, operation in OPERATIONS.items():
         schema["paths"][path] = {"post": operation}
@@ -250,7 +302,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update({name: _plain(model) for name, model in definitions["$defs"].items()})
-    schemas.update(COMPONENTS)
+    schemas.update(COMPONENTS | CHAT_COMPONENTS)
     components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return schema
 

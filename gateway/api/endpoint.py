@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from gateway.dialects.chat import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
@@ -59,6 +60,11 @@ def _read_completion(
     return to_generation_request(wire, profile, max_prompts=max_prompts)
 
 
+def _read_chat(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:
+    wire = validate(ChatCompletionRequest, body)
+    return to_chat_generation_request(wire, profile, max_prompts=max_prompts)
+
+
 COMPLETIONS: Final = Endpoint(
     name="completions",
     path="/v1/completions",
@@ -67,4 +73,12 @@ COMPLETIONS: Final = Endpoint(
     read=_read_completion,
 )
 
-ENDPOINTS: Final = (COMPLETIONS,)
+CHATS: Final = Endpoint(
+    name="chat.completions",
+    path="/v1/chat/completions",
+    id_prefix="chatcmpl",
+    answer_object="chat.completion",
+    read=_read_chat,
+)
+
+ENDPOINTS: Final = (COMPLETIONS, CHATS)

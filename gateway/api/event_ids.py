@@ -33,7 +33,7 @@ def read_last_event_id(request: Request) -> Position | None:
     if match is None:
         raise InvalidParameterError(
             f"The header '{LAST_EVENT_ID_HEADER}' must be the id of an event of a stream, such as "
-            f"'cmpl-ID:12'. Given: {shown(value)}.",
+            f"'cmpl-ID:12' or 'chatcmpl-ID:12'. Given: {shown(value)}.",
             param=LAST_EVENT_ID_HEADER,
         )
     return Position(match[1], int(match[2]))

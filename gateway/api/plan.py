@@ -1,20 +1,22 @@
 """What a request asks for, wholly checked: everything that comes before the queue (rooms 3 and 4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from redis.exceptions import RedisError
 
-from contract.messages import WorkerCard
+from contract.messages import Parsing, WorkerCard
 from contract.tier import ServiceTier
 from gateway.api.call import Call
+from gateway.api.chat_plan import plan_chat
 from gateway.api.choosing import choose_allowed
 from gateway.api.context import ProcessContext
 from gateway.api.endpoint import Endpoint
 from gateway.dialects.bodies import require_model
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import GenerationRequest, Reasoning
 from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.errors import queue_unavailable
+from gateway.images.fetching import fetch_images
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import PreparedRequest, prepare
 from gateway.structure.pool import TokenizerSource
@@ -32,6 +34,8 @@ class Plan:
     grammar: str
     """What the text must match, compiled; empty if it need not match anything."""
     service_tier: ServiceTier
+    parsing: Parsing | None = None
+    """How the answer of a chat is read apart."""
 
     @property
     def model(self) -> str:
@@ -41,10 +45,17 @@ class Plan:
     @property
     def most_prompt_tokens(self) -> int:
         """Prompt tokens that the request may come to."""
-        if any(self.request.images):
-            # How many tokens images expand to is known only when the engine has read them.
-            return len(self.prepared.prompts) * (self.card.context_window - 1)
-        return sum(len(prompt.token_ids) for prompt in self.prepared.prompts)
+        prompts = zip(self.prepared.prompts, self.request.images, strict=True)
+        return sum(
+            self._most_tokens(len(prompt.token_ids), len(images)) for prompt, images in prompts
+        )
+
+    def _most_tokens(self, tokens: int, images: int) -> int:
+        """Return what a prompt may come to: how many tokens images expand to is known when it is read."""
+        most, per_image = self.card.context_window - 1, self.card.image_tokens
+        if not images:
+            return tokens
+        return min(tokens + images * per_image, most) if per_image else most
 
     @property
     def most_completion_tokens(self) -> int:
@@ -69,15 +80,37 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
         card.features,
         has_infill=find_template(tokenizer) is not None,
         has_tools=has_tool_calls(tokenizer),
+        tool_format=card.chat.tool_format if card.chat else None,
         max_images=card.max_images,
     )
+    chat = await plan_chat(context, request, card, tokenizer)
+    request = chat.request
+    if principal.is_strict:
+        refuse_ignored(request.ignored_parameters)
     prepared = await prepare(request, tokenizer, card)
-    grammar = await _grammar(context, request, card)
+    grammar = await _grammar(context, request, card, chat.reasoning)
     tier = request.service_tier or principal.service_tier
-    return Plan(endpoint, request, card, prepared, grammar, tier)
+    return Plan(endpoint, request, card, prepared, grammar, tier, chat.parsing)
 
 
-async def _grammar(context: ProcessContext, request: GenerationRequest, card: WorkerCard) -> str:
+async def with_images(context: ProcessContext, plan: Plan) -> Plan:
+    """Return the plan with the files of its images, of which those of a chat may have to be fetched.
+
+    Raises InvalidParameterError, which names an image that cannot be had, and OverloadedError.
+    """
+    chat = plan.request.chat
+    if chat is None or not chat.image_sources:
+        return plan
+    files = await fetch_images(chat.image_sources, fetcher=context.images)
+    return replace(plan, request=replace(plan.request, images=[files]))
+
+
+async def _grammar(
+    context: ProcessContext,
+    request: GenerationRequest,
+    card: WorkerCard,
+    reasoning: Reasoning | None,
+) -> str:
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(
         digest,
@@ -85,4 +118,6 @@ async def _grammar(context: ProcessContext, request: GenerationRequest, card: Wo
         eos_token_ids=card.eos_token_ids,
         vocabulary_size=card.vocabulary_size,
     )
-    return await context.grammars.compile(request.structure, request.tool_use, tokenizer=tokenizer)
+    return await context.grammars.compile(
+        request.structure, request.tool_use, tokenizer=tokenizer, reasoning=reasoning
+    )

@@ -38,7 +38,7 @@ RequestId = Annotated[
     Path(
         max_length=MAX_TEXT_CHARACTERS,
         pattern=PRINTABLE,
-        description="The completion's id, such as `cmpl-...`.",
+        description="The completion's id, such as `cmpl-...` or `chatcmpl-...`.",
     ),
 ]
 

@@ -36,15 +36,27 @@ class Reader:
 
 async def begin(client: httpx.AsyncClient, number: int, **parameters: Any) -> Events:
     """Ask for a stream, read so many events of it, and go away."""
-    body = asking(stream=True, **parameters)
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    return await begin_at("/v1/completions", client, number, asking(**parameters))
+
+
+async def begin_at(
+    path: str, client: httpx.AsyncClient, number: int, body: dict[str, Any]
+) -> Events:
+    """Ask an endpoint for a stream, read so many events of it, and go away."""
+    async with client.stream("POST", path, json=body | {"stream": True}) as response:
         return await Reader(response).read(number)
+
+
+def path_of(request_id: str) -> str:
+    """Return where an answer can be read."""
+    kind = "chat/completions" if request_id.startswith("chat") else "completions"
+    return f"/v1/{kind}/{request_id}"
 
 
 async def go_on(client: httpx.AsyncClient, request_id: str, number: int) -> httpx.Response:
     """Read on behind an event."""
     return await client.get(
-        f"/v1/completions/{request_id}",
+        path_of(request_id),
         params={"stream": "true"},
         headers={"last-event-id": f"{request_id}:{number}"},
     )
@@ -52,7 +64,7 @@ async def go_on(client: httpx.AsyncClient, request_id: str, number: int) -> http
 
 async def status_of(client: httpx.AsyncClient, request_id: str) -> str:
     """Return how a completion stands; `completed` if the whole of it is told."""
-    response = await client.get(f"/v1/completions/{request_id}")
+    response = await client.get(path_of(request_id))
     assert response.status_code == 200, response.text
     body = response.json()
     return "completed" if "choices" in body else str(body["status"])

@@ -11,7 +11,7 @@ from gateway.app import create_app
 from gateway.settings import Settings
 
 PAGE = create_app(Settings()).openapi()
-BY_HAND = ("/v1/completions", "/v1/models", "/tokenize", "/detokenize")
+BY_HAND = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
 
 
 def operations() -> list[Any]:

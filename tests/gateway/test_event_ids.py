@@ -7,6 +7,7 @@ from gateway.api.event_ids import Position, read_last_event_id, read_position, r
 from gateway.errors import InvalidParameterError
 
 ID = "cmpl-" + "a2" * 13
+CHAT_ID = f"chat{ID}"
 
 
 def request(query: str = "", **headers: str) -> Request:
@@ -15,9 +16,11 @@ def request(query: str = "", **headers: str) -> Request:
     return Request({"type": "http", "headers": raw, "query_string": query.encode()})
 
 
+@pytest.mark.parametrize("request_id", [ID, CHAT_ID])
 @pytest.mark.parametrize("number", [0, 1, 999_999_999_999_999])
-def test_event_id_is_read(number: int) -> None:
-    assert read_last_event_id(request(last_event_id=f"{ID}:{number}")) == Position(ID, number)
+def test_event_id_is_read(request_id: str, number: int) -> None:
+    given = request(last_event_id=f"{request_id}:{number}")
+    assert read_last_event_id(given) == Position(request_id, number)
 
 
 @pytest.mark.parametrize("headers", [{}, {"last_event_id": ""}], ids=["absent", "empty"])
@@ -39,6 +42,8 @@ def test_client_that_has_got_nothing_says_nothing(headers: dict[str, str]) -> No
         f"{ID[:-1]}:1",
         f"{ID.upper()}:1",
         "cmpl-1:1",
+        f"chat{CHAT_ID}:1",
+        f"chat-{ID}:1",
         "x" * 5000,
     ],
 )

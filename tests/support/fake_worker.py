@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from redis.asyncio import Redis
 
 from contract import keys, messages
 from contract.messages import (
+    CallPiece,
+    ChatFormat,
     Delta,
     Frame,
     JobFailed,
@@ -28,6 +31,23 @@ ROOM = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
 CLAIM_SECONDS = 15.0
 CONTEXT_WINDOW = 2048
 VOCABULARY_SIZE = 2048
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}"
+    "{% if messages[0].content == 'refuse' %}{{ raise_exception('I do not like it.') }}{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% if thinks %}<think>{% endif %}{% endif %}"
+)
+
+
+def chat_format(template: str = CHAT_TEMPLATE, **fields: Any) -> ChatFormat:
+    """Say how a model with a chat template is talked with."""
+    digest = hashlib.sha256(_published(template)).hexdigest()
+    return ChatFormat(digest, **fields)
+
+
+def _published(template: str) -> bytes:
+    return json.dumps({"default": template}).encode()
 
 
 class FakeWorker:
@@ -57,13 +77,24 @@ class FakeWorker:
         return WorkerCard(self.name, self.queue.model, state, **(known | fields))
 
     async def announce(
-        self, state: WorkerState = WorkerState.READY, *, ttl_ms: int = 600_000, **fields: Any
+        self,
+        state: WorkerState = WorkerState.READY,
+        *,
+        ttl_ms: int = 600_000,
+        template: str | None = CHAT_TEMPLATE,
+        **fields: Any,
     ) -> None:
-        """Publish card and tokenizer as a worker does."""
+        """Publish card and tokenizer as a worker does, and a template if the card speaks of chats."""
         card = self.card(state, **fields)
         await self._redis.set(
             keys.tokenizer(card.tokenizer_digest), zlib.compress(self._tokenizer), ex=600
         )
+        if card.chat is not None and template is not None:
+            await self._redis.set(
+                keys.chat_template(card.chat.template_digest),
+                zlib.compress(_published(template)),
+                ex=600,
+            )
         await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
         await self.queue.announce(card, ttl_ms=ttl_ms)
 
@@ -179,6 +210,9 @@ def delta(
     finish_reason: FinishReason | None = None,
     logprobs: Sequence[TokenLogprob] | None = None,
     cumulative_logprob: float = 0.0,
+    reasoning: str = "",
+    calls: Sequence[CallPiece] = (),
+    reasoning_tokens: int = 0,
 ) -> Delta:
     """Make a delta of a claimed job."""
     return Delta(
@@ -192,4 +226,7 @@ def delta(
         None,
         None if logprobs is None else list(logprobs),
         cumulative_logprob,
+        reasoning,
+        list(calls),
+        reasoning_tokens,
     )

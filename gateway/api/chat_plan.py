@@ -1,0 +1,54 @@
+"""What is planned of a chat beside what is planned of every request: its prompt, and how its answer is read."""
+
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from contract.messages import Parsing, WorkerCard
+from gateway.api.context import ProcessContext
+from gateway.dialects.request import GenerationRequest, Reasoning
+from gateway.dialects.template_arguments import unread_parameters
+from gateway.prompt.chat import render_chat
+
+_UNREAD_IMAGE = b""
+"""Stands for an image until it is fetched, which comes last: what is refused anyway needs no image."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChat:
+    """A chat as a completion."""
+
+    request: GenerationRequest
+    """With its one prompt, and the parameters that the template ignores."""
+    parsing: Parsing | None
+    """None for a completion."""
+    reasoning: Reasoning | None
+    """What stands before a structure."""
+
+
+async def plan_chat(
+    context: ProcessContext, request: GenerationRequest, card: WorkerCard, tokenizer: Tokenizer
+) -> PlannedChat:
+    """Render the messages of a chat; a completion stays as it is. Raises an ApiError."""
+    chat, form = request.chat, card.chat
+    if chat is None:
+        return PlannedChat(request, None, None)
+    rendered = await render_chat(request, card, context.chat_templates, tokenizer)
+    assert form is not None  # noqa: S101 - nothing is rendered without it
+    read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
+    ignored = unread_parameters(chat, read)
+    use = request.tool_use
+    parsing = Parsing(
+        tools=chat.tools if use is not None and form.tool_parser else [],
+        is_tool_named=use is not None and use.name is not None,
+        finds_reasoning=bool(form.reasoning_parser),
+        opening_tokens=rendered.opening_tokens,
+        template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
+    )
+    request = replace(
+        request,
+        prompts=[rendered.text],
+        images=[[_UNREAD_IMAGE] * len(chat.image_sources)],
+        ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
+    )
+    return PlannedChat(request, parsing, rendered.reasoning)

@@ -1,0 +1,356 @@
+"""`POST /v1/chat/completions`: from messages to a job, and from what the worker tells to a message."""
+
+import asyncio
+import base64
+import re
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract.messages import CallPiece, ChatFormat, Feature, Parsing
+from contract.outcomes import FinishReason
+from gateway.accounts.database import Database
+from gateway.jobs.drain import Drain
+from tests.gateway.chats import (
+    CHATS,
+    FEATURES,
+    HELLO,
+    PARSERS,
+    TOKENIZER,
+    chat,
+    chatting,
+    joined,
+    prompt_of,
+    serve_chats,
+    tool,
+)
+from tests.gateway.conftest import complete, nothing_left, serve
+from tests.gateway.http import message_of
+from tests.support.events import parse_chunks
+from tests.support.fake_worker import chat_format
+from tests.support.stack import MODEL, Stack
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 24
+
+
+async def test_chat_is_answered_whole(client: httpx.AsyncClient) -> None:
+    response = await chat(client)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-max-tokens-applied"] == "8"
+    body = response.json()
+    assert re.fullmatch(r"chatcmpl-[a-z2-7]{26}", body["id"])
+    assert (body["object"], body["model"]) == ("chat.completion", MODEL)
+    (choice,) = body["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 8
+
+
+async def test_stream_tells_what_the_whole_answer_tells(client: httpx.AsyncClient) -> None:
+    whole = (await chat(client, n=2, temperature=1)).json()["choices"]
+    response = await chat(client, n=2, temperature=1, stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = parse_chunks(response.content)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    told = joined(chunks)
+    for choice in whole:
+        message = {name: value for name, value in choice["message"].items() if value is not None}
+        assert told[choice["index"]] == message
+
+
+async def test_messages_become_the_prompt_of_a_job(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    body = {"chat_template_kwargs": {"thinks": True, "unread": 1}, "nonsense": 1}
+    messages = [{"role": "system", "content": "Be brief"}, *HELLO]
+    request = asyncio.create_task(chat(client, name, messages=messages, **body))
+    claim = await worker.claim_one()
+    assert prompt_of(claim) == "system: Be brief\nuser: Hello\nassistant:<think>"
+    opening = len(TOKENIZER.encode("assistant:<think>", add_special_tokens=False).ids)
+    assert claim.job.parsing == Parsing(
+        finds_reasoning=True, opening_tokens=opening, template_arguments={"thinks": True}
+    )
+    assert not claim.job.shows_special_tokens
+    await worker.conclude(claim, "Hi", ".")
+    response = await request
+    assert response.headers["x-ignored-params"] == "chat_template_kwargs.unread,nonsense"
+    assert response.json()["choices"][0]["message"]["content"] == "Hi."
+    assert response.json()["usage"]["prompt_tokens"] == len(claim.job.prompt_token_ids)
+    assert await nothing_left(store, name)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tools", "is_named"),
+    [
+        ({"tools": [tool(), tool("sub")]}, ["add", "sub"], False),
+        ({"tools": [tool()], "tool_choice": "none"}, [], False),
+        ({}, [], False),
+    ],
+    ids=["auto", "none", "without"],
+)
+async def test_worker_is_told_which_calls_to_look_for(
+    client: httpx.AsyncClient,
+    store: "Redis",
+    parameters: dict[str, Any],
+    tools: list[str],
+    *,
+    is_named: bool,
+) -> None:
+    worker, name = await serve_chats(store)
+    request = asyncio.create_task(chat(client, name, **parameters))
+    claim = await worker.claim_one()
+    parsing = claim.job.parsing
+    assert parsing is not None
+    assert [each["function"]["name"] for each in parsing.tools] == tools
+    assert parsing.is_tool_named is is_named
+    assert ("tools" in prompt_of(claim)) is ("tools" in parameters)
+    await worker.conclude(claim, "Hi")
+    assert (await request).status_code == 200
+
+
+@pytest.mark.parametrize("shows", [False, True])
+async def test_parsers_are_shown_the_special_tokens_that_they_look_for(
+    client: httpx.AsyncClient, store: "Redis", *, shows: bool
+) -> None:
+    form = chat_format(**PARSERS, shows_special_tokens=shows)
+    worker, name = await serve_chats(store, form=form)
+    request = asyncio.create_task(chat(client, name))
+    claim = await worker.claim_one()
+    assert claim.job.shows_special_tokens is shows
+    await worker.conclude(claim, "Hi")
+    assert (await request).status_code == 200
+
+
+async def test_job_of_a_completion_is_not_read_apart(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    request = asyncio.create_task(complete(client, model=name))
+    claim = await worker.claim_one()
+    assert claim.job.parsing is None
+    await worker.conclude(claim, "Hi")
+    assert (await request).json()["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_reasoning_and_calls_are_told_apart(
+    client: httpx.AsyncClient, store: "Redis", *, is_streamed: bool
+) -> None:
+    worker, name = await serve_chats(store)
+    options = {"stream_options": {"include_usage": True}} if is_streamed else {}
+    request = asyncio.create_task(chat(client, name, tools=[tool()], stream=is_streamed, **options))
+    claim = await worker.claim_one()
+    deltas = [
+        worker.next_delta(claim, "", reasoning="Hm.", reasoning_tokens=1),
+        worker.next_delta(claim, "", calls=[CallPiece(0, "add", '{"a"')]),
+        worker.next_delta(
+            claim, "", calls=[CallPiece(0, "", ":1}")], finish_reason=FinishReason.STOP
+        ),
+    ]
+    for delta in deltas:
+        await worker.send(claim.job.gateway, deltas=[delta])
+    await worker.finish(claim)
+    response = await request
+    if is_streamed:
+        chunks = parse_chunks(response.content)
+        deltas_told = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        assert [each.get("reasoning_content") for each in deltas_told[:2]] == [None, "Hm."]
+        calls = [call for each in deltas_told for call in each.get("tool_calls", ())]
+        assert "".join(call["function"]["arguments"] for call in calls) == '{"a":1}'
+        finish, usage = chunks[-2]["choices"][0]["finish_reason"], chunks[-1]["usage"]
+    else:
+        body = response.json()
+        (choice,) = body["choices"]
+        message, calls = choice["message"], choice["message"]["tool_calls"]
+        assert (message["content"], message["reasoning_content"]) == (None, "Hm.")
+        assert calls[0]["function"] == {"name": "add", "arguments": '{"a":1}'}
+        finish, usage = choice["finish_reason"], body["usage"]
+    assert (finish, calls[0]["type"]) == ("tool_calls", "function")
+    assert re.fullmatch(r"call_[0-9a-f]{24}", calls[0]["id"])
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 1}
+
+
+async def test_estimate_tells_what_the_request_takes(client: httpx.AsyncClient) -> None:
+    body = chatting(messages=[*HELLO, {"role": "assistant", "content": "Hi"}, *HELLO])
+    told = (await client.post(f"{CHATS}:estimate", json=body)).json()
+    usage = (await client.post(CHATS, json=body)).json()["usage"]
+    assert told["prompt_tokens"] == usage["prompt_tokens"]
+    assert (told["max_tokens"], told["completion_tokens_max"]) == (8, 8)
+
+
+async def test_images_travel_with_their_job(client: httpx.AsyncClient, store: "Redis") -> None:
+    template = (
+        "{% for part in messages[0].content %}"
+        "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}"
+    )
+    worker, name = await serve_chats(
+        store,
+        form=chat_format(template, content_format="parts"),
+        template=template,
+        features=[Feature.CHAT, Feature.IMAGES],
+        image_token="<image>",
+        max_images=2,
+    )
+    uri = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    image = {"type": "image_url", "image_url": {"url": uri}}
+    content = [{"type": "text", "text": "What is this?"}, image]
+    request = asyncio.create_task(
+        chat(client, name, messages=[{"role": "user", "content": content}])
+    )
+    claim = await worker.claim_one()
+    assert claim.job.images == [PNG]
+    assert prompt_of(claim) == "What is this?<image>"
+    await worker.conclude(claim, "A cat")
+    assert (await request).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "param", "text"),
+    [
+        ({"messages": []}, "invalid_value", "messages", "at least"),
+        ({"messages": None}, "missing_required_parameter", "messages", "required"),
+        ({"tools": [{}]}, "invalid_value", "tools", "tools[0]"),
+        ({"temperature": 3}, "invalid_value", "temperature", "<= 2"),
+        ({"max_tokens": 5000}, "context_length_exceeded", "max_tokens", "2048"),
+        ({"prompt": "a"}, "unsupported_parameter", "prompt", "prompt"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_wrong_request_is_refused_by_name(
+    client: httpx.AsyncClient, parameters: dict[str, Any], code: str, param: str, text: str
+) -> None:
+    response = await chat(client, **parameters)
+    message = message_of(response, status=400, kind="invalid_request_error", code=code, param=param)
+    assert text in message
+
+
+async def test_prompt_that_is_too_long_is_refused(client: httpx.AsyncClient) -> None:
+    for length in (20_000, 250_000):
+        response = await chat(client, messages=[{"role": "user", "content": "a " * (length // 2)}])
+        message = message_of(
+            response,
+            status=400,
+            kind="invalid_request_error",
+            code="context_length_exceeded",
+            param="messages",
+        )
+        assert "2048 tokens" in message
+
+
+async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store: "Redis") -> None:
+    _, name = await serve_chats(store)
+    response = await chat(client, name, messages=[{"role": "user", "content": "refuse"}])
+    message = message_of(
+        response, status=400, kind="invalid_request_error", code="invalid_value", param="messages"
+    )
+    assert message.endswith("I do not like it.")
+
+
+@pytest.mark.parametrize(
+    ("features", "parameters", "param", "need"),
+    [
+        ([], {}, "messages", "a chat template"),
+        ([Feature.CHAT], {"tools": [tool()]}, "tools", "tool calls are found"),
+        (FEATURES, {"tools": [tool()], "tool_choice": "required"}, "tool_choice", "enforced"),
+        (
+            FEATURES,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}],
+                    }
+                ]
+            },
+            "messages",
+            "sees images",
+        ),
+    ],
+    ids=["chat", "tools", "forced", "images"],
+)
+async def test_model_that_cannot_says_so(
+    client: httpx.AsyncClient,
+    store: "Redis",
+    features: list[Feature],
+    parameters: dict[str, Any],
+    param: str,
+    need: str,
+) -> None:
+    form = chat_format(**PARSERS) if features else None
+    name = f"cannot-{secrets.token_hex(4)}"
+    await serve(store, name, features=features, chat=form)
+    response = await chat(client, name, **parameters)
+    message = message_of(
+        response,
+        status=400,
+        kind="invalid_request_error",
+        code="unsupported_parameter",
+        param=param,
+    )
+    assert need in message
+
+
+async def test_image_by_url_is_refused_where_no_host_is_allowed(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    _, name = await serve_chats(
+        store, features=[*FEATURES, Feature.IMAGES], image_token="<image>", max_images=1
+    )
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
+    response = await chat(client, name, messages=[{"role": "user", "content": [image]}])
+    path = "messages[0].content[0].image_url.url"
+    message = message_of(
+        response, status=400, kind="invalid_request_error", code="invalid_value", param=path
+    )
+    assert "no images are fetched" in message
+
+
+async def test_template_that_cannot_be_used_is_the_operators_fault(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    template = "{% for message in messages %}"
+    _, name = await serve_chats(store, form=chat_format(template), template=template)
+    response = await chat(client, name)
+    assert response.status_code == 503
+    assert response.headers["x-should-retry"] == "false"
+    assert response.json()["error"]["code"] == "model_misconfigured"
+
+
+async def test_template_that_is_not_published_is_asked_for_again(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    _, name = await serve_chats(store, form=ChatFormat(secrets.token_hex(32)), template=None)
+    for _ in range(2):
+        response = await chat(client, name)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] != "model_misconfigured"
+
+
+async def test_models_say_whether_they_can_be_talked_with(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    _, name = await serve_chats(store, features=[Feature.CHAT])
+    mute = f"mute-{secrets.token_hex(4)}"
+    await serve(store, mute)
+    await asyncio.gather(chat(client, mute), chat(client, name, temperature=3))
+    listed = (await client.get("/v1/models")).json()["data"]
+    served = {each["id"]: set(each["supported_chat_parameters"]) for each in listed}
+    assert served[mute] == set()
+    assert {"messages", "temperature"} <= served[name]
+    assert not {"tools", "thinking_budget"} & served[name]
+    assert {"tools", "include_reasoning"} <= served[MODEL]
+
+
+async def test_usage_says_that_it_was_a_chat(
+    stack: Stack, client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    request_id = (await chat(client)).json()["id"]
+    database = Database(stack.database_url)
+    await Drain(store, database).run()
+    await database.aclose()
+    receipt = (await client.get(f"/v1/usage/requests/{request_id}")).json()
+    assert (receipt["endpoint"], receipt["outcome"]) == ("chat.completions", "finished")

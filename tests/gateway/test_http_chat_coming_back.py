@@ -1,0 +1,135 @@
+"""Chats that clients come back for: streams that go on, background ones, and requests that are sent again."""
+
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from contract.messages import CallPiece
+from contract.outcomes import FinishReason
+from tests.gateway.chats import CHATS, chat, chatting, joined, serve_chats, tool
+from tests.gateway.coming_back import Events, await_status, begin, begin_at, go_on, status_of
+from tests.gateway.http import message_of
+from tests.support.events import numbered_events, parse_chunks
+
+LONG = {"max_tokens": 60, "n": 2, "temperature": 1}
+
+
+def messages(*parts: Events) -> dict[int, dict[str, Any]]:
+    """Return the messages of a stream that was read in parts, which must fit together."""
+    events = [event for part in parts for event in part]
+    assert [number for _, _, number in events] == list(range(1, len(events) + 1))
+    body = b"".join(b"%b\nid: %b:%d\n\n" % (d, r.encode(), n) for d, r, n in events)
+    return joined(parse_chunks(body))
+
+
+async def undisturbed(client: httpx.AsyncClient, **parameters: Any) -> dict[int, dict[str, Any]]:
+    """Return the messages of a request that nothing happens to, without members that are null."""
+    choices = (await chat(client, **parameters)).json()["choices"]
+    return {
+        choice["index"]: {k: v for k, v in choice["message"].items() if v is not None}
+        for choice in choices
+    }
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
+@pytest.mark.parametrize("number", [1, 7, 40])
+async def test_stream_goes_on_where_its_client_left(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, number: int, *, elsewhere: bool
+) -> None:
+    expected = await undisturbed(client, **LONG)
+    first = await begin_at(CHATS, client, number, chatting(**LONG))
+    rest = await go_on(other_client if elsewhere else client, first[0][1], number)
+    assert rest.status_code == 200
+    assert messages(first, numbered_events(rest.content)) == expected
+
+
+async def test_stream_of_calls_goes_on_elsewhere_with_the_same_ids(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    response = await chat(client, name, tools=[tool()], background=True)
+    request_id = response.json()["id"]
+    claim = await worker.claim_one()
+    for index in range(2):
+        pieces = [CallPiece(index, "add", '{"a"'), CallPiece(index, "", ":1}")]
+        for piece in pieces:
+            said = worker.next_delta(claim, "", calls=[piece])
+            await worker.send(claim.job.gateway, deltas=[said])
+    last = worker.next_delta(claim, "", finish_reason=FinishReason.STOP)
+    await worker.send(claim.job.gateway, deltas=[last])
+    await worker.finish(claim)
+    await await_status(client, request_id, "completed")
+    whole = (await client.get(f"{CHATS}/{request_id}")).json()["choices"][0]
+    everything = numbered_events((await go_on(client, request_id, 0)).content)
+    for skip in range(len(everything)):
+        rest = numbered_events((await go_on(other_client, request_id, skip)).content)
+        assert rest == everything[skip:]
+    calls = whole["message"]["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == ['{"a":1}'] * 2
+    assert messages(everything)[0]["tool_calls"] == calls
+    assert whole["finish_reason"] == "tool_calls"
+
+
+async def test_post_with_the_last_event_id_goes_on(client: httpx.AsyncClient) -> None:
+    expected = await undisturbed(client, **LONG)
+    first = await begin_at(CHATS, client, 5, chatting(**LONG))
+    headers = {"last-event-id": f"{first[0][1]}:5"}
+    rest = await client.post(CHATS, json={}, headers=headers)
+    assert messages(first, numbered_events(rest.content)) == expected
+
+
+async def test_answer_is_known_under_the_path_of_its_kind_only(client: httpx.AsyncClient) -> None:
+    ((_, chat_id, _),) = await begin_at(CHATS, client, 1, chatting())
+    ((_, completion_id, _),) = await begin(client, 1)
+    for path, foreign in (("/v1/completions", chat_id), (CHATS, completion_id)):
+        last = {"last-event-id": f"{foreign}:1"}
+        for response in (
+            await client.get(f"{path}/{foreign}"),
+            await client.get(f"{path}/{foreign}?stream=true"),
+            await client.post(f"{path}/{foreign}/cancel"),
+            await client.post(path, json={}, headers=last),
+        ):
+            message = message_of(
+                response, status=404, kind="invalid_request_error", code="not_found"
+            )
+            assert foreign in message
+    assert await status_of(client, chat_id) in ("in_progress", "completed", "incomplete")
+
+
+async def test_background_chat_is_read_later_or_cancelled(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    started = (await chat(client, background=True, max_tokens=4)).json()
+    assert (started["object"], started["status"]) == ("chat.completion", "queued")
+    await await_status(other_client, started["id"], "completed")
+    worker, name = await serve_chats(store)
+    waiting = (await chat(client, name, background=True)).json()
+    await worker.claim_one()
+    cancelled = (await other_client.post(f"{CHATS}/{waiting['id']}/cancel")).json()
+    assert cancelled["object"] == "chat.completion"
+    assert cancelled["status"] in ("cancelled", "in_progress", "queued")
+    await await_status(client, waiting["id"], "cancelled")
+
+
+async def test_request_that_is_sent_again_gets_the_same_answer(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient
+) -> None:
+    headers = {"idempotency-key": secrets.token_hex(8)}
+    first = await client.post(CHATS, json=chatting(), headers=headers)
+    again = await other_client.post(CHATS, json=chatting(), headers=headers)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json() == first.json()
+    elsewhere = await client.post("/v1/completions", json=chatting(prompt="a"), headers=headers)
+    assert elsewhere.status_code == 409
+    assert elsewhere.json()["error"]["code"] == "idempotency_conflict"
+
+
+async def test_stream_that_is_sent_again_is_told_again(client: httpx.AsyncClient) -> None:
+    headers = {"idempotency-key": secrets.token_hex(8)}
+    body = chatting(stream=True, n=2)
+    first = await client.post(CHATS, json=body, headers=headers)
+    again = await client.post(CHATS, json=body, headers=headers)
+    assert numbered_events(again.content) == numbered_events(first.content)
