@@ -8,10 +8,10 @@ from random import Random
 from typing_extensions import override
 
 from contract.dialect import Dialect
+from tests.fuzz.chat_values import CHAT_ODD, CHAT_SOUND
 from tests.fuzz.values import JUNK, ODD, SOUND
 from tests.support.stack import MODEL
 
-NAMES = sorted({*SOUND, *ODD})
 FEW_TOKENS = '"max_tokens": 2'
 MOST_MEMBERS = 5
 
@@ -27,39 +27,57 @@ SCRAPS = (b"", b"\xff", b"\xc3", b"\x00", b"{", b"]", b'"', b",,", b"\\u")
 class Case:
     """One request."""
 
+    path: str
     dialect: str | None
     body: bytes
 
     @override
     def __str__(self) -> str:
         """Show it so that it can be sent again."""
-        return f"X-Api-Dialect: {self.dialect}\n{self.body!r}"
+        return f"{self.path}\nX-Api-Dialect: {self.dialect}\n{self.body!r}"
 
 
 def _texts(table: dict[str, tuple[object, ...]]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(json.dumps(value) for value in values) for name, values in table.items()}
 
 
-_SOUND, _ODD = _texts(SOUND), _texts(ODD)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An endpoint, and what is sent to it."""
+
+    path: str
+    subject: str
+    """The parameter that every body has."""
+    sound: dict[str, tuple[str, ...]]
+    odd: dict[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """All names of members."""
+        return sorted({*self.sound, *self.odd})
 
 
-def different_cases(seed: int) -> Iterator[Case]:
+COMPLETIONS = Target("/v1/completions", "prompt", _texts(SOUND), _texts(ODD))
+CHATS = Target("/v1/chat/completions", "messages", _texts(CHAT_SOUND), _texts(CHAT_ODD))
+
+
+def different_cases(seed: int, target: Target) -> Iterator[Case]:
     """Yield requests without end, none of them twice."""
     chance = Random(seed)
     seen: set[Case] = set()
     while True:
-        case = _case(chance)
+        case = _case(chance, target)
         if case not in seen:
             seen.add(case)
             yield case
 
 
-def _case(chance: Random) -> Case:
+def _case(chance: Random, target: Target) -> Case:
     oddity = chance.choice(ODDITIES)
-    members = [_member(chance, oddity) for _ in range(chance.randint(0, MOST_MEMBERS))]
+    members = [_member(chance, target, oddity) for _ in range(chance.randint(0, MOST_MEMBERS))]
     parts = [
         f'"model": "{MODEL}"',
-        f'"prompt": {chance.choice(_SOUND["prompt"])}',
+        f'"{target.subject}": {chance.choice(target.sound[target.subject])}',
         *members,
         chance.choice(('"stream": true', '"stream": false')),
         FEW_TOKENS,
@@ -67,14 +85,14 @@ def _case(chance: Random) -> Case:
     body = ("{" + ", ".join(parts) + "}").encode()
     if oddity == VERY_ODD and chance.random() < 0.5:
         body = _mangled(chance, body)
-    return Case(chance.choice(DIALECTS), body)
+    return Case(target.path, chance.choice(DIALECTS), body)
 
 
-def _member(chance: Random, oddity: int) -> str:
-    name = chance.choice(NAMES)
-    values = _SOUND.get(name, _ODD.get(name, JUNK))
+def _member(chance: Random, target: Target, oddity: int) -> str:
+    name = chance.choice(target.names)
+    values = target.sound.get(name, target.odd.get(name, JUNK))
     if chance.randint(1, 10) <= oddity:
-        values = chance.choice((_ODD.get(name, JUNK), JUNK))
+        values = chance.choice((target.odd.get(name, JUNK), JUNK))
     return f"{json.dumps(name)}: {chance.choice(values)}"
 
 

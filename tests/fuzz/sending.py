@@ -38,7 +38,7 @@ async def _send(
         for case in queue:
             dialect = {"x-api-dialect": case.dialect} if case.dialect else {}
             try:
-                response = await client.post("/v1/completions", content=case.body, headers=dialect)
+                response = await client.post(case.path, content=case.body, headers=dialect)
             except httpx.HTTPError as error:
                 answers.append((case, error))
             else:

@@ -7,8 +7,10 @@ from itertools import islice
 import httpx
 import pytest
 
+from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from tests.fuzz.bodies import Case, different_cases
+from tests.fuzz.bodies import CHATS, COMPLETIONS, Case, Target, different_cases
+from tests.fuzz.chat_values import CHAT_SOUND
 from tests.fuzz.sending import answers_of
 from tests.fuzz.soundness import check_sound
 from tests.fuzz.values import SOUND
@@ -25,10 +27,12 @@ SHOWN = 5
 def test_every_parameter_is_tried() -> None:
     # The model is the same in every body, and its name is tried where models are chosen.
     assert set(SOUND) == set(CompletionRequest.model_fields) - {"model"}
+    assert set(CHAT_SOUND) == set(ChatCompletionRequest.model_fields) - {"model"}
 
 
-def test_every_answer_is_sound(target: Stack) -> None:
-    sent = list(islice(different_cases(SEED), BODIES))
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, CHATS], ids=lambda each: each.subject)
+def test_every_answer_is_sound(target: Stack, endpoint: Target) -> None:
+    sent = list(islice(different_cases(SEED, endpoint), BODIES))
     half = BODIES // 2
     answers = asyncio.run(shoot(target, sent[:half], sent[half:]))
 

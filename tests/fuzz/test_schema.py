@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 REQUESTS = {
     "/v1/completions": 600,
     "/v1/completions:estimate": 200,
+    "/v1/chat/completions": 600,
+    "/v1/chat/completions:estimate": 200,
     "/tokenize": 100,
     "/detokenize": 100,
 }
@@ -31,6 +33,7 @@ LEAST_SERVED = 20
 """Requests to each path that must be served, so that not only refusals are looked at."""
 
 FEW = 4
+MESSAGES = [{"role": "user", "content": "a"}]
 
 CHECKS = [
     not_a_server_error,
@@ -73,7 +76,8 @@ def test_answers_are_as_the_page_says(
     def shoot(case: Any, is_brief: bool) -> None:
         if is_brief and isinstance(case.body, dict) and "completions" in path:
             # Many parameters at once nearly always contradict each other somewhere.
-            case.body = {"prompt": "a", **dict(islice(case.body.items(), FEW))}
+            subject = {"messages": MESSAGES} if "chat" in path else {"prompt": "a"}
+            case.body = {**subject, **dict(islice(case.body.items(), FEW))}
         if isinstance(case.body, dict) and (is_brief or isinstance(case.body.get("model"), str)):
             # A made-up name would end every request as unknown, and no limit would let it run long.
             case.body.update(model=MODEL, max_tokens=2, n_predict=None, max_completion_tokens=None)

@@ -1,6 +1,7 @@
 """What an answer may look like whatever was asked."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -13,7 +14,9 @@ DONE = "data: [DONE]"
 CONTRADICTION = "left no token to go on with."
 """A stream may fail by itself only if its words were forbidden that its structure needs."""
 
-REASONS = frozenset({"stop", "length", "tool_calls"})
+REASONS = frozenset({"stop", "length", "tool_calls", "function_call"})
+
+_EVENT_ID = re.compile(r"\nid: (?:chat)?cmpl-")
 
 _KEYS: dict[str, set[str]] = {
     "llamacpp": {"code", "message", "type"},
@@ -50,7 +53,7 @@ def _of_status(answer: dict[str, Any]) -> str:
 
 def _of_stream(text: str) -> str:
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
-    events = [block.partition("\nid: cmpl-")[0] for block in blocks]
+    events = [_EVENT_ID.split(block)[0] for block in blocks]
     if events[-1] != DONE or not all(event.startswith("data: ") for event in events):
         return f"no sound stream: {text[-500:]}"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
@@ -79,9 +82,17 @@ def _of_completion(answer: dict[str, Any]) -> str:
         return "indices of choices"
     if any(choice["finish_reason"] not in REASONS for choice in choices):
         return f"finish reason in {choices}"
-    if any(not isinstance(choice["text"], str) or "logprobs" not in choice for choice in choices):
+    if any(not _has_text(choice) or "logprobs" not in choice for choice in choices):
         return f"choice without text or logprobs: {choices}"
     return _of_usage(answer["usage"])
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    if "message" not in choice:
+        return isinstance(choice["text"], str)
+    message = choice["message"]
+    is_calling = bool(message.get("tool_calls") or message.get("function_call"))
+    return isinstance(message["content"], str) or is_calling
 
 
 def _of_usage(usage: dict[str, Any]) -> str:
