@@ -14,7 +14,7 @@ from tests.gateway.coming_back import Events, await_status, begin, begin_at, go_
 from tests.gateway.http import message_of
 from tests.support.events import numbered_events, parse_chunks
 
-LONG = {"max_tokens": 60, "n": 2, "temperature": 1}
+LONG: dict[str, Any] = {"max_tokens": 60, "n": 2, "temperature": 1}
 
 
 def messages(*parts: Events) -> dict[int, dict[str, Any]]:
