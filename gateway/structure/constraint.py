@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -11,9 +10,6 @@ from gateway.structure import lark
 from gateway.structure.errors import RefusedError
 from gateway.structure.tools import calls_alone, calls_in_text
 from gateway.structure.translate import to_lark
-
-NESTED_LINES: Final = 2
-"""Lines before a structure that is a part of a grammar, its options apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +22,12 @@ class Constraint:
     """What ends before that begins; None if nothing does."""
 
     @property
-    def is_nested(self) -> bool:
-        """Whether the structure is a part of a larger grammar."""
-        return self.tool_use is not None or self.reasoning is not None
+    def is_compound(self) -> bool:
+        """Whether there may be text before what constrains it, or a choice between constraints."""
+        if self.tool_use is None:
+            return self.reasoning is not None
+        is_free = self.tool_use.mode is ToolMode.AUTO
+        return is_free or self.structure is not None or self.reasoning is not None
 
 
 class _AddedToken(msgspec.Struct):
@@ -48,7 +47,7 @@ def added_tokens(tokenizer_json: bytes) -> lark.TokenIds:
 
 def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
     """Return one grammar in llguidance's Lark that matches what the constraint does. Raises RefusedError."""
-    if constraint.structure is not None and not constraint.is_nested:
+    if constraint.structure is not None and not constraint.is_compound:
         return to_lark(constraint.structure)
     content = _content(constraint, token_ids)
     if constraint.reasoning is None:
@@ -56,6 +55,12 @@ def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
     reasoning = _reasoning(constraint.reasoning, token_ids)
     start = f"{reasoning.expression} ({content.expression})"
     return lark.document(start, *content.rules, *reasoning.rules)
+
+
+def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds) -> str:
+    """Return the grammar of calls without any text around them. Raises ToolRefusedError."""
+    calls = calls_alone(tool_use, token_ids)
+    return lark.document(calls.expression, *calls.rules)
 
 
 def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:

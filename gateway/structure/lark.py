@@ -38,10 +38,7 @@ def document(start: str, *rules: str) -> str:
 
 
 def nested(name: str, grammar: str) -> Part:
-    """Return a whole grammar as a part of another, in which its rules have names of their own.
-
-    The grammar's text begins in the second line of the part's rule.
-    """
+    """Return a whole grammar as a part of another, in which its rules have names of their own."""
     return Part(name, (f"{name}: %lark {{\n{grammar.removeprefix(HEADER)}\n}}",))
 
 

@@ -22,8 +22,10 @@ _MAX_GROWTH = 4
 """A walk passes unless its second half took so many times as long as its first: some never stop growing."""
 
 
-def probe(grammar: str, tokenizer: LLTokenizer, *, most_compile_seconds: float) -> None:
-    """Compile a grammar and try it out. Raise RefusedError if it is wrong or too complex.
+def probe(
+    grammar: str, tokenizer: LLTokenizer, *, most_compile_seconds: float, walks: bool = True
+) -> None:
+    """Compile a grammar and, with `walks`, try it out. Raise RefusedError if it is wrong or too complex.
 
     Times are processor time, so that a busy machine refuses nothing.
     """
@@ -35,7 +37,8 @@ def probe(grammar: str, tokenizer: LLTokenizer, *, most_compile_seconds: float) 
         raise RefusedError(_reason(matcher.get_error()))
     if time.process_time() - start > most_compile_seconds:
         raise RefusedError("too complex: it takes too long to compile")
-    _walk(matcher, random.Random(_MAX_STEPS), tokenizer)  # noqa: S311 - no secret
+    if walks:
+        _walk(matcher, random.Random(_MAX_STEPS), tokenizer)  # noqa: S311 - no secret
 
 
 def _walk(matcher: LLMatcher, choice: random.Random, tokenizer: LLTokenizer) -> None:

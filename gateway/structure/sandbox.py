@@ -18,15 +18,16 @@ from llguidance import LLTokenizer
 
 from gateway.dialects.request import StructureKind
 from gateway.structure import messages
-from gateway.structure.constraint import NESTED_LINES, Constraint, added_tokens, to_grammar
+from gateway.structure.constraint import Constraint, added_tokens, calls_grammar, to_grammar
 from gateway.structure.errors import RefusedError, ToolRefusedError
 from gateway.structure.lark import HEADER_LINES, TokenIds
 from gateway.structure.messages import Order, Task, Template, Tokenizer, Verdict
 from gateway.structure.probe import probe
+from gateway.structure.translate import to_lark
 from gateway.structure.trial import try_out
 
 _MAX_TOKENIZERS = 4
-_POSITION = re.compile(r"(?:(?:at )?(\d+)\((\d+)\): )+")
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _LOAD_SECONDS = 20.0
 
 
@@ -68,13 +69,31 @@ class Compiler:
         constraint = messages.decode_constraint(task.constraint)
         try:
             grammar = to_grammar(constraint, token_ids)
-            probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds)
+            if constraint.is_compound:
+                self._probe_parts(constraint, tokenizer, token_ids)
+            self._probe(grammar, tokenizer, walks=not constraint.is_compound)
         except RefusedError as error:
             is_about_tools = isinstance(error, ToolRefusedError)
             return Verdict(refusal=_placed(str(error), constraint), is_about_tools=is_about_tools)
         except (RecursionError, MemoryError):
             return Verdict(refusal="too complex")
         return Verdict(grammar=grammar)
+
+    def _probe_parts(
+        self, constraint: Constraint, tokenizer: LLTokenizer, token_ids: TokenIds
+    ) -> None:
+        """Probe what a walk through the whole grammar need not come to: all of it may be free text."""
+        if constraint.structure is not None:
+            self._probe(to_lark(constraint.structure), tokenizer)
+        if constraint.tool_use is not None:
+            calls = calls_grammar(constraint.tool_use, token_ids)
+            try:
+                self._probe(calls, tokenizer)
+            except RefusedError as error:
+                raise ToolRefusedError(_unplaced(str(error))) from None
+
+    def _probe(self, grammar: str, tokenizer: LLTokenizer, *, walks: bool = True) -> None:
+        probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds, walks=walks)
 
 
 def _tried(order: Template) -> Verdict:
@@ -92,11 +111,15 @@ def _placed(reason: str, constraint: Constraint) -> str:
     found = _POSITION.match(reason)
     if found is None:
         return reason
-    rest = reason[found.end() :]
+    rest = _unplaced(reason)
     if constraint.structure is None or constraint.structure.kind is not StructureKind.LARK:
         return rest
-    before = HEADER_LINES + (NESTED_LINES if constraint.is_nested else 0)
-    return f"line {max(int(found[1]) - before, 1)}, column {found[2]}: {rest}"
+    return f"line {max(int(found[1]) - HEADER_LINES, 1)}, column {found[2]}: {rest}"
+
+
+def _unplaced(reason: str) -> str:
+    found = _POSITION.match(reason)
+    return reason if found is None else reason[found.end() :]
 
 
 def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:

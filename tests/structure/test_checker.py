@@ -12,13 +12,21 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.request import Structure, StructureKind, Tool, ToolMode, ToolUse
+from gateway.dialects.request import (
+    Reasoning,
+    Structure,
+    StructureKind,
+    Tool,
+    ToolMode,
+    ToolUse,
+)
 from gateway.errors import InvalidGrammarError, OverloadedError
 from gateway.structure.checker import GrammarChecker
 from gateway.structure.pool import SandboxSettings, TokenizerSource
 from tests.structure.conftest import EOS_ID
 
 BOMB = Structure(StructureKind.JSON_SCHEMA, {"type": "number", "multipleOf": 123456789}, "x")
+THINKING = Reasoning("<think>", "</think>", is_open=True)
 ANSWER_SECONDS = 1.0
 SLACK_SECONDS = 1.0
 """For a machine on which other things run: a killed sandbox is started again in between."""
@@ -85,12 +93,28 @@ async def test_tools_become_a_grammar_only_if_they_constrain(
     assert raised.value.param == "tools"
 
 
+async def test_a_tool_is_blamed_for_what_is_wrong_with_it(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    good = Structure(StructureKind.CHOICE, ["a"], "response_format")
+    for schema, reason in (
+        ({"type": "foo"}, "Invalid type: foo"),
+        ({"minItems": 10**9}, "minItems"),
+    ):
+        wrong = ToolUse([Tool("now", schema, is_strict=True)], ToolMode.AUTO)
+        with pytest.raises(InvalidGrammarError, match=f"^'tools' is refused: .*{reason}") as raised:
+            await checker.compile(good, wrong, tokenizer=source, reasoning=THINKING)
+        assert raised.value.param == "tools"
+
+
 async def test_positions_are_those_in_the_clients_own_text(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     lark = Structure(StructureKind.LARK, 'start: "a" x\nx: "b" foo', "grammar")
     with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
         await checker.compile(lark, tokenizer=source)
+    with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
+        await checker.compile(lark, tokenizer=source, reasoning=THINKING)
     schema = Structure(StructureKind.JSON_SCHEMA, {"not": {}}, "json_schema")
     with pytest.raises(InvalidGrammarError, match=r"refused: failed to compile .*\[\"not\"\]"):
         await checker.compile(schema, tokenizer=source)
@@ -192,7 +216,11 @@ BOUNDED: dict[str, tuple[StructureKind, Any]] = {
 
 
 async def answered(
-    checker: GrammarChecker, structure: Structure, source: TokenizerSource
+    checker: GrammarChecker,
+    structure: Structure,
+    source: TokenizerSource,
+    *,
+    reasoning: Reasoning | None = None,
 ) -> tuple[str, float]:
     """Return the refusal, empty if there is none, and the seconds it took to answer.
 
@@ -201,7 +229,7 @@ async def answered(
     for _ in range(20):
         start = time.perf_counter()
         try:
-            await checker.compile(structure, tokenizer=source)
+            await checker.compile(structure, tokenizer=source, reasoning=reasoning)
         except InvalidGrammarError as error:
             return error.message, time.perf_counter() - start
         except OverloadedError:
@@ -211,14 +239,16 @@ async def answered(
     raise AssertionError("The machine is too busy.")
 
 
+@pytest.mark.parametrize("reasoning", [None, THINKING], ids=["alone", "behind reasoning"])
 async def test_what_is_hostile_is_refused_or_bounded_within_a_second(
-    checker: GrammarChecker, source: TokenizerSource
+    checker: GrammarChecker, source: TokenizerSource, reasoning: Reasoning | None
 ) -> None:
     harmless = Structure(StructureKind.CHOICE, ["a"], "structured_outputs.choice")
     await checker.compile(harmless, tokenizer=source)
     slow, accepted, refused = {}, [], {}
     for name, (kind, value) in (HOSTILE | BOUNDED).items():
-        message, seconds = await answered(checker, Structure(kind, value, "grammar"), source)
+        structure = Structure(kind, value, "grammar")
+        message, seconds = await answered(checker, structure, source, reasoning=reasoning)
         if seconds > ANSWER_SECONDS + SLACK_SECONDS:
             slow[name] = seconds
         if message:
