@@ -148,10 +148,10 @@ class _Rendering:
         rendered = self._rendered([*earlier, marked], opens=False)
         end = rendered.rfind(_CONTINUATION_MARK.rstrip())
         if end < 0 or text.strip() not in rendered:
+            param = f"{_PARAM}[{len(earlier)}]"
             raise InvalidParameterError(
-                f"'{_PARAM}[{len(earlier)}]' cannot be continued: the model's chat template does not "
-                "show it as it is.",
-                param=_PARAM,
+                f"'{param}' cannot be continued: the model's chat template does not show it as it is.",
+                param=param,
             )
         is_kept = rendered.startswith(_CONTINUATION_MARK, end)
         # A template that trims the mark has trimmed what stands before it, too.
@@ -189,9 +189,10 @@ class _Rendering:
             for path, text in written_texts(message):
                 if token in text:
                     # The engine puts an image wherever that token stands, whoever has written it.
+                    param = f"{_PARAM}[{index}].{path}"
                     raise InvalidParameterError(
-                        f"'{_PARAM}[{index}].{path}' must not contain {token!r}, which stands for an image.",
-                        param=_PARAM,
+                        f"'{param}' must not contain '{token}', which stands for an image.",
+                        param=param,
                     )
 
     def _check_text(self, text: str) -> None:

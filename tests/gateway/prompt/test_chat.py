@@ -1,17 +1,23 @@
 """Chats become prompts by the model's template, with what opens the answer counted."""
 
+import contextlib
 import json
 import threading
 import zlib
+from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 from tokenizers import Tokenizer
 
 from contract.messages import ChatFormat, ContentFormat
+from gateway.dialects.messages import ROLES, read_messages
 from gateway.dialects.request import ChatRequest, Reasoning
 from gateway.errors import (
+    BadRequestError,
     ContextLengthExceededError,
     InvalidParameterError,
     StoreUnavailableError,
@@ -24,6 +30,7 @@ from gateway.templates.template import ChatTemplate
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.gateway.prompt.chatting import ANSWER, ASK, CHATS, SOURCES, TOOL, form_of
 
+TOKENIZER = tiny_tokenizer()
 MARKS: dict[str, Any] = {
     "reasoning_parser": "qwen3",
     "reasoning_start": "<think>",
@@ -35,9 +42,10 @@ OPEN = Reasoning("<think>", "</think>", is_open=True)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return tiny_tokenizer()
+    return TOKENIZER
 
 
+@cache
 def store(source: str) -> ChatTemplates:
     async def fetch(digest: str) -> bytes:
         del digest
@@ -61,20 +69,19 @@ async def render(
     marks: dict[str, Any] = MARKS,
     **fields: Any,
 ) -> RenderedChat:
-    tokenizer = tiny_tokenizer()
     card = card_of(
-        tokenizer,
+        TOKENIZER,
         context_window=window,
         image_token=image_token,
         chat=form or form_of(name, **marks),
     )
     chat = ChatRequest(messages=messages, **fields)
     request = request_of("", chat=chat)
-    return await render_chat(request, card, store(source or SOURCES[name]), tokenizer)
+    return await render_chat(request, card, store(source or SOURCES[name]), TOKENIZER)
 
 
 async def test_a_chat_becomes_a_text_and_tokens(tokenizer: Tokenizer) -> None:
-    chat = await render(CHATS["turns"], "demo")
+    chat = await render(CHATS["turns"], "roles")
     assert chat.text == (
         "<|system|>Be brief. \n<|user|>Hi <b>& 'you'\n ☺ \n<|assistant|> Hello </s>"
         "<|user|>Hi <b>& 'you'\n ☺ \n<|assistant|>"
@@ -137,11 +144,11 @@ async def test_nothing_is_opened_for_a_model_without_parsers() -> None:
     ("name", "content", "end", "reasoning"),
     [
         ("chatml_tools", "The ans ", "assistant\n<think>\n\n</think>\n\nThe ans ", None),
-        ("demo", "The ans ", "<|assistant|>The ans ", UNMARKED),
-        ("demo", "<think>hm", "<|assistant|><think>hm", OPEN),
-        ("demo", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab", UNMARKED),
-        ("demo", "", "<|assistant|>", UNMARKED),
-        ("demo", None, "<|assistant|>", UNMARKED),
+        ("roles", "The ans ", "<|assistant|>The ans ", UNMARKED),
+        ("roles", "<think>hm", "<|assistant|><think>hm", OPEN),
+        ("roles", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab", UNMARKED),
+        ("roles", "", "<|assistant|>", UNMARKED),
+        ("roles", None, "<|assistant|>", UNMARKED),
         ("strict_turns", "The ans ", "model\nThe ans", UNMARKED),
     ],
 )
@@ -151,7 +158,7 @@ async def test_the_last_message_is_continued(
     messages = [ASK, {"role": "assistant", "content": content}]
     rendered = await render(messages, name, continues_last_message=True)
     history = (await render([ASK], name)).text
-    common = history if name == "demo" else history.rpartition("<")[0]
+    common = history if name == "roles" else history.rpartition("<")[0]
     assert rendered.text.startswith(common.removesuffix("<|assistant|>"))
     assert rendered.text.endswith(end)
     assert rendered.reasoning == reasoning
@@ -169,7 +176,7 @@ async def test_a_message_of_which_the_template_keeps_nothing_is_not_continued() 
         InvalidParameterError, match=r"'messages\[1\]' cannot be continued"
     ) as caught:
         await render([ASK, ANSWER], source=source, continues_last_message=True)
-    assert caught.value.param == "messages"
+    assert caught.value.param == "messages[1]"
 
 
 async def test_what_the_template_says_is_told() -> None:
@@ -270,6 +277,7 @@ async def test_a_text_must_not_smuggle_an_image_in(
     with pytest.raises(InvalidParameterError) as caught:
         await render(messages, "parts", image_token="<image>")
     assert caught.value.message.startswith(f"'{path}' must not contain '<image>'")
+    assert caught.value.param == path
 
 
 @pytest.mark.parametrize("hidden", ["arguments", "tool", "argument", "dropped"])
@@ -303,6 +311,53 @@ async def test_the_prompt_of_a_chat_keeps_marks_that_are_no_image_tokens(
     )
     [prompt] = (await prepare(request, tokenizer, card)).prompts
     assert prompt.token_ids.count(tokenizer.encode("<|tool|>").ids[0]) == 1
+
+
+# --- whatever is sent ------------------------------------------------------------------------------
+
+TEXTS = st.text(max_size=20) | st.sampled_from(
+    ["<think>", "</think>", "CONTINUE_FINAL_MESSAGE_TAG ", "{{ 1 }}", "<tool_call>", "\0", " "]
+)
+CONTENTS = (
+    st.none() | TEXTS | st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXTS))
+)
+FUNCTIONS = st.fixed_dictionaries(
+    {
+        "name": TEXTS,
+        "arguments": st.dictionaries(TEXTS, st.none() | TEXTS | st.lists(TEXTS)).map(json.dumps),
+    }
+)
+CALLS = st.lists(st.fixed_dictionaries({"id": TEXTS, "function": FUNCTIONS}), max_size=3)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(ROLES), "content": CONTENTS},
+    optional={
+        "name": TEXTS,
+        "tool_calls": CALLS,
+        "tool_call_id": TEXTS,
+        "reasoning_content": st.none() | TEXTS,
+    },
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    messages=st.lists(MESSAGES, min_size=1, max_size=5),
+    name=st.sampled_from(sorted(SOURCES)),
+    tool_parser=st.sampled_from(["hermes", "mistral", "kimi_k2"]),
+    continues=st.booleans(),
+)
+async def test_any_chat_becomes_a_text_or_is_refused(
+    messages: list[dict[str, Any]], name: str, tool_parser: str, *, continues: bool
+) -> None:
+    with contextlib.suppress(BadRequestError):
+        read = read_messages(messages).messages
+        rendered = await render(
+            read,
+            form=form_of(name, tool_parser=tool_parser, **MARKS),
+            source=SOURCES[name],
+            continues_last_message=continues and read[-1]["role"] == "assistant",
+        )
+        assert rendered.text.encode()
 
 
 # --- bounds ----------------------------------------------------------------------------------------
@@ -367,7 +422,7 @@ async def test_a_lost_redis_is_no_fault_of_the_client(tokenizer: Tokenizer) -> N
         return source
 
     request = request_of("", chat=ChatRequest(messages=[ASK]))
-    card = card_of(tokenizer, chat=form_of("demo"))
+    card = card_of(tokenizer, chat=form_of("roles"))
     with pytest.raises(StoreUnavailableError):
         await render_chat(request, card, ChatTemplates(fetch, try_out), tokenizer)
 
