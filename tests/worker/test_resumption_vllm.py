@@ -344,6 +344,31 @@ async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
         assert (cut, told[each.id].token_ids) == (cut, whole[cut:])
 
 
+@pytest.mark.parametrize("budget", range(1, 7))
+async def test_reasoning_within_a_grammar_may_end_within_a_character(
+    engine: VllmEngine, budget: int
+) -> None:
+    """The only character allowed is one of four tokens."""
+    prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
+    case = Case(
+        sampling=greedy(thinking_budget=budget, logit_bias={THOUGHT: -100.0}),
+        grammar=f"start: thought <[{THOUGHT}]> /[0-9]{{2}}/\nthought: /😀*/",
+    )
+    request = replace(request_of(case, "whole"), prompt_token_ids=prompt)
+    whole = (await run(engine, [request]))["whole"]
+    behind = [
+        replace(request, id=f"after {cut}", output_token_ids=whole.token_ids[:cut])
+        for cut in range(1, len(whole.token_ids))
+    ]
+
+    told = await run(engine, behind)
+
+    assert whole.token_ids.index(THOUGHT) == budget
+    assert (whole.end, len(whole.token_ids)) == (SequenceEnd.STOP, budget + 4)
+    for cut, each in enumerate(behind, start=1):
+        assert (cut, told[each.id].token_ids) == (cut, whole.token_ids[cut:])
+
+
 async def test_reasoning_without_a_budget_is_as_long_as_it_likes(engine: VllmEngine) -> None:
     prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
     request = replace(request_of(Case(sampling=greedy()), "free"), prompt_token_ids=prompt)

@@ -1,10 +1,13 @@
-"""Tokens of reasoning are counted from the tokens alone, however these come."""
+"""Tokens of reasoning are counted from the tokens alone, however these come, and grammars bear their end."""
 
+from dataclasses import dataclass
 from random import Random
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
-from worker.engine.thinking_budget import ReasoningCount
+from tests.worker.conftest import MODEL_FOLDER
+from worker.engine.thinking_budget import ReasoningCount, forget_broken_character
 
 START, END = 7, 8
 
@@ -52,3 +55,47 @@ def test_the_count_is_the_same_behind_any_cut(seed: int) -> None:
     for cut in range(len(output) + 1):
         behind_cut = [output[:length] for length in range(cut, len(output) + 1)]
         assert counted(prompt, *behind_cut) == told_by_definition(prompt + output)
+
+
+TOKENIZER = LLTokenizer((MODEL_FOLDER / "tokenizer.json").read_text())
+THOUGHT = 10
+GRAMMAR = f"start: thought <[{THOUGHT}]> answer\nthought: /(.|\\n)*/\nanswer: /[0-9]+/"
+
+
+@dataclass
+class Grammar:
+    """What of vLLM's `GuidanceGrammar` is used."""
+
+    ll_matcher: LLMatcher
+    ll_tokenizer: LLTokenizer = TOKENIZER
+
+    def validate_tokens(self, token_ids: list[int]) -> list[int]:
+        return token_ids[: self.ll_matcher.validate_tokens(token_ids)]
+
+    def accept(self, output: list[int], token_id: int) -> bool:
+        forget_broken_character(self, output, token_id)
+        return self.ll_matcher.consume_token(token_id)
+
+
+@pytest.mark.parametrize("text", ["", "ab", "ab 😀", "é", "日本語", "a😀b\n"])
+def test_reasoning_may_end_within_a_character(text: str) -> None:
+    tokens = TOKENIZER.tokenize_str(text)
+    answer = TOKENIZER.tokenize_str("42")
+    for cut in range(len(tokens) + 1):
+        output = [*tokens[:cut], THOUGHT, *answer]
+        grammar = Grammar(LLMatcher(TOKENIZER, GRAMMAR, log_level=0))
+        accepted = [grammar.accept(output[:i], token_id) for i, token_id in enumerate(output)]
+        assert accepted == [True] * len(output)
+        assert grammar.ll_matcher.is_accepting()
+
+
+def test_nothing_else_becomes_right_behind_half_a_character() -> None:
+    half = TOKENIZER.tokenize_str("😀")[:2]
+    grammar = Grammar(LLMatcher(TOKENIZER, GRAMMAR, log_level=0))
+    end_of_text = 1
+    output = [*half, end_of_text]
+    assert [grammar.accept(output[:i], token_id) for i, token_id in enumerate(output)] == [
+        True,
+        True,
+        False,
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from worker.engine.base import EngineRequest, SequenceOutput
+from worker.engine.thinking_budget import forget_broken_character, is_bounded
 
 _KEY = "sluice_output_token_ids"
 _PHILOX_STEP = 4
@@ -118,7 +119,10 @@ def _begin_grammars_behind_output() -> None:
     def create_grammar(manager: Any, request: Any) -> Any:
         """Compile a grammar. Raises ValueError, which ends the one request only."""
         grammar = create(manager, request)
-        for token_id in request.output_token_ids:
+        output = list(request.output_token_ids)
+        for position, token_id in enumerate(output):
+            if is_bounded(request):
+                forget_broken_character(grammar, output[:position], token_id)
             if not grammar.accept_tokens(request.request_id, [token_id]):
                 raise ValueError("earlier output does not match the grammar")
         return grammar

@@ -1,15 +1,18 @@
-"""How many tokens of reasoning a sequence has come to, told by its tokens alone.
+"""Bounds on reasoning that hold behind earlier output, and within a grammar.
 
-vLLM's runner for GPUs reads that off the tokens, so it goes on behind earlier output as if it had put them
+How many tokens of reasoning a sequence has come to is told by its tokens alone. vLLM's runner for GPUs reads that off the tokens, so it goes on behind earlier output as if it had put them
 out itself. Its runner for CPUs keeps an account that says something else behind a cut, where an answer
 reasons more than once or ends a reasoning that it never began. These parts of vLLM are private, so this
 module fits one version of it.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
 _KEY = "sluice_reasoning"
+_LONGEST_RUN = 3
+"""Tokens in which a character that lacks a byte can be, at most."""
 
 
 class ReasoningCount:
@@ -43,8 +46,55 @@ class ReasoningCount:
                 self.tokens += 1
 
 
+def forget_broken_character(grammar: Any, output: Sequence[int], token_id: int) -> None:
+    """Make a grammar ready for a token that ends reasoning within a character of several tokens.
+
+    A budget does not wait for the end of a character, and a grammar takes whole ones only: it forgets what
+    was begun.
+
+    Args:
+        grammar: vLLM's `GuidanceGrammar`, which has accepted the output.
+        output: What was put out before the token, or its last tokens.
+        token_id: What comes next.
+    """
+    last = list(output[-_LONGEST_RUN:])
+    decoder = getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(grammar.ll_tokenizer.decode_bytes(last))
+    begun, _ = decoder.getstate()
+    if not begun or grammar.validate_tokens([token_id]):
+        return
+    sizes = [len(grammar.ll_tokenizer.decode_bytes(last[-n:])) for n in range(1, len(last) + 1)]
+    grammar.ll_matcher.rollback(1 + sum(size < len(begun) for size in sizes))
+
+
 def prepare_thinking_budget() -> None:
-    """Have this process of vLLM bound reasoning by its tokens alone."""
+    """Have this process of vLLM bound reasoning by its tokens alone, whatever a grammar says."""
+    _count_by_tokens()
+    _end_within_characters()
+
+
+def _end_within_characters() -> None:
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    accept = StructuredOutputManager.accept_tokens
+
+    def accept_tokens(manager: Any, request: Any, token_ids: list[int]) -> bool:
+        if is_bounded(request) and request.use_structured_output and len(token_ids) == 1:
+            output = list(request.output_token_ids[-1 - _LONGEST_RUN : -1])
+            forget_broken_character(request.structured_output_request.grammar, output, token_ids[0])
+        is_accepted: bool = accept(manager, request, token_ids)
+        return is_accepted
+
+    StructuredOutputManager.accept_tokens = accept_tokens
+
+
+def is_bounded(request: Any) -> bool:
+    """Whether the reasoning of one of vLLM's requests has a budget."""
+    params = request.sampling_params
+    return params is not None and params.thinking_token_budget is not None
+
+
+def _count_by_tokens() -> None:
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
     follow = ThinkingBudgetStateHolder._update_think_state  # noqa: SLF001  (there is no public hook)
