@@ -289,7 +289,7 @@ async def test_earlier_tokens_are_no_part_of_the_prompt(
     assert not all(same)
 
 
-THINK, THOUGHT = (TOKENIZER.token_to_id(mark) for mark in ("<think>", "</think>"))
+THINK, THOUGHT = TOKENIZER.encode("<think></think>").ids
 SUM = "<|user|>Think: what is 27 + 35?\n"
 THINKING: dict[str, tuple[str, dict[str, Any]]] = {
     "asked to think": (SUM + "<|assistant|><think>", {"temperature": 0.0}),
