@@ -11,8 +11,9 @@ from pydantic_settings import BaseSettings
 import gateway.settings
 import worker.settings
 from gateway import errors
+from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.refused import REFUSED
+from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from tests.support.stack import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
@@ -66,6 +67,8 @@ API = (REPOSITORY / "docs" / "api.md").read_text()
 CONFLICTS = 26
 COLUMNS = 11
 """Parameter, meaning, range, default, the six dialects, tests."""
+CHAT_COLUMNS = 5
+"""Parameter, meaning, range, default, tests."""
 
 
 def rows(columns: int) -> list[list[str]]:
@@ -86,6 +89,12 @@ def names_of_tests(path: Path) -> frozenset[str]:
 def test_every_parameter_is_in_the_table_once() -> None:
     named = [row[0].strip("`") for row in rows(COLUMNS)]
     assert sorted(named) == sorted(CompletionRequest.model_fields)
+
+
+def test_every_parameter_that_is_another_in_chats_is_in_their_table_once() -> None:
+    named = [row[0].strip("`") for row in rows(CHAT_COLUMNS)]
+    shared = CompletionRequest.model_fields.keys() - {"logprobs"}
+    assert sorted(named) == sorted(ChatCompletionRequest.model_fields.keys() - shared)
 
 
 def test_no_cell_of_the_table_is_empty() -> None:
@@ -116,7 +125,8 @@ def test_every_conflict_names_tests_of_its_number() -> None:
 
 
 def test_every_refused_parameter_is_documented() -> None:
-    assert [name for name in REFUSED if f"`{name}`" not in API] == []
+    refused = {*REFUSED, *REFUSED_IN_CHATS}
+    assert [name for name in refused if f"`{name}`" not in API] == []
 
 
 LESSONS = (REPOSITORY / "docs" / "lessons.md").read_text()

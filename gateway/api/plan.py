@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 from redis.exceptions import RedisError
 
 from contract.messages import Parsing, WorkerCard
@@ -90,7 +91,8 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
     prepared = await prepare(request, tokenizer, card)
     grammar = await _grammar(context, request, card, chat.reasoning)
     tier = request.service_tier or principal.service_tier
-    return Plan(endpoint, request, card, prepared, grammar, tier, chat.parsing)
+    parsing = chat.parsing and _within(chat.parsing, prepared)
+    return Plan(endpoint, request, card, prepared, grammar, tier, parsing)
 
 
 async def with_images(context: ProcessContext, plan: Plan) -> Plan:
@@ -103,6 +105,14 @@ async def with_images(context: ProcessContext, plan: Plan) -> Plan:
         return plan
     files = await fetch_images(chat.image_sources, fetcher=context.images)
     return replace(plan, request=replace(plan.request, images=[files]))
+
+
+def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
+    """Return the parsing of a prompt that may have been cut in the middle of what opens its answer."""
+    tokens = len(prepared.prompts[0].token_ids)
+    if parsing.opening_tokens <= tokens:
+        return parsing
+    return msgspec.structs.replace(parsing, opening_tokens=tokens)
 
 
 async def _grammar(

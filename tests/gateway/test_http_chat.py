@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 from contract.messages import CallPiece, ChatFormat, Feature, Parsing
 from contract.outcomes import FinishReason
 from gateway.accounts.database import Database
+from gateway.accounts.scopes import Scope
 from gateway.jobs.drain import Drain
+from tests.gateway.callers import caller
 from tests.gateway.chats import (
     CHATS,
     FEATURES,
@@ -27,8 +29,9 @@ from tests.gateway.chats import (
     serve_chats,
     tool,
 )
-from tests.gateway.conftest import complete, nothing_left, serve
+from tests.gateway.conftest import complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
+from tests.gateway.tenants import change_tenant
 from tests.support.events import parse_chunks
 from tests.support.fake_worker import chat_format
 from tests.support.stack import MODEL, Stack
@@ -110,6 +113,39 @@ async def test_worker_is_told_which_calls_to_look_for(
     assert ("tools" in prompt_of(claim)) is ("tools" in parameters)
     await worker.conclude(claim, "Hi")
     assert (await request).status_code == 200
+
+
+async def test_prompt_may_be_cut_in_the_middle_of_what_opens_the_answer(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    request = asyncio.create_task(chat(client, name, truncate_prompt_tokens=1))
+    claim = await worker.claim_one()
+    assert len(claim.job.prompt_token_ids) == 1
+    assert claim.job.parsing is not None
+    assert claim.job.parsing.opening_tokens == 1
+    await worker.conclude(claim, "Hi")
+    response = await request
+    assert int(response.headers["x-prompt-truncated"]) > 0
+
+
+async def test_argument_that_the_template_does_not_read_is_refused_where_the_tenant_is_strict(
+    stack: Stack,
+) -> None:
+    body = chatting(chat_template_kwargs={"unread": 1})
+    async with caller(stack, "strict-talkers", Scope.COMPLETIONS) as strict:
+        assert (await strict.post(CHATS, json=body)).status_code == 200
+        await change_tenant(stack, "strict-talkers", strict_parameters=True)
+
+        async def is_refused() -> bool:
+            return (await strict.post(f"{CHATS}:estimate", json=body)).status_code == 400
+
+        await eventually(is_refused, seconds=1, what="the change of strictness")
+        path = "chat_template_kwargs.unread"
+        response = await strict.post(CHATS, json=body)
+    message_of(
+        response, status=400, kind="invalid_request_error", code="unknown_parameter", param=path
+    )
 
 
 @pytest.mark.parametrize("shows", [False, True])

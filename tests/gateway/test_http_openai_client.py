@@ -1,12 +1,17 @@
 """OpenAI's own client library, which knows nothing of event ids, and what it can do with them all the same."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, ConflictError
+from openai import AsyncOpenAI, BadRequestError, ConflictError
+from redis.asyncio import Redis
 
+from contract.messages import CallPiece
+from contract.outcomes import FinishReason
+from tests.gateway.chats import HELLO, chatting, serve_chats, tool
 from tests.gateway.conftest import asking
 from tests.support.stack import MODEL, Stack
 
@@ -58,3 +63,42 @@ async def test_idempotency_key_gives_the_same_answer(openai: AsyncOpenAI) -> Non
     assert again == first
     with pytest.raises(ConflictError, match="Idempotency-Key"):
         await openai.completions.create(model=MODEL, prompt="Other", extra_headers=headers)
+
+
+async def test_chat_is_answered_whole_and_as_a_stream(openai: AsyncOpenAI) -> None:
+    whole = (await openai.chat.completions.create(**chatting())).choices[0]
+    stream = await openai.chat.completions.create(**chatting(), stream=True)
+    deltas = [choice.delta async for chunk in stream for choice in chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == whole.message.content
+
+
+async def test_calls_of_tools_are_put_together(openai: AsyncOpenAI, store: "Redis") -> None:
+    worker, name = await serve_chats(store)
+
+    async def talk() -> None:
+        claim = await worker.claim_one()
+        for call in (CallPiece(0, "add", '{"a":'), CallPiece(0, "", "1}")):
+            said = worker.next_delta(claim, "", calls=[call])
+            await worker.send(claim.job.gateway, deltas=[said])
+        last = worker.next_delta(claim, "", finish_reason=FinishReason.STOP)
+        await worker.send(claim.job.gateway, deltas=[last])
+        await worker.finish(claim)
+
+    talking = asyncio.create_task(talk())
+    async with openai.chat.completions.stream(model=name, messages=HELLO, tools=[tool()]) as stream:
+        (choice,) = (await stream.get_final_completion()).choices
+    await talking
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == (
+        *("function", "add"),
+        '{"a":1}',
+    )
+
+
+async def test_wrong_chat_is_refused_by_name(openai: AsyncOpenAI) -> None:
+    with pytest.raises(BadRequestError, match="must") as caught:
+        await openai.chat.completions.create(model=MODEL, messages=[])
+    assert caught.value.param == "messages"

@@ -14,7 +14,9 @@ from contract import sampling
 from contract.dialect import Dialect
 from contract.messages import Feature, WorkerState
 from gateway.dialects.completions import CompletionRequest
+from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
+from tests.support.events import parse_chunks
 from tests.support.stack import MODEL, Stack
 
 GIVEN_ID = "my-Request_1.2"
@@ -321,6 +323,35 @@ async def test_answers_fit_their_description(
         described = responses[str(status)]["content"]["application/json"]["schema"]
         components = {"components": schema["components"]}
         jsonschema.validate(answer.json(), described | components)
+
+
+async def test_answers_of_chats_fit_their_description(
+    client: httpx.AsyncClient, schema: dict[str, Any]
+) -> None:
+    components = {"components": schema["components"]}
+    operation = schema["paths"][CHATS]["post"]
+    described_chunk = {"$ref": "#/components/schemas/ChatCompletionChunk"}
+    request = jsonschema.Draft202012Validator(
+        operation["requestBody"]["content"]["application/json"]["schema"] | components
+    )
+    asked: list[tuple[dict[str, Any], int]] = [
+        ({}, 200),
+        ({"logprobs": True, "top_logprobs": 1, "n": 2, "return_token_ids": True}, 200),
+        ({"background": True}, 200),
+        ({"n": 0}, 400),
+        ({"messages": [{"role": "judge", "content": "a"}]}, 400),
+    ]
+    for parameters, status in asked:
+        body = chatting(max_tokens=2, **parameters)
+        answer = await client.post(CHATS, json=body)
+        assert answer.status_code == status, answer.text
+        assert request.is_valid(body) is (status == 200)
+        described = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer.json(), described | components)
+        if status == 200:
+            stream = await client.post(CHATS, json=body | {"stream": True, "background": False})
+            for chunk in parse_chunks(stream.content):
+                jsonschema.validate(chunk, described_chunk | components)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""What a planned request may come to, which is reserved for it."""
+
+import pytest
+
+from contract.messages import WorkerCard, WorkerState
+from contract.sampling import SamplingSpec
+from contract.tier import ServiceTier
+from gateway.api.endpoint import COMPLETIONS
+from gateway.api.plan import Plan
+from gateway.dialects.profile import PROFILES, Dialect
+from gateway.prompt.preparation import PreparedPrompt, PreparedRequest
+
+WINDOW = 100
+
+
+def plan(images: list[int], *, image_tokens: int) -> Plan:
+    """Return the plan of a request whose prompts have five tokens, and so many images each."""
+    files = [[b"image"] * count for count in images]
+    request = COMPLETIONS.read(
+        {"prompt": ["a"] * len(images)}, PROFILES[Dialect.VLLM], max_prompts=9
+    )
+    prompts = [
+        PreparedPrompt(token_ids=[5] * 5, max_tokens=7, cut_tokens=0, echo="") for _ in images
+    ]
+    card = WorkerCard(
+        *("w", "m", WorkerState.READY, "fake", 1), context_window=WINDOW, image_tokens=image_tokens
+    )
+    prepared = PreparedRequest(prompts, SamplingSpec(seed=1))
+    request.images[:] = files
+    return Plan(COMPLETIONS, request, card, prepared, "", ServiceTier.DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("images", "image_tokens", "expected"),
+    [
+        ([0], 0, 5),
+        ([0, 0], 10, 10),
+        # How many tokens an image takes is not known: it may be all that the window leaves.
+        ([1], 0, WINDOW - 1),
+        ([1, 0], 0, WINDOW - 1 + 5),
+        ([1], 10, 15),
+        ([2, 1], 10, 25 + 15),
+        ([9], 20, WINDOW - 1),
+    ],
+)
+def test_prompt_may_come_to_its_tokens_and_those_of_its_images(
+    images: list[int], image_tokens: int, expected: int
+) -> None:
+    assert plan(images, image_tokens=image_tokens).most_prompt_tokens == expected
+
+
+def test_completion_may_come_to_max_tokens_for_each_prompt() -> None:
+    assert plan([0, 0], image_tokens=0).most_completion_tokens == 14
