@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from contract.messages import CallPiece
 from contract.outcomes import FinishReason
-from tests.gateway.chats import HELLO, chatting, serve_chats, tool
+from tests.gateway.chats import chatting, serve_chats, tool
 from tests.gateway.conftest import asking
 from tests.support.stack import MODEL, Stack
 
@@ -86,7 +86,7 @@ async def test_calls_of_tools_are_put_together(openai: AsyncOpenAI, store: "Redi
         await worker.finish(claim)
 
     talking = asyncio.create_task(talk())
-    async with openai.chat.completions.stream(model=name, messages=HELLO, tools=[tool()]) as stream:
+    async with openai.chat.completions.stream(**chatting(name, tools=[tool()])) as stream:
         (choice,) = (await stream.get_final_completion()).choices
     await talking
     assert choice.finish_reason == "tool_calls"
