@@ -46,7 +46,6 @@ _RING_TIMEOUT_SECONDS = 3
 _WATCH_SECONDS = 1.0
 _HAND_BACK_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
-_READING_THREADS = 4
 _STALL_LOOK_SECONDS = 1.0
 
 DEADLINE_MESSAGE = "The request was not finished before its deadline."
@@ -77,7 +76,8 @@ class Runner:
         self._by_sequence: dict[str, Generation] = {}
         self._unwanted: list[str] = []
         self._apart: set[asyncio.Task[None]] = set()
-        self._reading = ThreadPoolExecutor(_READING_THREADS, "read-answers")
+        # One thread: more of them would only take turns with each other, and leave the event loop fewer.
+        self._reading = ThreadPoolExecutor(1, "read-answers")
         self._stats = EngineStats(0, 0, 0.0)
         self._steps = 0
         self._claiming = asyncio.Lock()

@@ -6,17 +6,19 @@ call again with every token.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from contract.messages import CallPiece, Parsing
 from contract.outcomes import FinishReason
 from worker.engine.base import InvalidRequestError
 from worker.parsing.base import MakeParser, Parsed
-from worker.parsing.own import HERMES, THINKING, OwnParsers
+from worker.parsing.hermes import HermesCalls
+from worker.parsing.own import HERMES, THINKING, OwnParser, OwnParsers
 
 
 class VllmParsers:
@@ -42,6 +44,7 @@ class VllmParsers:
             (True, False): self._parser_class(tool_parser, ""),
             (False, True): self._parser_class("", reasoning_parser),
         }
+        self._finds_own_calls = tool_parser in HERMES
         self._own: OwnParsers | None = None
         if {tool_parser} <= HERMES | {""} and {reasoning_parser} <= THINKING | {""}:
             self._own = OwnParsers(
@@ -57,9 +60,16 @@ class VllmParsers:
         """
         if self._own is not None:
             return self._own.prepare(parsing, opening)
-        return self.prepare_vllm(parsing, opening)
+        if not (self._finds_own_calls and parsing.tools):
+            return self.prepare_vllm(parsing, opening)
+        make = self.prepare_vllm(msgspec.structs.replace(parsing, tools=[]), opening)
+        if make is None:
+            return lambda: OwnParser(None, HermesCalls())
+        return lambda: _HermesBehindReasoning(make(), HermesCalls())
 
-    def prepare_vllm(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
+    def prepare_vllm(
+        self, parsing: Parsing, opening: Sequence[int]
+    ) -> "Callable[[], _VllmParser] | None":
         """Do the same with vLLM's own parsers in any case."""
         parser_class = self._classes.get((bool(parsing.tools), parsing.finds_reasoning))
         if parser_class is None:
@@ -102,14 +112,15 @@ class _VllmParser:
         self._request = request
         self._opening = opening
         has_reasoning = parser.reasoning_parser is not None
-        self._is_reasoning = has_reasoning and not parser.is_reasoning_end(opening)
+        self.is_reasoning = has_reasoning and not parser.is_reasoning_end(opening)
+        """Whether the next token belongs to the reasoning."""
 
     def feed(self, token_id: int, text: str) -> Parsed:
         """Take in the next token and the text that it completes."""
         parsed = self._parse(text, [token_id])
-        was_reasoning = self._is_reasoning
+        was_reasoning = self.is_reasoning
         if was_reasoning:
-            self._is_reasoning = not self._parser._stream_state.reasoning_ended  # noqa: SLF001  (vLLM counts wrongly)
+            self.is_reasoning = not self._parser._stream_state.reasoning_ended  # noqa: SLF001  (vLLM counts wrongly)
         is_reasoning = was_reasoning and not parsed.content and not parsed.calls
         return parsed._replace(is_reasoning=is_reasoning)
 
@@ -127,6 +138,31 @@ class _VllmParser:
             return Parsed()
         calls = [] if not delta.tool_calls else list(map(_piece, delta.tool_calls))
         return Parsed(delta.content or "", delta.reasoning or "", calls)
+
+
+class _HermesBehindReasoning:
+    """One of vLLM's parsers of reasoning, and our own of the calls behind it."""
+
+    def __init__(self, reasoning: _VllmParser, calls: HermesCalls) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+
+    def feed(self, token_id: int, text: str) -> Parsed:
+        """Take in the next token and the text that it completes."""
+        if not self._reasoning.is_reasoning:
+            content, calls = self._calls.feed(text)
+            return Parsed(content, calls=calls)
+        parsed = self._reasoning.feed(token_id, text)
+        content, calls = self._calls.feed(parsed.content)
+        return Parsed(content, parsed.reasoning, calls, is_reasoning=not (content or calls))
+
+    def finish(self, reason: FinishReason) -> Parsed:
+        """Return what was held back."""
+        parsed = Parsed()
+        if self._reasoning.is_reasoning:
+            parsed = self._reasoning.finish(reason)
+        content, calls = self._calls.feed(parsed.content)
+        return Parsed(content + self._calls.flush(), parsed.reasoning, calls)
 
 
 class _Tokenizer:
