@@ -195,7 +195,7 @@ class _ClosingBrace:
         self._is_valid = False
 
     def ends(self, text: str, end: int) -> bool:
-        """Whether the text before `end` is one whole JSON object."""
+        """Whether the text before `end`, which is behind a brace, is one whole JSON object."""
         if self._end is None:
             self._look(text, end)
         return self._is_valid and self._end == end
@@ -206,10 +206,7 @@ class _ClosingBrace:
             position = found.end()
             mark = found.group()
             if mark == "\\":
-                if position == end:
-                    # What it escapes has not come.
-                    position -= 1
-                    break
+                # What it escapes has come, too: a brace is the last character.
                 position += 1
             elif mark == '"':
                 self._in_string = not self._in_string
@@ -219,7 +216,7 @@ class _ClosingBrace:
                     self._end = position
                     self._is_valid = _is_object(text[:position])
                     break
-        self._looked = position if found is not None else max(end, position)
+        self._looked = end if found is None else position
 
 
 def _is_object(text: str) -> bool:
