@@ -17,7 +17,12 @@ def target() -> Iterator[Stack]:
     with running_stack() as stack:
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name)
-        stack.start_worker(ready_seconds=ENGINE_START_SECONDS, SLUICE_MAX_SEQUENCES="96")
+        stack.start_worker(
+            ready_seconds=ENGINE_START_SECONDS,
+            SLUICE_MAX_SEQUENCES="96",
+            SLUICE_TOOL_PARSER="hermes",
+            SLUICE_REASONING_PARSER="qwen3",
+        )
         for url in stack.gateways:
             with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:
                 wait_until_listed(client, MODEL)
