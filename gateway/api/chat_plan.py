@@ -11,7 +11,7 @@ from gateway.dialects.template_arguments import unread_parameters
 from gateway.prompt.chat import render_chat
 
 _UNREAD_IMAGE = b""
-"""Stands for an image until it is fetched, which comes last: what is refused anyway needs no image."""
+"""Stands for an image until it is fetched, which comes last: what is refused anyway needs none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from gateway.answers.head import AnswerHead
 from gateway.answers.settlement import Account
 from gateway.api.call import Call
 from gateway.api.context import ProcessContext
-from gateway.api.plan import Plan
+from gateway.api.plan import Plan, with_images
 from gateway.auth.principal import Principal
 from gateway.dialects.request import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
@@ -45,7 +45,7 @@ class Submission:
 async def submit(
     call: Call, plan: Plan, *, request_id: str, shows_cost: bool, is_idempotent: bool = False
 ) -> Submission:
-    """Reserve what a request may use, and put its jobs on the queue.
+    """Reserve what a request may use, fetch its images, and put its jobs on the queue.
 
     An answer that clients may come back for is kept, for longer if `is_idempotent` or in the background.
     Raises an ApiError, and then nothing is left behind.
@@ -62,6 +62,12 @@ async def submit(
         ),
         is_openai=call.profile.name is Dialect.OPENAI,
     )
+    try:
+        # Only now: who may not run a request has nothing fetched for it, and keeps nobody from fetching.
+        plan = await with_images(context, plan)
+    except BaseException:
+        await context.reservations.release(record.tenant_id, request_id)
+        raise
     account = context.desk.open(record, admission, generation)
     completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
     jobs = _jobs(context, principal, plan, completion_id=request_id)

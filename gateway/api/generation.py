@@ -24,7 +24,7 @@ from gateway.api.idempotency import (
 from gateway.api.ignored import ignored_header
 from gateway.api.kept_answers import continue_stream, read_again, tell_status
 from gateway.api.measuring import RequestMeasure
-from gateway.api.plan import Plan, make_plan, with_images
+from gateway.api.plan import Plan, make_plan
 from gateway.api.readings import FirstReading
 from gateway.idempotency.registry import IdempotentRequest
 
@@ -84,7 +84,7 @@ async def _submit(
     plan = await make_plan(call, endpoint)
     return await submit(
         call,
-        await with_images(call.context, plan),
+        plan,
         request_id=request_id,
         shows_cost=_shows_cost(request, call),
         is_idempotent=is_idempotent,

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from contract.messages import CallPiece, ChatFormat, Feature, Parsing
 from contract.outcomes import FinishReason
 from gateway.accounts.database import Database
+from gateway.accounts.limits import LimitName
 from gateway.accounts.scopes import Scope
 from gateway.jobs.drain import Drain
 from tests.gateway.callers import caller
@@ -343,6 +344,23 @@ async def test_image_by_url_is_refused_where_no_host_is_allowed(
         response, status=400, kind="invalid_request_error", code="invalid_value", param=path
     )
     assert "no images are fetched" in message
+
+
+async def test_limits_come_before_images_that_would_be_fetched(
+    stack: Stack, store: "Redis"
+) -> None:
+    _, name = await serve_chats(
+        store, features=[*FEATURES, Feature.IMAGES], image_token="<image>", max_images=1
+    )
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
+    with_image = chatting(name, messages=[{"role": "user", "content": [image]}])
+    limits = {LimitName.REQUESTS_PER_MINUTE: 1}
+    async with caller(stack, "limited-talkers", Scope.COMPLETIONS, limits=limits) as limited:
+        # What is not run after all uses nothing up.
+        for _ in range(2):
+            assert (await limited.post(CHATS, json=with_image)).status_code == 400
+        assert (await chat(limited)).status_code == 200
+        assert (await limited.post(CHATS, json=with_image)).status_code == 429
 
 
 async def test_template_that_cannot_be_used_is_the_operators_fault(
