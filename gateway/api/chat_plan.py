@@ -41,7 +41,7 @@ async def plan_chat(
     parsing = Parsing(
         tools=chat.tools if use is not None and form.tool_parser else [],
         is_tool_named=use is not None and use.name is not None,
-        finds_reasoning=bool(form.reasoning_parser),
+        finds_reasoning=rendered.finds_reasoning,
         opening_tokens=rendered.opening_tokens,
         template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
     )

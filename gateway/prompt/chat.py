@@ -44,6 +44,8 @@ class RenderedChat:
     """How many tokens at its end begin the answer, for parsers; 0 if none do."""
     reasoning: Reasoning | None
     """What the answer begins with; None if it does not reason, or the prompt has ended that already."""
+    finds_reasoning: bool
+    """Whether the answer may have reasoning. What a message has begun as content goes on as content."""
     ignored_template_arguments: tuple[str, ...]
     """Variables that the client set and that the template does not read."""
 
@@ -115,10 +117,16 @@ class _Rendering:
         text = self._continued(messages) if continues else self._rendered(messages, opens=True)
         self._check_text(text)
         opening = self._opening(text, messages)
+        reasoning = _reasoning(opening, self._form)
+        is_content = continues and bool(_marked(messages[-1])[0])
+        if is_content and reasoning is not None and not reasoning.is_open:
+            reasoning = None
         return RenderedChat(
             text=text,
             opening_tokens=self._count(opening),
-            reasoning=_reasoning(opening, self._form),
+            reasoning=reasoning,
+            finds_reasoning=bool(self._form.reasoning_parser)
+            and (reasoning is not None or not is_content),
             ignored_template_arguments=self._ignored,
         )
 

@@ -144,12 +144,12 @@ async def test_nothing_is_opened_for_a_model_without_parsers() -> None:
     ("name", "content", "end", "reasoning"),
     [
         ("chatml_tools", "The ans ", "assistant\n<think>\n\n</think>\n\nThe ans ", None),
-        ("roles", "The ans ", "<|assistant|>The ans ", UNMARKED),
+        ("roles", "The ans ", "<|assistant|>The ans ", None),
         ("roles", "<think>hm", "<|assistant|><think>hm", OPEN),
-        ("roles", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab", UNMARKED),
+        ("roles", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab", None),
         ("roles", "", "<|assistant|>", UNMARKED),
         ("roles", None, "<|assistant|>", UNMARKED),
-        ("strict_turns", "The ans ", "model\nThe ans", UNMARKED),
+        ("strict_turns", "The ans ", "model\nThe ans", None),
     ],
 )
 async def test_the_last_message_is_continued(
@@ -162,6 +162,7 @@ async def test_the_last_message_is_continued(
     assert rendered.text.startswith(common.removesuffix("<|assistant|>"))
     assert rendered.text.endswith(end)
     assert rendered.reasoning == reasoning
+    assert rendered.finds_reasoning == (reasoning is not None)
     opened = tokenizer.encode(rendered.text, add_special_tokens=False).ids
     tail = tokenizer.decode(
         opened[len(opened) - rendered.opening_tokens :], skip_special_tokens=False
