@@ -150,7 +150,7 @@ class Visit:
                 headers["last-event-id"] = f"{story.request_id}:{story.last_number}"
             self._told_before = story.last_number if "idempotency-key" in headers else 0
             self._farewell = None
-            reply = await self._talk("/v1/completions", body, headers, self._on_event)
+            reply = await self._talk(self._recipe.path, body, headers, self._on_event)
             await self._after(reply, is_over=story.transcript.is_done)
 
     async def _whole(self) -> None:
@@ -160,7 +160,7 @@ class Visit:
         if story.manner is Manner.REPEATING:
             headers["idempotency-key"] = self._idempotency_key
         while story.ending is Ending.UNFINISHED and self._has_patience():
-            reply = await self._talk("/v1/completions", body, headers)
+            reply = await self._talk(self._recipe.path, body, headers)
             if reply.is_complete and reply.status == 200:
                 self._read_whole(reply)
             await self._after(reply, is_over=story.transcript.is_done)
@@ -177,7 +177,7 @@ class Visit:
         body = {**self._recipe.body_of(stream=False), "background": True}
         headers = {"idempotency-key": self._idempotency_key}
         while not story.request_id and story.ending is Ending.UNFINISHED and self._has_patience():
-            reply = await self._talk("/v1/completions", body, headers)
+            reply = await self._talk(self._recipe.path, body, headers)
             if reply.is_complete and reply.status in (200, 202):
                 story.identify(reply.json)
             await self._after(reply, is_over=False)
@@ -186,7 +186,7 @@ class Visit:
             await self._cancel()
         while story.ending is Ending.UNFINISHED and story.request_id and self._has_patience():
             await asyncio.sleep(PAUSE_SECONDS)
-            reply = await self._talk(f"/v1/completions/{story.request_id}", None, {})
+            reply = await self._talk(f"{self._recipe.path}/{story.request_id}", None, {})
             if reply.is_complete and reply.status == 200:
                 self._read_state(reply)
             await self._after(reply, is_over=story.transcript.is_done)
@@ -194,7 +194,7 @@ class Visit:
     async def _cancel(self) -> None:
         story = self._story
         while self._has_patience():
-            reply = await self._talk(f"/v1/completions/{story.request_id}/cancel", {}, {})
+            reply = await self._talk(f"{self._recipe.path}/{story.request_id}/cancel", {}, {})
             if reply.is_complete and reply.status == 200:
                 return
             await self._after(reply, is_over=False)

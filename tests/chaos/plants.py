@@ -112,6 +112,50 @@ def _change_tokens() -> None:
     Progress.snapshot = change  # type: ignore[method-assign]
 
 
+def _tell_calls_again() -> None:
+    """The worker that goes on with a chat tells the last piece of a call once more."""
+    from worker.parsing.base import Parsed
+    from worker.parsing.reader import Answer, Reader
+
+    read = Reader.read
+
+    def read_again(self: Reader, answer: Answer) -> None:
+        if self._known and _is_armed():
+            known = [self._ready.popleft() for _ in range(self._known)]
+            pieces = [piece for each in known for piece in self._parser.feed(*each).calls]
+            self._known = 0
+            answer.add(Parsed(calls=pieces[-1:]))
+        read(self, answer)
+
+    Reader.read = read_again  # type: ignore[method-assign]
+
+
+def _forget_what_was_read() -> None:
+    """The worker that goes on with a chat reads the rest as if it were the beginning."""
+    from worker.parsing.reader import Reader
+
+    forget_told = Reader.forget_told
+
+    def forget_all(self: Reader) -> None:
+        if _is_armed():
+            self._ready.clear()
+        forget_told(self)
+
+    Reader.forget_told = forget_all  # type: ignore[method-assign]
+
+
+def _make_up_call_ids() -> None:
+    """The ids of calls are other ones in each gateway."""
+    from gateway.stream import chat_choice
+
+    call_id = chat_choice.call_id
+
+    def own_id(request_id: str, choice: int, call: int) -> str:
+        return call_id(f"{request_id}{os.getpid() if _is_armed() else ''}", choice, call)
+
+    chat_choice.call_id = own_id
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "lease never reclaimed": _never_reclaim,
     "settlement skipped": _skip_settling,
@@ -119,4 +163,7 @@ PLANTS: dict[str, Callable[[], None]] = {
     "delta twice": _tell_twice,
     "token changed on the way": _change_tokens,
     "task left behind": _leave_tasks,
+    "call told again after a cut": _tell_calls_again,
+    "reading begins anew after a cut": _forget_what_was_read,
+    "call with another id": _make_up_call_ids,
 }

@@ -8,6 +8,8 @@ from typing import Any, Final
 from tests.chaos.transcript import Transcript
 from tests.support.stack import CHECKPOINT, MODEL
 
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
 STOP_AT = 0.6
 """How far into a text its stop string lies."""
 
@@ -19,12 +21,24 @@ class Recipe:
     name: str
     body: dict[str, Any]
     may_stream: bool = True
+    path: str = COMPLETIONS
+    reaches: frozenset[str] = frozenset()
+    """What the answer must have, or the recipe proves nothing."""
     expected: dict[bool, Transcript] = field(default_factory=dict)
 
     def body_of(self, *, stream: bool) -> dict[str, Any]:
         """Return the request's body."""
         options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         return {"model": MODEL, **self.body, **options}
+
+    def check_reached(self) -> None:
+        """Raise AssertionError if the answer has not what the recipe is for."""
+        choices = self.expected[False].choices.values()
+        had = {name for each in choices for name in _MEMBERS if getattr(each, name)}
+        had |= {each.finish_reason or "" for each in choices}
+        had |= {"several calls" for each in choices if len(each.calls) > 1}
+        had |= {"log-probabilities" for each in choices if any(each.logprobs.values())}
+        assert self.reaches <= had, f"{self.name}: {had}"
 
 
 def _multibyte_token_ids() -> list[int]:
@@ -115,8 +129,191 @@ _RANKED: Final[Mapping[str, dict[str, Any]]] = {
         **_SEEDED,
     },
 }
-_STOPPED: Final = ("greedy, long", "seeded", "seeded, n", "bytes", "log-probabilities")
-"""Recipes of which there is another one with a stop string."""
+_TOOLS: Final[list[dict[str, Any]]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "take_note",
+            "description": "Keep a text for later",
+            "parameters": {
+                "type": "object",
+                "properties": {"title": {"type": "string"}, "text": {"type": "string"}},
+                "required": ["title", "text"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather in a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            },
+        },
+    },
+]
+_NOTE: Final = {"type": "function", "function": {"name": "take_note"}}
+_THINKS: Final = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+def _said(*texts: str) -> list[dict[str, str]]:
+    """Return messages of a user and an assistant in turns."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+_HISTORY: Final = [
+    {"role": "system", "content": "You take notes."},
+    *_said("Note this: Zoë is 5."),
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "take_note", "arguments": '{"title": "", "text": "Zoë is 5"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    *_said("And now this."),
+]
+
+_CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
+    "chat": ({"messages": _said("Hello"), "max_tokens": 100, **_GREEDY}, {"text"}),
+    "chat, n": (
+        {
+            "messages": _said("Hello", "Hello!", "Who are you?"),
+            "max_tokens": 120,
+            "n": 3,
+            "seed": 31,
+            **_SEEDED,
+        },
+        {"text"},
+    ),
+    "chat, bytes": (
+        {
+            "messages": _said("Zürich"),
+            "max_tokens": 120,
+            "seed": 32,
+            "allowed_token_ids": _multibyte_token_ids(),
+            **_SEEDED,
+        },
+        {"text"},
+    ),
+    "chat, reasoning": (
+        {"messages": _said("Think"), "max_tokens": 160, "seed": 33, **_THINKS, **_SEEDED},
+        {"reasoning", "text"},
+    ),
+    "chat, reasoning cut": (
+        {"messages": _said("Think"), "max_tokens": 12, "n": 2, "seed": 34, **_THINKS, **_SEEDED},
+        {"reasoning", "length"},
+    ),
+    "chat, reasoning hidden, log-probabilities": (
+        {
+            "messages": _said("Think"),
+            "max_tokens": 160,
+            "include_reasoning": False,
+            "logprobs": True,
+            "seed": 35,
+            **_THINKS,
+            **_SEEDED,
+        },
+        {"text", "log-probabilities"},
+    ),
+    "chat, tools": (
+        {"messages": _said("Note this"), "tools": _TOOLS, "seed": 36, **_SEEDED},
+        {"text", "calls", "tool_calls"},
+    ),
+    "chat, tools, n": (
+        {"messages": _HISTORY, "tools": _TOOLS, "n": 3, "seed": 37, **_SEEDED},
+        {"calls", "several calls"},
+    ),
+    "chat, tools, log-probabilities": (
+        {
+            "messages": _said("Note it"),
+            "tools": _TOOLS,
+            "logprobs": True,
+            "top_logprobs": 2,
+            **_GREEDY,
+        },
+        {"calls", "log-probabilities"},
+    ),
+    "chat, tools, cut": (
+        {
+            "messages": _said("Note all"),
+            "tools": _TOOLS,
+            "max_tokens": 60,
+            "n": 2,
+            "seed": 38,
+            **_SEEDED,
+        },
+        {"calls", "length"},
+    ),
+    "chat, tools, reasoning": (
+        {"messages": _said("Think"), "tools": _TOOLS, "seed": 39, **_THINKS, **_SEEDED},
+        {"reasoning", "text", "calls"},
+    ),
+    "chat, tool required": (
+        {
+            "messages": _said("Think, and note it"),
+            "tools": _TOOLS,
+            "tool_choice": "required",
+            "n": 2,
+            "seed": 40,
+            **_THINKS,
+            **_SEEDED,
+        },
+        {"reasoning", "calls", "tool_calls"},
+    ),
+    "chat, tool named": (
+        {
+            "messages": _said("Note this"),
+            "tools": _TOOLS,
+            "tool_choice": _NOTE,
+            "seed": 41,
+            **_SEEDED,
+        },
+        {"calls", "stop"},
+    ),
+    "chat, one call at most": (
+        {
+            "messages": _said("Note this"),
+            "tools": _TOOLS,
+            "parallel_tool_calls": False,
+            "seed": 42,
+            **_SEEDED,
+        },
+        {"calls", "tool_calls"},
+    ),
+    "chat, functions": (
+        {
+            "messages": _said("Note this"),
+            "functions": [tool["function"] for tool in _TOOLS],
+            "seed": 43,
+            **_SEEDED,
+        },
+        {"calls", "function_call"},
+    ),
+}
+_MEMBERS: Final = ("text", "reasoning", "calls")
+_STOPPED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("greedy, long", "seeded", "seeded, n", "bytes", "log-probabilities", "chat, n"), "text"
+    ),
+    "chat, bytes": "text",
+    "chat, reasoning": "reasoning",
+    "chat, tools": "calls",
+    "chat, tool required": "calls",
+    "chat, tools, log-probabilities": "calls",
+}
+"""Recipes of which there is another one with a stop string, and where that lies."""
 
 
 def first_recipes() -> list[Recipe]:
@@ -124,6 +321,10 @@ def first_recipes() -> list[Recipe]:
     return [
         *(Recipe(name, body) for name, body in _BODIES.items()),
         *(Recipe(name, body, may_stream=False) for name, body in _RANKED.items()),
+        *(
+            Recipe(name, body, path=CHATS, reaches=frozenset(reaches))
+            for name, (body, reaches) in _CHATS.items()
+        ),
     ]
 
 
@@ -131,12 +332,14 @@ def stopped_recipes(known: list[Recipe]) -> list[Recipe]:
     """Return recipes that end at a stop string, which lies across the tokens of a known text."""
     by_name = {recipe.name: recipe for recipe in known}
     found = []
-    for name in _STOPPED:
+    for name, member in _STOPPED.items():
         recipe = by_name[name]
-        text = recipe.expected[False].choices[0].text
+        choice = recipe.expected[False].choices[0]
+        text = choice.calls[0].arguments if member == "calls" else getattr(choice, member)
         at = round(len(text) * STOP_AT)
         # A word's beginning with the end of the word before: no token holds both.
         at = text.find(" ", at) if " " in text[at:] else at
         stop = text[at - 2 : at + 3]
-        found.append(Recipe(f"{name}, stopped", {**recipe.body, "stop": [stop, "\x00never"]}))
+        body = {**recipe.body, "stop": [stop, "\x00never"]}
+        found.append(Recipe(f"{name}, stopped", body, path=recipe.path))
     return found

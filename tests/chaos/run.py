@@ -6,7 +6,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -76,8 +76,8 @@ class Options:
     settle_seconds: float = SETTLE_SECONDS
     patience: float = PATIENCE_SECONDS
     """Of clients."""
-    recipes: int | None = None
-    """How many of the recipes are used, the first ones; None: all, and those with stop strings."""
+    recipes: tuple[str, ...] = ()
+    """Names of the recipes that are used; none: all, and those with stop strings."""
 
 
 @dataclass(slots=True)
@@ -350,18 +350,20 @@ async def _open_accounts(office: Office) -> dict[str, str]:
     }
 
 
-async def _known_recipes(deployment: Deployment, key: str, most: int | None) -> list[Recipe]:
+async def _known_recipes(deployment: Deployment, key: str, names: Collection[str]) -> list[Recipe]:
     """Return recipes with their answers."""
     urls = list(deployment.gateway_urls.values())
-    first = first_recipes()[:most]
+    first = [each for each in first_recipes() if not names or each.name in names]
     await _answer_all(urls[0], key, first)
-    if most is not None:
+    for recipe in first:
+        recipe.check_reached()
+    if names:
         return first
     stopped = stopped_recipes(first)
     await _answer_all(urls[-1], key, stopped)
     for recipe in stopped:
-        reasons = [choice.finish_reason for choice in recipe.expected[False].choices.values()]
-        assert "stop" in reasons, f"{recipe.name} does not stop: {recipe.body['stop']}"
+        reasons = [choice.stop_reason for choice in recipe.expected[False].choices.values()]
+        assert recipe.body["stop"][0] in reasons, f"{recipe.name}: {recipe.body['stop']}"
     return first + stopped
 
 

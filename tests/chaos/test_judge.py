@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.accounts.usage import Outcome
+from gateway.stream.tool_calls import call_id
 from tests.chaos.faults import Fault, Kind, schedule
 from tests.chaos.judge import judge_growth, judge_manners, judge_rows, judge_stories
 from tests.chaos.machine import Standstill
@@ -100,6 +101,97 @@ def test_difference_is_found(events: list[dict[str, Any]], is_done: bool, compla
             chunk("one", [1], logprobs={"tokens": ["1"], "text_offset": [0]}), is_done=False
         )
     assert complaint in transcript(*events, is_done=is_done).difference(expected)
+
+
+def chat_chunk(**piece: Any) -> dict[str, Any]:
+    """A chunk of a chat's one choice."""
+    return {"id": CHAT_ID, "choices": [{"index": 0, "finish_reason": None, **piece}]}
+
+
+def told(**delta: Any) -> dict[str, Any]:
+    return chat_chunk(delta=delta)
+
+
+def called(name: str = "", arguments: str = "", index: int = 0, **changes: Any) -> dict[str, Any]:
+    """A chunk with a piece of a call, the first one if there is a name."""
+    piece: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+    if name:
+        piece |= {"id": call_id(CHAT_ID, 0, index), "type": "function"}
+        piece["function"]["name"] = name
+    return told(tool_calls=[piece | changes])
+
+
+CHAT_ID = "chatcmpl-1"
+ROLE = told(role="assistant", content="")
+CALLS = [called("f", '{"a"'), called("", ": 1}"), called("g", "{}", index=1)]
+CHAT_END = {
+    **chat_chunk(delta={}, finish_reason="tool_calls"),
+    "usage": {
+        "prompt_tokens": 2,
+        "completion_tokens": 9,
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    },
+}
+CHAT = [ROLE, told(reasoning_content="so"), told(content="well"), *CALLS, CHAT_END]
+EXPECTED_CHAT = transcript(*CHAT)
+
+
+def test_chat_is_the_same_in_one_piece() -> None:
+    calls = [
+        {
+            "id": call_id(CHAT_ID, 0, index),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for index, (name, arguments) in enumerate([("f", '{"a": 1}'), ("g", "{}")])
+    ]
+    message = {
+        "role": "assistant",
+        "content": "well",
+        "reasoning": "so",
+        "tool_calls": calls,
+    }
+    whole = transcript(
+        {
+            **chat_chunk(message=message, finish_reason="tool_calls"),
+            "usage": CHAT_END["usage"],
+        }
+    )
+    assert whole.difference(EXPECTED_CHAT) == EXPECTED_CHAT.difference(whole) == ""
+    for end in range(len(CHAT)):
+        assert transcript(*CHAT[:end], is_done=False).difference(EXPECTED_CHAT) == ""
+
+
+@pytest.mark.parametrize(
+    ("events", "complaint"),
+    [
+        (CHAT[1:], "the role comes once, and first"),
+        ([*CHAT[:3], ROLE], "the role comes once, and first"),
+        ([*CHAT[:3], CHAT[1]], "reasoning comes behind the answer"),
+        ([*CHAT[:4], CHAT[2]], "content comes behind a call"),
+        ([ROLE, CHAT[1], CHAT[1]], "reasoning differs"),
+        ([*CHAT[:3], CHAT[2]], "text "),
+        ([*CHAT[:4], CHAT[3]], "call 1 begins with"),
+        ([*CHAT[:5], CHAT[4]], "calls differs"),
+        ([*CHAT[:4], CHAT[5]], "calls differs"),
+        ([*CHAT[:3], CHAT[4]], "call -1 goes on with"),
+        ([*CHAT[:3], called("h", '{"a"')], "calls differs"),
+        ([*CHAT[:3], called("f", '{"a"', id="call_1")], "call 0 begins with"),
+        ([*CHAT[:3], called("f", '{"a"', type="other")], "call 0 begins with"),
+        ([*CHAT[:4], called("", ": 1}", index=1)], "call 0 goes on with"),
+        ([*CHAT[:4], called("", ": 1}", id="call_1")], "call 0 goes on with"),
+        ([*CHAT[:5], CHAT_END], "calls has"),
+        ([ROLE, told(function_call={"arguments": "{}"})], "a function's call goes on with"),
+        ([*CHAT[:6], chat_chunk(delta={}, finish_reason="stop")], "ended with ('stop', None)"),
+        (
+            [*CHAT[:6], {**CHAT_END, "usage": {"prompt_tokens": 2, "completion_tokens": 9}}],
+            "None of them reason instead of 3",
+        ),
+    ],
+)
+def test_difference_of_a_chat_is_found(events: list[dict[str, Any]], complaint: str) -> None:
+    found = transcript(*events, is_done="usage" in events[-1]).difference(EXPECTED_CHAT)
+    assert complaint in found
 
 
 def story(ending: Ending = Ending.COMPLETE, **fields: Any) -> Story:

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.timeout(300)
 
 PLAIN = {manner: MANNERS[manner] for manner in (Manner.STREAM, Manner.WHOLE)}
 
+TALKATIVE = "chat, tools, n"
+"""A recipe most of whose tokens are arguments of calls."""
+
 
 def kill_workers(_: Havoc) -> Iterator[Planned]:
     """One worker after the other, each time the first that is well."""
@@ -28,7 +31,7 @@ def nothing(_: Havoc) -> Iterator[Planned]:
         yield Planned(Kind.SLOW_NETWORK, 0, 0)
 
 
-def run_with(plant: str, plan: object) -> Report:
+def run_with(plant: str, plan: object, recipe: str = "greedy") -> Report:
     options = Options(
         # One kill may meet a worker that runs nothing.
         seconds=12 if plan is kill_workers else 5,
@@ -39,13 +42,26 @@ def run_with(plant: str, plan: object) -> Report:
         plant=plant,
         settle_seconds=20,
         patience=15,
-        recipes=1,
+        recipes=(recipe,),
     )
     return uvloop.run(run(options))
 
 
 def invariants(report: Report) -> set[str]:
     return {violation.invariant for violation in report.violations}
+
+
+@pytest.mark.parametrize(
+    ("plant", "plan"),
+    [
+        ("call told again after a cut", kill_workers),
+        ("reading begins anew after a cut", kill_workers),
+        ("call with another id", nothing),
+    ],
+)
+def test_planted_fault_of_chats_is_found(plant: str, plan: object) -> None:
+    report = run_with(plant, plan, TALKATIVE)
+    assert "told right" in invariants(report), report.told()
 
 
 @pytest.mark.parametrize(
@@ -64,6 +80,7 @@ def test_planted_fault_is_found(plant: str, plan: object, expected: str) -> None
     assert expected in invariants(report), report.told()
 
 
-def test_nothing_is_found_where_nothing_was_planted() -> None:
-    report = run_with("", kill_workers)
+@pytest.mark.parametrize("recipe", ["greedy", TALKATIVE])
+def test_nothing_is_found_where_nothing_was_planted(recipe: str) -> None:
+    report = run_with("", kill_workers, recipe)
     assert not report.violations, report.told()

@@ -1,9 +1,22 @@
-"""What a client was told of one completion, however often it had to ask for it."""
+"""What a client was told of one completion or chat, however often it had to ask for it."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+from gateway.stream.tool_calls import call_id
+
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
+"""Lists of log-probabilities: those of completions, and at last that of chats."""
+_REASONING = ("reasoning_content", "reasoning")
+"""Names of the member with the reasoning, by dialect."""
+
+
+@dataclass(slots=True)
+class ToldCall:
+    """One call of a tool, put together."""
+
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -11,14 +24,25 @@ class ToldChoice:
     """One choice, put together from the pieces that came."""
 
     text: str = ""
+    """Of a chat the content."""
+    reasoning: str = ""
+    calls: list[ToldCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    has_role: bool = False
+    wrong: str = ""
+    """How the pieces of a chat do not fit together."""
 
-    def add(self, piece: dict[str, Any]) -> None:
+    def add(self, request_id: str, piece: dict[str, Any]) -> None:
         """Put a piece behind what is there."""
-        self.text += piece["text"]
+        if "text" in piece:
+            self.text += piece["text"]
+        elif "delta" in piece:
+            self._add_delta(request_id, piece["index"], piece["delta"])
+        else:
+            self._add_message(request_id, piece["index"], piece["message"])
         self.token_ids += piece.get("token_ids") or []
         lists = piece.get("logprobs") or {}
         for name in _LISTS:
@@ -26,13 +50,73 @@ class ToldChoice:
         self.finish_reason = piece["finish_reason"] or self.finish_reason
         self.stop_reason = piece.get("stop_reason") or self.stop_reason
 
+    @property
+    def calls_in_a_row(self) -> str:
+        """All calls as one text, which only grows."""
+        return "".join(f"\n{call.name} {call.arguments}" for call in self.calls)
+
+    def _add_delta(self, request_id: str, index: int, delta: dict[str, Any]) -> None:
+        if self.has_role == ("role" in delta):
+            self._complain("the role comes once, and first")
+        self.has_role = True
+        reasoning, content = _reasoning(delta), delta.get("content") or ""
+        if reasoning and (self.text or self.calls):
+            self._complain("reasoning comes behind the answer")
+        if content and self.calls:
+            self._complain("content comes behind a call")
+        self.reasoning += reasoning
+        self.text += content
+        for call in delta.get("tool_calls") or []:
+            self._add_call_piece(request_id, index, call)
+        if function := delta.get("function_call"):
+            self._add_function_piece(function)
+
+    def _add_call_piece(self, request_id: str, index: int, piece: dict[str, Any]) -> None:
+        number, function = piece["index"], piece["function"]
+        if "name" in function:
+            expected = ("function", call_id(request_id, index, number), len(self.calls))
+            if (piece.get("type"), piece.get("id"), number) != expected:
+                self._complain(f"call {len(self.calls)} begins with {piece}")
+            self.calls.append(ToldCall(function["name"]))
+        elif "id" in piece or "type" in piece or number != len(self.calls) - 1:
+            self._complain(f"call {len(self.calls) - 1} goes on with {piece}")
+            return
+        self.calls[-1].arguments += function["arguments"]
+
+    def _add_function_piece(self, function: dict[str, str]) -> None:
+        if ("name" in function) == bool(self.calls):
+            self._complain(f"a function's call goes on with {function}")
+            return
+        if not self.calls:
+            self.calls.append(ToldCall(function["name"]))
+        self.calls[0].arguments += function["arguments"]
+
+    def _add_message(self, request_id: str, index: int, message: dict[str, Any]) -> None:
+        if message["role"] != "assistant":
+            self._complain(f"the role is {message['role']}")
+        self.text += message["content"] or ""
+        self.reasoning += _reasoning(message)
+        for number, call in enumerate(message.get("tool_calls") or []):
+            self._add_call_piece(request_id, index, {"index": number, **call})
+        if function := message.get("function_call"):
+            self._add_function_piece(function)
+
+    def _complain(self, text: str) -> None:
+        self.wrong = self.wrong or text
+
+
+def _reasoning(said: dict[str, Any]) -> str:
+    return "".join(said.get(name) or "" for name in _REASONING)
+
 
 @dataclass(slots=True)
 class Transcript:
-    """All choices of a completion, as far as they were told."""
+    """All choices of an answer, as far as they were told."""
 
     choices: dict[int, ToldChoice] = field(default_factory=dict)
     usage: dict[str, int] | None = None
+    reasoning_tokens: int | None = None
+    """Of the completion tokens, where they are told."""
     error: dict[str, Any] | None = None
     is_done: bool = False
     """Whether everything was told: a whole body, or a stream with its `[DONE]`."""
@@ -51,10 +135,12 @@ class Transcript:
         for piece in event.get("choices", []):
             choice = self.choices.setdefault(piece["index"], ToldChoice())
             self.after_end += choice.finish_reason is not None
-            choice.add(piece)
+            choice.add(event.get("id", ""), piece)
         if event.get("usage") and self.error is None:
             counts = event["usage"]
             self.usage = {each: counts[each] for each in ("prompt_tokens", "completion_tokens")}
+            details = counts.get("completion_tokens_details") or {}
+            self.reasoning_tokens = details.get("reasoning_tokens")
 
     def difference(self, expected: "Transcript") -> str:
         """Say where this is not what was expected; empty if it is, as far as it goes.
@@ -71,12 +157,18 @@ class Transcript:
                 return f"choice {index}: {found}"
         if self.is_done and self.usage is not None and self.usage != expected.usage:
             return f"usage is {self.usage} instead of {expected.usage}"
+        if self.usage is not None and self.reasoning_tokens != expected.reasoning_tokens:
+            return f"{self.reasoning_tokens} of them reason instead of {expected.reasoning_tokens}"
         return ""
 
 
 def _difference(told: ToldChoice, wanted: ToldChoice, *, is_done: bool) -> str:
+    if told.wrong:
+        return told.wrong
     pairs = [
         ("text", told.text, wanted.text),
+        ("reasoning", told.reasoning, wanted.reasoning),
+        ("calls", told.calls_in_a_row, wanted.calls_in_a_row),
         ("token_ids", told.token_ids, wanted.token_ids),
         *((name, told.logprobs.get(name, []), wanted.logprobs.get(name, [])) for name in _LISTS),
     ]

@@ -2,7 +2,8 @@
 
 It serves the fast tests and the gateway's benchmark: all running sequences get one token in the same
 step, steps come at a steady pace, and the next token is a function of all tokens before it and the seed,
-so that a completion can be resumed. It proves nothing about vLLM.
+so that a completion can be resumed. In chats it reasons and calls tools (`scripted_chats`). It proves
+nothing about vLLM.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +38,7 @@ from worker.engine.base import (
     SequenceOutput,
     TokenScores,
 )
+from worker.engine.scripted_chats import ANY_WORD, ChatWriter
 from worker.model_files import bos_token_id, context_window, eos_token_id
 from worker.parsing.base import Parsers
 from worker.parsing.own import THINKING_END, OwnParsers
@@ -84,6 +87,8 @@ class _Running:
     ready_at: float
     generated: int
     """Completion tokens, those of earlier attempts included."""
+    plan: list[int]
+    """Tokens with which the completion begins; ANY_WORD stands for those that nobody has planned."""
 
 
 class ScriptedEngine:
@@ -122,6 +127,7 @@ class ScriptedEngine:
         )
         config = json.loads((self._folder / "config.json").read_text())
         self._eos_token_id = eos_token_id(self._folder)
+        self._writer = ChatWriter(tokenizer, eos_token_id=self._eos_token_id)
         templates = folder_templates(self._folder)
         if self._script.chat_template is not None:
             templates = given_template(self._script.chat_template)
@@ -157,15 +163,19 @@ class ScriptedEngine:
             self._add(request)
 
     def _add(self, request: EngineRequest) -> None:
-        state = 0
-        known = request.prompt_token_ids + request.output_token_ids
-        for token_id in known:
-            state = _follow(state, token_id)
-        prefill = self._script.prefill_seconds_per_token * len(known)
+        prompt, output = request.prompt_token_ids, request.output_token_ids
+        state = reduce(_follow, prompt, 0)
+        plan = self._plan(request, _draw(request, state))
+        state = reduce(_follow, output, state)
+        prefill = self._script.prefill_seconds_per_token * (len(prompt) + len(output))
         ready_at = asyncio.get_running_loop().time() + prefill
-        generated = len(request.output_token_ids)
-        self._waiting.append(_Running(request, state, ready_at, generated))
+        self._waiting.append(_Running(request, state, ready_at, len(output), plan))
         self._work.set()
+
+    def _plan(self, request: EngineRequest, draw: int) -> list[int]:
+        if request.sampling.allowed_token_ids:
+            return []
+        return self._writer.plan(request.prompt_token_ids, grammar=request.grammar, seed=draw)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences at once, without a further output. Unknown ids are ignored."""
@@ -233,7 +243,7 @@ class ScriptedEngine:
 
     def _advance(self, sequence: _Running) -> SequenceOutput:
         request = sequence.request
-        draw = _mix(sequence.state ^ (0 if request.sampling.is_greedy else request.seed))
+        draw = _draw(request, sequence.state)
         sequence.generated += 1
         token_id = self._next_token(sequence, draw)
         sequence.state = _follow(sequence.state, token_id)
@@ -253,9 +263,11 @@ class ScriptedEngine:
 
     def _next_token(self, sequence: _Running, draw: int) -> int:
         spec = sequence.request.sampling
-        wanted, so_far = self._script.completion_tokens, sequence.generated
-        is_over = wanted is not None and so_far >= max(wanted, spec.min_tokens + 1)
-        if is_over and not spec.ignore_eos:
+        so_far, plan = sequence.generated, sequence.plan
+        planned = plan[so_far - 1] if so_far <= len(plan) else ANY_WORD
+        if planned not in (ANY_WORD, self._eos_token_id):
+            return planned
+        if self._is_over(so_far, sequence) and not spec.ignore_eos:
             return self._eos_token_id
         words = self._words
         if spec.allowed_token_ids:
@@ -263,6 +275,15 @@ class ScriptedEngine:
         elif so_far <= spec.min_tokens and spec.stop_token_ids:
             words = [each for each in words if each not in spec.stop_token_ids]
         return words[draw % len(words)]
+
+    def _is_over(self, so_far: int, sequence: _Running) -> bool:
+        """Whether the text may end with the token of this number, and is to."""
+        if so_far <= sequence.request.sampling.min_tokens:
+            return False
+        plan, wanted = sequence.plan, self._script.completion_tokens
+        if so_far <= len(plan):
+            return plan[so_far - 1] == self._eos_token_id
+        return wanted is not None and so_far >= wanted
 
     def _end(self, sequence: _Running, token_id: int) -> SequenceEnd | None:
         request = sequence.request
@@ -297,6 +318,10 @@ class ScriptedEngine:
         )
         usage = min(used / self._script.kv_cache_tokens, 1.0)
         return EngineStats(len(self._running), len(self._waiting), usage)
+
+
+def _draw(request: EngineRequest, state: int) -> int:
+    return _mix(state ^ (0 if request.sampling.is_greedy else request.seed))
 
 
 def _follow(state: int, token_id: int) -> int:
