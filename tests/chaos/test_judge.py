@@ -169,7 +169,7 @@ def test_chat_is_the_same_in_one_piece() -> None:
         ([*CHAT[:3], ROLE], "the role comes once, and first"),
         ([*CHAT[:3], CHAT[1]], "reasoning comes behind the answer"),
         ([*CHAT[:4], CHAT[2]], "content comes behind a call"),
-        ([ROLE, CHAT[1], CHAT[1]], "reasoning differs"),
+        ([ROLE, CHAT[1], CHAT[1]], "reasoning has 4 instead of 2"),
         ([*CHAT[:3], CHAT[2]], "text "),
         ([*CHAT[:4], CHAT[3]], "call 1 begins with"),
         ([*CHAT[:5], CHAT[4]], "calls differs"),
