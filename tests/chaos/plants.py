@@ -146,14 +146,14 @@ def _forget_what_was_read() -> None:
 
 def _make_up_call_ids() -> None:
     """The ids of calls are other ones in each gateway."""
-    from gateway.stream import chat_choice
+    from gateway.stream.chat_choice import ChatChoice
 
-    call_id = chat_choice.call_id
+    call_id = ChatChoice._call_id
 
-    def own_id(request_id: str, choice: int, call: int) -> str:
-        return call_id(f"{request_id}{os.getpid() if _is_armed() else ''}", choice, call)
+    def own_id(self: ChatChoice, call: int) -> str:
+        return call_id(self, call + os.getpid() if _is_armed() else call)
 
-    chat_choice.call_id = own_id
+    ChatChoice._call_id = own_id  # type: ignore[method-assign]
 
 
 PLANTS: dict[str, Callable[[], None]] = {

@@ -15,9 +15,12 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.chaos.plants import plant
+
+if TYPE_CHECKING:
+    from worker.engine.base import Engine
 
 STATE_FILE = "CHAOS_STATE_FILE"
 PLANT = "CHAOS_PLANT"
@@ -57,10 +60,12 @@ def _run_worker(arguments: list[str]) -> None:
     command(arguments, prog_name="python -m worker")
 
 
-def _with_structure(engine: Any) -> Any:
+def _with_structure(engine: "Engine") -> "Engine":
     """Let a scripted engine be asked for calls that are forced: what it writes matches their grammars."""
     from contract.messages import Feature
+    from worker.engine.scripted import ScriptedEngine
 
+    assert isinstance(engine, ScriptedEngine)
     engine._script = replace(engine._script, claimed_features=[Feature.STRUCTURE])
     return engine
 

@@ -50,19 +50,19 @@ class ChatWriter:
         self._tokenizer = tokenizer
         self._eos_token_id = eos_token_id
         self._start_id = tokenizer.token_to_id(THINKING_START)
-        self._end_id = tokenizer.token_to_id(THINKING_END)
+        self._end_id: int | None = tokenizer.token_to_id(THINKING_END)
 
     def plan(self, prompt: Sequence[int], *, grammar: str, seed: int) -> list[int]:
         """Return the tokens with which an answer begins, some of which are ANY_WORD; none for a completion.
 
         Under a grammar, which is taken for that of a call, one of the tools that it names is called at once.
         """
-        opening = prompt[-_OPENING_TOKENS:]
+        opening, end_id = prompt[-_OPENING_TOKENS:], self._end_id
         is_open = self._start_id in opening
-        if not is_open and self._end_id not in opening:
+        if end_id is None or not (is_open or end_id in opening):
             return []
         rng = Random(seed)  # noqa: S311 - it makes up words
-        plan = [*self._reasoning(rng), self._end_id] if is_open else []
+        plan = [*self._reasoning(rng), end_id] if is_open else []
         tools = _tools(self._tokenizer.decode(prompt, skip_special_tokens=False), grammar)
         if tools:
             return plan + self._calls(tools, rng, is_forced=bool(grammar)) + [self._eos_token_id]
