@@ -54,7 +54,13 @@ def test_roles_have_the_scopes_that_the_table_says() -> None:
 
 def test_every_route_of_the_management_api_is_named() -> None:
     paths = create_app(Settings()).openapi()["paths"]
-    described = ("/v1/completions", "/v1/models", "/tokenize", "/detokenize")
+    described = (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/tokenize",
+        "/detokenize",
+    )
     roots = {
         re.match(r"/v1/\w+|/admin/tenants/\{tenant_id\}/\w+|/admin/\w+", path)[0]  # type: ignore[index]
         for path in paths
