@@ -1,7 +1,7 @@
 # Sluice: `make` alone lists what can be done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench chaos setup setup-dev setup-servers check
+.PHONY: help run test lint format bench chaos setup setup-dev setup-servers setup-clients check
 
 BIN := .venv/bin
 # Tests wait for a third of their time.
@@ -16,7 +16,7 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 	@exec $(BIN)/sluice up $(ARGS)
 
 # Tests start hundreds of processes. Where images forbid to keep bytecode, each would compile the code anew.
-test: setup-dev setup-servers check ## Set everything up, lint, check types, run every test
+test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
 	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 lint: setup-dev check ## Lint, check format, types and import directions
@@ -45,6 +45,10 @@ setup-servers: setup-dev
 		echo "setup: Installing redis-server and libfaketime for the tests ..."; \
 		scripts/debian.sh redis-server libfaketime || echo "setup: That failed; what needs them is skipped."; \
 	fi
+
+# OpenAI's client for Node, and LlamaIndex in an environment of its own.
+setup-clients: setup-dev
+	@scripts/setup.sh clients
 
 check: setup-dev
 	$(BIN)/ruff check

@@ -6,9 +6,10 @@
 The gateway, the CPU worker, the development tools and the build backend are resolved together, so
 that any of them can share a virtual environment. The GPU worker is resolved on its own, held to
 the versions that it shares with the gateway and the tools: its torch brings CUDA packages with
-pins of their own. Each file then lists what one extra needs, all of it, and installs with
-`pip install --no-deps -r`. Nothing is installed here, but pip downloads the larger packages of the
-GPU worker where their index serves no metadata alone, so allow several minutes.
+pins of their own. LlamaIndex, which tests call from an environment of its own, is resolved alone, too.
+Each file then lists what one extra needs, all of it, and installs with `pip install --no-deps -r`.
+Nothing is installed here, but pip downloads the larger packages of the GPU worker where their index
+serves no metadata alone, so allow several minutes.
 """
 
 import argparse
@@ -39,6 +40,7 @@ HEADERS = {
     "worker-gpu": "The worker on vLLM's CUDA build",
     "dev": "Tests, linters and type checker",
     "build": "The build backend, with which the project itself is installed",
+    "llama-index": "LlamaIndex's client, which tests call in an environment of its own",
 }
 
 
@@ -72,18 +74,24 @@ def main() -> int:
     gpu = resolve(wanted["worker-gpu"], pins=pins)
     locks["worker-gpu"] = closure("worker-gpu", wanted["worker-gpu"], gpu)
 
+    print("Resolving LlamaIndex ...", flush=True)
+    pins = read_pins(["llama-index"]) if keep else {}
+    llama_index = resolve(wanted["llama-index"], pins=pins)
+    locks["llama-index"] = closure("llama-index", wanted["llama-index"], llama_index)
+
     for extra, packages in locks.items():
         write_lock(extra, packages, wanted=wanted[extra])
     return 0
 
 
 def read_extras() -> dict[str, list[Requirement]]:
-    """Return what each lock file starts from: its extra and the base dependencies."""
+    """Return what each lock file starts from: an extra and the base dependencies, or a group."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     base = project["project"]["dependencies"]
     extras = project["project"]["optional-dependencies"]
     wanted = {name: [*base, *own] for name, own in extras.items()}
     wanted["build"] = project["build-system"]["requires"]
+    wanted |= project["dependency-groups"]
     return {name: [Requirement(line) for line in lines] for name, lines in wanted.items()}
 
 

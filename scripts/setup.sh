@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh gateway worker        what `make run` needs
 #   scripts/setup.sh gateway worker dev    what `make test` needs
+#   scripts/setup.sh clients               other clients that tests call, as far as they can be installed
 #
 # PYTHON          the Python 3.11 to use; default python3.11
 # SLUICE_DEVICE   cpu or gpu: which build of vLLM; default gpu where nvidia-smi finds one
@@ -12,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3.11}
 cpu_torch_index=https://download.pytorch.org/whl/cpu
 venv=.venv
+installing=$venv # Into which environment.
 stamps=$venv/.stamps
 log=$venv/setup.log
 
@@ -62,7 +64,7 @@ run_pip() { # TOTAL ARGUMENT...
     local total=$1 collected=0 told=0 unpacking=
     shift
     mkdir -p "$venv/tmp"
-    TMPDIR=$PWD/$venv/tmp "$venv/bin/python" -m pip install --no-deps --no-input \
+    TMPDIR=$PWD/$venv/tmp "$installing/bin/python" -m pip install --no-deps --no-input \
         --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 9<&- &
     child=$!
     while kill -0 "$child" 2>/dev/null; do
@@ -151,13 +153,51 @@ install_project() {
     printf '%s\n' "$version" >"$stamps/project"
 }
 
+# Node's packages, and LlamaIndex, which needs an older `openai` than the test tools have.
+install_clients() {
+    install_npm || say "What needs it is skipped."
+    install_llama_index || say "What needs it is skipped."
+}
+
+install_npm() {
+    local folder=tests/clients
+    local version
+    if ! command -v npm >/dev/null; then
+        say "npm is not there, so OpenAI's client for Node is not installed."
+        return 1
+    fi
+    version="$(digest $folder/package-lock.json) $(node --version)"
+    [[ -d $folder/node_modules ]] && is_done npm "$version" && return
+    say "Installing OpenAI's client for Node ..."
+    if ! npm ci --prefix $folder --no-audit --no-fund >"$log" 2>&1 9<&-; then
+        say "That failed. npm's whole output is in $log."
+        return 1
+    fi
+    printf '%s\n' "$version" >"$stamps/npm"
+}
+
+install_llama_index() {
+    local lock=requirements/llama-index.txt
+    local installing=$venv/llama-index
+    local total
+    is_done llama-index "$(digest $lock)" && return
+    say "Installing LlamaIndex (about a minute) ..."
+    total=$(grep -vc '^#' $lock)
+    if ! { "$python" -m venv --clear "$installing" && run_pip "$total" -r $lock; }; then
+        say "That failed. pip's whole output is in $log."
+        return 1
+    fi
+    digest $lock >"$stamps/llama-index"
+}
+
 make_venv
 for set in "$@"; do
     case $set in
         gateway) install_set gateway "the gateway (under a minute)" ;;
         worker) install_worker ;;
         dev) install_set dev "the test tools (under a minute)" ;;
-        *) die "Sets are gateway, worker and dev, not '$set'." ;;
+        clients) install_clients ;;
+        *) die "Sets are gateway, worker, dev and clients, not '$set'." ;;
     esac
 done
 install_project
