@@ -1,6 +1,7 @@
 """One deployment for the whole folder: two gateways and a worker with the real engine, on loopback."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -8,6 +9,7 @@ from redis import Redis
 
 from tests.e2e.asking import wait_until_listed
 from tests.e2e.seeds.calling import Caller
+from tests.e2e.seeing import make_seeing_model
 from tests.support.stack import MODEL, Stack, running_stack
 
 ALIASES = ("mistral", "your-model")
@@ -59,6 +61,14 @@ def caller(stack: Stack, client: OpenAI) -> Iterator[Caller]:
     caller = Caller(stack.url, stack.key("documents", allowed_models=(MODEL,)))
     yield caller
     caller.close()
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a model that sees."""
+    folder = tmp_path_factory.mktemp("seeing")
+    make_seeing_model(folder)
+    return folder
 
 
 @pytest.fixture

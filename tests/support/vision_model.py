@@ -1,7 +1,8 @@
 """A tiny vision model with random weights, made on the spot: what it says means nothing.
 
 An Idefics3, since that one needs no torchvision: the demo model's tokenizer, two layers for text, two for
-images of 56 x 56 pixels, four tokens for each image.
+images of 56 x 56 pixels, four tokens for each image. With the tokenizer comes the demo model's chat template,
+which takes content as a list of parts and writes the image token for each image.
 """
 
 import sys

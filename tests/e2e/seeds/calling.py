@@ -10,6 +10,7 @@ import httpx
 from tests.support.stack import MODEL
 
 FOLDER = Path(__file__).parent
+CHATS = "/v1/chat/completions"
 DONE = "[DONE]"
 TIMEOUT_SECONDS = 120.0
 
@@ -63,25 +64,32 @@ class Caller:
         """Ask for a page."""
         return self._http.get(path)
 
-    def complete(self, dialect: str | None, body: Body | bytes) -> Body:
+    def complete(
+        self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
+    ) -> Body:
         """Return a whole answer, which must be a success."""
-        response = self.post(dialect, body)
+        response = self.post(dialect, body, path)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/json"
         answer: Body = response.json()
         check_usage(answer["usage"])
         return answer
 
-    def stream(self, dialect: str | None, body: Body | bytes) -> list[Body]:
+    def stream(
+        self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
+    ) -> list[Body]:
         """Return the chunks of a streamed answer, which must be a success ended by `[DONE]`."""
-        response = self.post(dialect, {**body, "stream": True} if isinstance(body, dict) else body)
+        streamed = {**body, "stream": True} if isinstance(body, dict) else body
+        response = self.post(dialect, streamed, path)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
         return chunks_of(response.text)
 
-    def refused(self, dialect: str | None, body: Body | bytes) -> Body:
+    def refused(
+        self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
+    ) -> Body:
         """Return the error of a request that must be refused as wrong."""
-        response = self.post(dialect, body)
+        response = self.post(dialect, body, path)
         expected = 422 if dialect == "mistralrs" else 400
         assert response.status_code == expected, (dialect, response.status_code, response.text)
         assert response.headers["x-should-retry"] == "false"
@@ -94,7 +102,7 @@ def chunks_of(text: str) -> list[Body]:
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
     lines = [block.split("\n") for block in blocks]
     assert all(
-        data.startswith("data: ") and id_.startswith("id: cmpl-") and not others
+        data.startswith("data: ") and id_.startswith(("id: cmpl-", "id: chatcmpl-")) and not others
         for data, id_, *others in lines
     ), text
     events = [data.removeprefix("data: ") for data, _ in lines]

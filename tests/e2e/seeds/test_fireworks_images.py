@@ -1,58 +1,26 @@
 """The parameter `images` of the Fireworks document, on a model that sees."""
 
-import base64
-import io
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from tests.e2e.conftest import ENGINE_START_SECONDS
 from tests.e2e.examples import ids_of
 from tests.e2e.seeds.calling import Body, Caller, joined, text_of
-from tests.support.processes import wait_until
-from tests.support.stack import CHECKPOINT, REPOSITORY, Stack
+from tests.e2e.seeing import AROUND_IMAGE, SEEING, picture, seeing_worker
+from tests.support.stack import Stack
 from tests.support.vision_model import TOKENS_OF_IMAGE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 DIALECT = "fireworks"
-SEEING = "sluice-seeing"
-AROUND_IMAGE = 3
-"""Tokens that the model puts around those of an image."""
-
-
-def picture(color: str, kind: str = "jpeg") -> str:
-    """Return a data URI as the document describes it."""
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), color).save(file, kind)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @pytest.fixture(scope="module")
-def seer(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+def seer(stack: Stack, seeing_model: Path) -> Iterator[Caller]:
     """A key for a worker of its own, whose model sees."""
-    folder = tmp_path_factory.mktemp("seeing")
-    program = [sys.executable, "-m", "tests.support.vision_model", str(CHECKPOINT), str(folder)]
-    subprocess.run(program, check=True, cwd=REPOSITORY, capture_output=True, timeout=240)
-    stack.start_worker(
-        "seeing",
-        ready_seconds=ENGINE_START_SECONDS,
-        SLUICE_MODEL_PATH=str(folder),
-        SLUICE_MODEL_NAME=SEEING,
-        SLUICE_MAX_SEQUENCES="8",
-    )
-    caller = Caller(stack.url, stack.key("documents", allowed_models=(SEEING,)))
-    wait_until(
-        lambda: caller.get(f"/v1/models/{SEEING}").json().get("ready", False),
-        seconds=10,
-        what=f"{SEEING} being known as ready",
-    )
-    yield caller
-    caller.close()
-    stack.stop("seeing")
+    with seeing_worker(stack, seeing_model) as caller:
+        yield caller
 
 
 def asking(*images: str, prompt: str = "Look: <image> and <image>.") -> Body:

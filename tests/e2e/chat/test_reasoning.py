@@ -1,0 +1,158 @@
+"""Reasoning through OpenAI's client: apart from the content, bounded, hidden, and counted."""
+
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.chat.asking import (
+    THINKING,
+    assistant,
+    chat,
+    chat_both_ways,
+    counts,
+    deltas,
+    joined,
+    message_of,
+    reasoning_of,
+    streamed,
+    text_of,
+    user,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SUM = "What is 27 + 35?"
+THOUGHT = "\n20 + 30 = 50, 7 + 5 = 12, 50 + 12 = 62\n"
+SAID = "\n\n27 + 35 = 62"
+BUDGETS: dict[str, dict[str, Any]] = {
+    "thinking_budget": {"thinking_budget": 10},
+    "thinking_token_budget": {"thinking_token_budget": 10},
+    "reasoning_budget_tokens": {"reasoning_budget_tokens": 10},
+    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 10}},
+    "reasoning_effort": {"reasoning_effort": 10},
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        THINKING,
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": True},
+        {"thinking": {"type": "enabled"}},
+    ],
+    ids=["template", "effort", "switch", "thinking"],
+)
+def test_reasoning_is_told_apart(client: OpenAI, how: dict[str, Any]) -> None:
+    answer = chat_both_ways(client, SUM, **how)
+
+    assert reasoning_of(answer) == THOUGHT
+    assert text_of(answer) == SAID
+    assert answer.choices[0].finish_reason == "stop"
+    _, completion_tokens, reasoning_tokens = counts(answer.usage)
+    assert completion_tokens == 47
+    assert 0 < reasoning_tokens < completion_tokens
+
+
+def test_stream_tells_reasoning_first(client: OpenAI) -> None:
+    first, *middle, last = deltas(streamed(client, SUM, **THINKING))
+
+    names = [name for delta in middle for name in delta]
+    assert first == {"role": "assistant", "content": ""}
+    assert names == sorted(names, reverse=True)
+    assert {*names} == {"reasoning_content", "content"}
+    assert last == {}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}]
+)
+def test_model_reasons_where_it_is_asked_to_only(client: OpenAI, how: dict[str, Any]) -> None:
+    answer = chat_both_ways(client, SUM, max_tokens=60, **how)
+
+    assert reasoning_of(answer) is None
+    assert "reasoning_content" not in message_of(answer).to_dict()
+    assert counts(answer.usage)[2] == 0
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_budget_ends_the_reasoning(client: OpenAI, name: str) -> None:
+    answer = chat_both_ways(client, SUM, max_tokens=60, **THINKING, **BUDGETS[name])
+
+    reasoning = reasoning_of(answer)
+    assert reasoning is not None
+    assert THOUGHT.startswith(reasoning)
+    assert len(reasoning) < len(THOUGHT)
+    assert text_of(answer)
+    # The mark at the end of the reasoning may count as a part of it.
+    assert 10 <= counts(answer.usage)[2] <= 11
+
+
+def test_budget_of_nothing_ends_the_reasoning_at_once(client: OpenAI) -> None:
+    answer = chat_both_ways(client, SUM, max_tokens=60, thinking_budget=0, **THINKING)
+
+    assert reasoning_of(answer) is None
+    assert text_of(answer)
+    assert counts(answer.usage)[2] <= 1
+
+
+def test_budget_that_is_not_reached_has_no_effect(client: OpenAI) -> None:
+    for budget in (200, -1):
+        answer = chat(client, SUM, thinking_budget=budget, **THINKING)
+        assert (reasoning_of(answer), text_of(answer)) == (THOUGHT, SAID)
+
+
+def test_hidden_reasoning_is_counted_and_shows_in_nothing(client: OpenAI) -> None:
+    options: dict[str, Any] = {
+        "include_reasoning": False,
+        "return_token_ids": True,
+        "logprobs": True,
+        **THINKING,
+    }
+    answer = chat_both_ways(client, SUM, **options)
+    shown = chat(client, SUM, **THINKING)
+
+    [choice] = answer.choices
+    assert reasoning_of(answer) is None
+    assert text_of(answer) == SAID
+    assert counts(answer.usage) == counts(shown.usage)
+    _, completion_tokens, reasoning_tokens = counts(answer.usage)
+    assert choice.logprobs is not None
+    told = choice.logprobs.content or []
+    assert len(told) <= completion_tokens - reasoning_tokens
+    assert not any("50" in token.token or "20" in token.token for token in told)
+    assert len(told) == len(choice.to_dict()["token_ids"])  # type: ignore[arg-type]  # a list
+
+
+def test_reasoning_may_be_cut_off(client: OpenAI) -> None:
+    answer = chat_both_ways(client, SUM, max_tokens=6, **THINKING)
+
+    assert THOUGHT.startswith(reasoning_of(answer) or "-")
+    assert not message_of(answer).content
+    assert answer.choices[0].finish_reason == "length"
+    assert counts(answer.usage)[1:] == (6, 6)
+
+
+def test_dialect_names_the_member(client: OpenAI) -> None:
+    vllm: dict[str, Any] = {"extra_headers": {"x-api-dialect": "vllm"}, **THINKING}
+    message = message_of(chat(client, SUM, **vllm)).to_dict()
+
+    assert message["reasoning"] == THOUGHT
+    assert "reasoning_content" not in message
+    assert joined(streamed(client, SUM, **vllm))["reasoning"] == THOUGHT
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_of_earlier_answers_is_taken(client: OpenAI, name: str) -> None:
+    messages = [
+        user("Hello"),
+        assistant("Hello! How can I help you?", **{name: THOUGHT}),
+        user("What is 7 + 8?"),
+    ]
+
+    answer = chat_both_ways(client, messages)
+
+    assert text_of(answer) == "7 + 8 = 15"
+    # The model's template shows no reasoning of earlier answers.
+    assert counts(answer.usage)[0] == 25

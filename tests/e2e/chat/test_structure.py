@@ -1,0 +1,168 @@
+"""Structured answers through OpenAI's client: parsed by it, or held against what they must match."""
+
+import json
+import re
+from typing import Any, Literal
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from openai import BadRequestError, LengthFinishReasonError, OpenAI
+from pydantic import BaseModel, Field
+
+from tests.e2e.chat.asking import (
+    THINKING,
+    chat,
+    chat_both_ways,
+    parameters,
+    reasoning_of,
+    text_of,
+)
+from tests.e2e.chat.tools import WEATHER, calls_of, check_fits
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ASKED = "Describe a person as JSON."
+
+
+class Place(BaseModel):
+    """An object within an object."""
+
+    city: Literal["Oslo", "Rome"]
+    digits: str = Field(pattern="^[0-9]{2}$")
+
+
+class Person(BaseModel):
+    """What the client makes a schema of."""
+
+    name: Literal["Ada", "Grace"]
+    age: int = Field(ge=0, le=150)
+    places: list[Place] = Field(max_length=2)
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a `response_format`."""
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "strict": True, "schema": schema},
+    }
+
+
+def test_client_parses_a_strict_schema(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        **parameters(ASKED, {"max_tokens": 200}), response_format=Person
+    )
+
+    [choice] = answer.choices
+    assert isinstance(choice.message.parsed, Person)
+    assert choice.message.refusal is None
+    assert choice.finish_reason == "stop"
+
+
+def test_client_parses_a_stream(client: OpenAI) -> None:
+    arguments = parameters(ASKED, {"max_tokens": 200})
+    with client.chat.completions.stream(**arguments, response_format=Person) as stream:
+        kinds = {event.type for event in stream}
+        streamed = stream.get_final_completion().choices[0].message.parsed
+    whole = client.chat.completions.parse(**arguments, response_format=Person)
+
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert streamed == whole.choices[0].message.parsed
+
+
+def test_client_says_that_an_answer_was_cut_off(client: OpenAI) -> None:
+    with pytest.raises(LengthFinishReasonError):
+        client.chat.completions.parse(
+            **parameters(ASKED, {"max_tokens": 3}), response_format=Person
+        )
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_schema_holds(client: OpenAI, temperature: float) -> None:
+    for seed in range(3):
+        answer = chat(
+            client,
+            "What is 27 + 35?",
+            response_format=json_schema(SCHEMA),
+            temperature=temperature,
+            seed=seed,
+        )
+        jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_structure_comes_behind_the_reasoning(client: OpenAI) -> None:
+    answer = chat_both_ways(
+        client, "What is 27 + 35?", response_format=json_schema(SCHEMA), max_tokens=200, **THINKING
+    )
+
+    assert reasoning_of(answer) == "\n20 + 30 = 50, 7 + 5 = 12, 50 + 12 = 62\n"
+    jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_json_object_is_an_object(client: OpenAI) -> None:
+    answer = chat_both_ways(client, ASKED, response_format={"type": "json_object"}, max_tokens=400)
+
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(json.loads(text_of(answer)), dict)
+
+
+@pytest.mark.parametrize(
+    ("structure", "pattern"),
+    [
+        ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"choice": ["red", "blue"]}, "red|blue"),
+        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"json": SCHEMA}, r'\{"sum": ?\d+\}'),
+    ],
+    ids=["regex", "choice", "grammar", "json"],
+)
+@pytest.mark.parametrize("how", [{}, THINKING], ids=["plain", "reasoning"])
+def test_structured_outputs_hold(
+    client: OpenAI, how: dict[str, Any], structure: dict[str, Any], pattern: str
+) -> None:
+    answer = chat_both_ways(
+        client, "What is 27 + 35?", structured_outputs=structure, max_tokens=200, **how
+    )
+
+    assert re.fullmatch(pattern, text_of(answer).strip())
+
+
+def test_answer_is_calls_or_the_structure(client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER], "response_format": json_schema(SCHEMA)}
+    calls = chat_both_ways(client, "What is the weather in Paris?", max_tokens=100, **options)
+    said = chat_both_ways(client, "What is 7 + 8?", max_tokens=100, **options)
+
+    check_fits(calls_of(calls), WEATHER)
+    assert calls.choices[0].finish_reason == "tool_calls"
+    for answer in (calls, said):
+        if not calls_of(answer):
+            jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+
+
+def test_forced_call_and_structure_exclude_each_other(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        chat(
+            client,
+            ASKED,
+            tools=[WEATHER],
+            tool_choice="required",
+            response_format=json_schema(SCHEMA),
+        )
+
+    assert caught.value.param == "response_format"
+
+
+def test_schema_that_cannot_be_kept_is_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        chat(client, ASKED, response_format=json_schema({"type": "nothing"}))
+
+    assert caught.value.param == "response_format"

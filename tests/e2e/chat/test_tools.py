@@ -1,0 +1,250 @@
+"""Calls of tools through OpenAI's client: by the model's own choice, and forced."""
+
+from typing import Any, Literal
+
+import pytest
+from openai import BadRequestError, OpenAI, pydantic_function_tool
+from pydantic import BaseModel
+
+from tests.e2e.chat.asking import (
+    THINKING,
+    assistant,
+    chat,
+    chat_both_ways,
+    counts,
+    deltas,
+    message_of,
+    parameters,
+    reasoning_of,
+    streamed,
+    text_of,
+    user,
+)
+from tests.e2e.chat.tools import (
+    ADD,
+    CITIES,
+    PARIS,
+    TIME,
+    WEATHER,
+    WEATHER_OF_CITIES,
+    Tool,
+    calls_in,
+    calls_of,
+    check_fits,
+    named,
+    result,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SUM = "Add 12 and 30."
+WITHOUT_END: dict[str, Any] = {"logit_bias": {"1": -100}}
+"""Makes the end of the text, token 1, the last thing that the model wants."""
+
+
+@pytest.mark.parametrize(
+    ("tools", "asked", "call", "tokens"),
+    [
+        ([WEATHER], PARIS, ("get_weather", {"city": "Paris"}), (73, 22, 0)),
+        ([WEATHER, ADD], PARIS, ("get_weather", {"city": "Paris"}), (136, 22, 0)),
+        ([ADD], SUM, ("add", {"a": 12, "b": 30}), (80, 26, 0)),
+        (
+            [WEATHER, TIME],
+            "What time is it in Tokyo?",
+            ("get_time", {"city": "Tokyo"}),
+            (128, 21, 0),
+        ),
+    ],
+    ids=["one", "first", "numbers", "second"],
+)
+def test_model_calls_a_tool(
+    client: OpenAI,
+    tools: list[Tool],
+    asked: str,
+    call: tuple[str, Any],
+    tokens: tuple[int, int, int],
+) -> None:
+    answer = chat_both_ways(client, asked, tools=tools)
+
+    assert calls_of(answer) == [call]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert message_of(answer).content is None
+    assert counts(answer.usage) == tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("Hello", "Hello! How can I help you?"),
+        ("What is the capital of Italy?", "The capital of Italy is Rome."),
+    ],
+)
+def test_model_need_not_call(client: OpenAI, asked: str, said: str) -> None:
+    answer = chat_both_ways(client, asked, tools=[WEATHER])
+
+    assert text_of(answer) == said
+    assert message_of(answer).tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_call_comes_piece_by_piece(client: OpenAI) -> None:
+    chunks = streamed(client, SUM, tools=[ADD])
+    pieces: list[Any] = [
+        piece for delta in deltas(chunks) for piece in delta.get("tool_calls") or []
+    ]
+
+    first, *others = pieces
+    assert first["type"] == "function"
+    assert first["function"]["name"] == "add"
+    assert len(others) > 1
+    assert all(piece.keys() == {"index", "function"} for piece in others)
+    assert {piece["index"] for piece in pieces} == {0}
+
+
+@pytest.mark.parametrize(
+    ("tools", "asked", "content", "said"),
+    [
+        ([WEATHER], PARIS, '{"degrees": 21}', "It is 21 degrees in Paris."),
+        ([ADD], SUM, "42", "12 + 30 = 42"),
+        ([WEATHER, TIME], "What time is it in Tokyo?", '{"hour": 9}', "It is 9 o'clock in Tokyo."),
+    ],
+    ids=["weather", "sum", "time"],
+)
+def test_result_of_a_call_is_answered(
+    client: OpenAI, tools: list[Tool], asked: str, content: str, said: str
+) -> None:
+    message = message_of(chat(client, asked, tools=tools))
+    [call] = message.tool_calls or []
+    messages = [user(asked), message.to_dict(), result(call.id, content)]
+
+    assert text_of(chat_both_ways(client, messages, tools=tools)) == said
+
+
+def test_tools_may_be_described_and_not_called(client: OpenAI) -> None:
+    answer = chat_both_ways(client, PARIS, tools=[WEATHER], tool_choice="none", max_tokens=40)
+
+    assert message_of(answer).tool_calls is None
+    assert answer.choices[0].finish_reason != "tool_calls"
+
+
+@pytest.mark.parametrize("asked", ["Hello", PARIS])
+def test_required_call_is_made(client: OpenAI, asked: str) -> None:
+    tools = [WEATHER_OF_CITIES, ADD]
+    answer = chat_both_ways(client, asked, tools=tools, tool_choice="required")
+
+    assert calls_of(answer)
+    check_fits(calls_of(answer), *tools)
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_named_function_is_called(client: OpenAI) -> None:
+    answer = chat_both_ways(client, "Hello", tools=[ADD, TIME, WEATHER], tool_choice=named(TIME))
+
+    [(name, arguments)] = calls_of(answer)
+    assert name == "get_time"
+    check_fits([(name, arguments)], TIME)
+    # OpenAI says so where the client knows what is called.
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_several_calls_are_told_apart(client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": "required"}
+    answer = chat_both_ways(client, PARIS, max_tokens=60, **options, **WITHOUT_END)
+
+    # The last one is cut off by the bound.
+    *calls, _ = message_of(answer).tool_calls or []
+    assert len(calls) >= 2
+    assert len({call.id for call in calls}) == len(calls)
+    cut = message_of(answer).model_copy(update={"tool_calls": calls})
+    check_fits(calls_in(cut), WEATHER_OF_CITIES)
+    assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_parallel_calls_can_be_refused(client: OpenAI, choice: str) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": choice}
+    answer = chat_both_ways(
+        client, "What is the weather in Oslo?", parallel_tool_calls=False, max_tokens=60, **options
+    )
+
+    [(name, arguments)] = calls_of(answer)
+    assert (name, arguments["city"] in CITIES) == ("get_weather", True)
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_one_call_is_the_end_where_parallel_calls_are_refused(client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": "required"}
+    answer = chat_both_ways(
+        client, PARIS, parallel_tool_calls=False, max_tokens=60, **options, **WITHOUT_END
+    )
+
+    assert len(calls_of(answer)) == 1
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_strict_tool_gets_arguments_that_fit(client: OpenAI) -> None:
+    strict = {**WEATHER_OF_CITIES["function"], "strict": True}
+    tools = [{"type": "function", "function": strict}]
+    # The model would say Paris, which is none of the cities.
+    answer = chat_both_ways(client, PARIS, tools=tools)
+
+    check_fits(calls_of(answer), *tools)
+
+
+def test_forced_call_comes_behind_the_reasoning(client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": [ADD], "tool_choice": "required", "thinking_budget": 60}
+    answer = chat_both_ways(client, SUM, max_tokens=200, **options, **THINKING)
+
+    check_fits(calls_of(answer), ADD)
+    assert reasoning_of(answer)
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+class GetWeather(BaseModel):
+    """Get the weather in a city."""
+
+    city: Literal[CITIES]  # type: ignore[valid-type]  # its values
+
+
+def test_client_parses_arguments(client: OpenAI) -> None:
+    arguments = parameters(PARIS, {"tools": [pydantic_function_tool(GetWeather)]})
+    arguments["tool_choice"] = {"type": "function", "function": {"name": "GetWeather"}}
+    answer = client.chat.completions.parse(**arguments, max_tokens=100)
+
+    [call] = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, GetWeather)
+
+
+def test_older_form_of_tools_is_served(client: OpenAI) -> None:
+    answer = chat_both_ways(client, PARIS, functions=[WEATHER["function"]])
+
+    call = message_of(answer).function_call
+    assert call is not None
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Paris"}')
+    assert answer.choices[0].finish_reason == "function_call"
+    messages = [
+        user(PARIS),
+        assistant(None, function_call=call.to_dict()),
+        {"role": "function", "name": "get_weather", "content": '{"degrees": 21}'},
+    ]
+    after = chat(client, messages, functions=[WEATHER["function"]])
+    assert text_of(after) == "It is 21 degrees in Paris."
+
+
+def test_call_that_is_cut_off_is_told_so(client: OpenAI) -> None:
+    answer = chat_both_ways(client, PARIS, tools=[WEATHER], max_tokens=18)
+
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_many_tools_are_taken(client: OpenAI) -> None:
+    few = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(128)]
+    chunks = chat(client, "Hello", tools=few[:20], max_tokens=4)
+    assert chunks.choices[0].finish_reason in ("length", "stop", "tool_calls")
+    # More than a window of 2048 tokens has room for, but as many as one may name.
+    with pytest.raises(BadRequestError) as caught:
+        chat(client, "Hello", tools=few, max_tokens=4)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(BadRequestError) as caught:
+        chat(client, "Hello", tools=[*few, WEATHER])
+    assert (caught.value.param, "128" in caught.value.message) == ("tools", True)

@@ -1,0 +1,198 @@
+"""Images in the messages of chats, on a model that sees."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from tests.e2e.chat.asking import Message, assistant, chat, chat_both_ways, counts, text_of, user
+from tests.e2e.examples import ids_of
+from tests.e2e.seeds.calling import example
+from tests.e2e.seeds.calling import text_of as completed_text
+from tests.e2e.seeing import AROUND_IMAGE, SEEING, picture, seeing_worker
+from tests.support.stack import Stack
+from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+MOST_IMAGES = 8
+"""Of a prompt of the model."""
+FEW: dict[str, Any] = {"model": SEEING, "max_tokens": 8}
+RED, BLUE = picture("red"), picture("blue", "png")
+
+
+@pytest.fixture(scope="module")
+def seeing(stack: Stack, seeing_model: Path, client: OpenAI) -> Iterator[OpenAI]:
+    """The official client, while the model is served."""
+    with seeing_worker(stack, seeing_model):
+        yield client
+
+
+def image(url: str, **more: Any) -> Message:
+    """Return a part of a message."""
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def text(written: str) -> Message:
+    """Return a part of a message."""
+    return {"type": "text", "text": written}
+
+
+def first_logprob(client: OpenAI, *parts: Message) -> float:
+    """Return how likely the first token is: what the model says means nothing, but depends on what it sees."""
+    answer = chat(client, [user(list(parts))], logprobs=True, **FEW | {"max_tokens": 1})
+    [choice] = answer.choices
+    assert choice.logprobs is not None
+    [token] = choice.logprobs.content or []
+    return token.logprob
+
+
+def test_images_and_their_order_matter(seeing: OpenAI) -> None:
+    pairs = [(RED, RED), (RED, BLUE), (BLUE, RED), (BLUE, BLUE)]
+    seen = {
+        first_logprob(seeing, text("Compare "), image(one), text(" with "), image(other))
+        for one, other in pairs
+    }
+
+    assert len(seen) == len(pairs)
+
+
+def test_formats_are_served(seeing: OpenAI) -> None:
+    kinds = ("png", "jpeg", "webp", "gif")
+    seen = [first_logprob(seeing, text("Look: "), image(picture("green", kind))) for kind in kinds]
+
+    assert len(seen) == len(kinds)
+
+
+@pytest.mark.parametrize("number", [1, 2, MOST_IMAGES])
+def test_images_are_counted(seeing: OpenAI, number: int) -> None:
+    without = counts(chat(seeing, "Look: ", **FEW).usage)[0]
+    parts = [text("Look: "), *[image(RED)] * number]
+    usage = chat_both_ways(seeing, [user(parts)], **FEW).usage
+
+    assert counts(usage)[0] == without + number * (TOKENS_OF_IMAGE + AROUND_IMAGE)
+
+
+def test_chat_is_the_completion_of_its_rendered_prompt(seeing: OpenAI) -> None:
+    parts = [text("Compare "), image(RED), text(" with "), image(BLUE)]
+    answer = chat_both_ways(seeing, [user(parts)], **FEW)
+    prompt = f"<|user|>Compare {IMAGE_TOKEN} with {IMAGE_TOKEN}\n</think><|assistant|>"
+    images: dict[str, Any] = {"extra_body": {"images": [RED, BLUE]}}
+    completion: Any = seeing.completions.create(prompt=prompt, temperature=0, **FEW, **images)
+
+    assert text_of(answer) == completed_text(completion.to_dict())
+    assert counts(answer.usage) == counts(completion.usage)
+    assert counts(answer.usage)[0] == len(ids_of(prompt)) + 2 * (TOKENS_OF_IMAGE + AROUND_IMAGE - 1)
+
+
+def test_images_of_earlier_messages_are_seen(seeing: OpenAI) -> None:
+    def answered(first: str, second: str) -> str:
+        messages = [
+            user([image(first), text("What is it?")]),
+            assistant("A colour."),
+            user([text("And this?"), image(second)]),
+        ]
+        answer = chat(seeing, messages, logprobs=True, **FEW)
+        assert answer.choices[0].logprobs is not None
+        return str([token.logprob for token in answer.choices[0].logprobs.content or []])
+
+    assert answered(RED, RED) != answered(BLUE, RED) != answered(BLUE, BLUE)
+
+
+def test_choices_share_images(seeing: OpenAI) -> None:
+    parts = [text("Look: "), image(BLUE)]
+    one = chat(seeing, [user(parts)], **FEW)
+    several = chat_both_ways(seeing, [user(parts)], n=2, **FEW)
+
+    assert {choice.message.content for choice in several.choices} == {text_of(one)}
+    assert counts(several.usage)[0] == counts(one.usage)[0]
+
+
+def test_message_of_omlxs_document_is_served(seeing: OpenAI) -> None:
+    message = example("omlx_chat_image_message")
+    [_, part] = message["content"]
+    # The document's image is cut short, and so no base64.
+    assert "base64" in refused(seeing, *message["content"]).message
+    part["image_url"]["url"] = RED
+
+    answer = chat(seeing, [message], extra_headers={"x-api-dialect": "omlx"}, **FEW)
+    assert counts(answer.usage)[0] > TOKENS_OF_IMAGE + AROUND_IMAGE
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high"])
+def test_detail_is_taken(seeing: OpenAI, detail: str) -> None:
+    assert chat(seeing, [user([image(RED, detail=detail)])], **FEW).choices
+
+
+def refused(client: OpenAI, *parts: Any) -> BadRequestError:
+    """Return the error of a message that must be refused; the model must be served after that."""
+    with pytest.raises(BadRequestError) as caught:
+        chat(client, [user(list(parts))], **FEW)
+    assert chat(client, [user([image(RED)])], **FEW).choices
+    assert caught.value.type == "invalid_request_error"
+    return caught.value
+
+
+@pytest.mark.parametrize("number", [MOST_IMAGES + 1, 17])
+def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
+    error = refused(seeing, *[image(RED)] * number)
+
+    assert (error.param or "").startswith("messages")
+    assert "images" in error.message
+    assert str(MOST_IMAGES if number < 17 else 16) in error.message
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("data:text/plain;base64,AAAA", "image/png"),
+        ("data:image/png;base64,AAAA", "declares"),
+        ("data:image/png;base64,!", "base64"),
+        ("data:image/svg+xml;base64,AAAA", "image/png"),
+        (RED.replace("jpeg", "png", 1), "declares"),
+        ("http://127.0.0.1:1/a.png", "fetched"),
+        ("https://images.example.com/a.png", "fetched"),
+        ("file:///etc/passwd", "http"),
+        ("x", "http"),
+    ],
+    ids=["text", "broken", "no base64", "svg", "another type", "http", "https", "file", "nothing"],
+)
+def test_what_is_no_image_is_refused(seeing: OpenAI, url: str, words: str) -> None:
+    error = refused(seeing, text("Look: "), image(url))
+
+    assert error.param == "messages[0].content[1].image_url.url"
+    assert words in error.message
+
+
+def test_image_that_cannot_be_decoded_is_refused(seeing: OpenAI) -> None:
+    # Its first bytes are those of a PNG, so that only the worker finds out.
+    head = len("data:image/png;base64,")
+    error = refused(seeing, image(BLUE[: head + 40]))
+
+    assert "image" in error.message
+
+
+def test_detail_must_be_known(seeing: OpenAI) -> None:
+    assert refused(seeing, image(RED, detail="all")).param == (
+        "messages[0].content[0].image_url.detail"
+    )
+
+
+def test_text_must_not_stand_for_an_image(seeing: OpenAI) -> None:
+    error = refused(seeing, text(f"Look: {IMAGE_TOKEN}"), image(RED))
+
+    assert error.param == "messages[0].content[0]"
+    assert IMAGE_TOKEN in error.message
+
+
+def test_system_shows_no_images(seeing: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        chat(seeing, [{"role": "system", "content": [image(RED)]}, user("Look.")], **FEW)
+
+    assert caught.value.param == "messages[0].content[0].type"
+
+
+def test_models_tell_that_it_sees(seeing: OpenAI) -> None:
+    assert "images" in seeing.models.retrieve(SEEING).model_dump()["features"]
