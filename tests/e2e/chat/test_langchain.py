@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+import httpx
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from openai import AuthenticationError, BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER, check_fits
+from tests.e2e.chat.asking import assistant, user
+from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER, check_fits, result
 from tests.support.stack import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -30,6 +30,8 @@ class Place(BaseModel):
 @pytest.fixture
 def make(client: OpenAI) -> Make:
     """Return a model of LangChain's."""
+    # It takes a second to import, which only these tests are to wait for.
+    from langchain_openai import ChatOpenAI
 
     def make(**options: Any) -> Any:
         options = {"api_key": client.api_key, "temperature": 0, "max_retries": 0} | options
@@ -50,12 +52,14 @@ def test_invoke(make: Make) -> None:
 
 async def test_conversation_and_batch(make: Make) -> None:
     messages = [
-        SystemMessage("You are a helpful assistant."),
-        HumanMessage("Hello"),
-        AIMessage("Hello! How can I help you?"),
-        HumanMessage(ITALY),
+        {"role": "system", "content": "You are a helpful assistant."},
+        user("Hello"),
+        assistant("Hello! How can I help you?"),
+        user(ITALY),
     ]
-    assert (await make().ainvoke(messages)).content == ROME
+    # The one that LangChain makes is never closed.
+    async with httpx.AsyncClient() as http:
+        assert (await make(http_async_client=http).ainvoke(messages)).content == ROME
     answers = make().batch([ITALY, "What is 7 + 8?"])
     assert [answer.content for answer in answers] == [ROME, "7 + 8 = 15"]
 
@@ -71,13 +75,13 @@ def test_stream(make: Make) -> None:
 
 def test_bound_tools(make: Make) -> None:
     bound = make().bind_tools([WEATHER])
-    asked: list[Any] = [HumanMessage(PARIS)]
+    asked: list[Any] = [user(PARIS)]
     answer = bound.invoke(asked)
 
     [call] = answer.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
     assert answer.invalid_tool_calls == []
-    asked += [answer, ToolMessage('{"degrees": 21}', tool_call_id=call["id"])]
+    asked += [answer, result(call["id"], '{"degrees": 21}')]
     assert bound.invoke(asked).content == "It is 21 degrees in Paris."
 
 

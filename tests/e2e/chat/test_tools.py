@@ -188,6 +188,7 @@ def test_strict_tool_gets_arguments_that_fit(client: OpenAI) -> None:
     # The model would say Paris, which is none of the cities.
     answer = chat_both_ways(client, PARIS, tools=tools)
 
+    assert calls_of(answer)
     check_fits(calls_of(answer), *tools)
 
 

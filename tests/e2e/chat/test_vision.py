@@ -135,6 +135,19 @@ def refused(client: OpenAI, *parts: Any) -> BadRequestError:
     return caught.value
 
 
+def test_langchains_client_shows_images(seeing: OpenAI) -> None:
+    from langchain_openai import ChatOpenAI
+
+    options: Any = {"api_key": seeing.api_key, "temperature": 0, "max_tokens": 8}
+    model = ChatOpenAI(base_url=str(seeing.base_url), model=SEEING, **options)
+    parts = [text("Compare "), image(RED), text(" with "), image(BLUE)]
+    answer = model.invoke([user(parts)])
+
+    expected = chat(seeing, [user(parts)], **FEW)
+    assert answer.content == text_of(expected)
+    assert answer.usage_metadata["input_tokens"] == counts(expected.usage)[0]
+
+
 @pytest.mark.parametrize("number", [MOST_IMAGES + 1, 17])
 def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
     error = refused(seeing, *[image(RED)] * number)
