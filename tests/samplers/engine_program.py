@@ -24,6 +24,7 @@ def main() -> None:
 
 def _start(*, is_async: bool, **arguments: Any) -> Any:
     from vllm import LLM
+    from vllm.config.reasoning import ReasoningConfig
     from vllm.engine.arg_utils import EngineArgs
 
     create_engine_config = EngineArgs.create_engine_config
@@ -36,7 +37,12 @@ def _start(*, is_async: bool, **arguments: Any) -> Any:
 
     EngineArgs.create_engine_config = create
     try:
-        return LLM(**arguments)
+        return LLM(
+            **arguments,
+            reasoning_config=ReasoningConfig(
+                reasoning_start_str="<think>", reasoning_end_str="</think>"
+            ),
+        )
     finally:
         EngineArgs.create_engine_config = create_engine_config
 
@@ -55,8 +61,8 @@ def _answer(engine: Any, requests: list[dict[str, Any]]) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     for request in requests:
-        if regex := request.pop("regex"):
-            request["structured_outputs"] = StructuredOutputsParams(regex=regex)
+        if grammar := request.pop("grammar"):
+            request["structured_outputs"] = StructuredOutputsParams(grammar=grammar)
     prompts = [tokens_input(request.pop("prompt")) for request in requests]
     params = [SamplingParams(detokenize=False, **request) for request in requests]
     try:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from contract.sampling import SamplingSpec
 from tests.support.interpreter import environment
+from worker.engine.arguments import GRAMMAR_BACKEND
 from worker.engine.base import EngineRequest
 from worker.engine.resumption import output_arguments, replayed_token_ids
 from worker.samplers.arguments import PROCESSOR, chain_arguments
@@ -45,6 +46,7 @@ _ARGUMENTS = {
     "enable_chunked_prefill": False,
     "enforce_eager": True,
     "max_logprobs": -1,
+    "structured_outputs_config": {"backend": GRAMMAR_BACKEND},
 }
 
 
@@ -57,8 +59,8 @@ class Request:
     sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(seed=0))
     breakers: Sequence[tuple[list[int], list[int]]] = ()
     wants_logprobs: bool = False
-    regex: str = ""
-    """What the text has to match; any text if empty."""
+    grammar: str = ""
+    """What the text has to match, in llguidance's Lark; any text if empty."""
     output: Sequence[int] = ()
     """What an earlier engine has generated of `max_tokens`; with mirostat, it is generated once more."""
     extra_args: dict[str, Any] | None = None
@@ -74,8 +76,9 @@ class Request:
             "ignore_eos": True,
             "seed": None if spec.is_greedy else spec.seed,
             "temperature": 0.0 if spec.is_greedy else 1.0,
-            "regex": self.regex,
+            "grammar": self.grammar,
             "allowed_token_ids": spec.allowed_token_ids or None,
+            "thinking_token_budget": spec.thinking_budget,
             "extra_args": self.extra_args or output_arguments(resumed),
         }
         if spec.chain is None:

@@ -243,7 +243,13 @@ def test_first_tokens_are_spread_as_the_reference_says(fast: Engines, spec: Samp
 
 def test_what_a_grammar_forbids_does_not_come_back(side: Side) -> None:
     requests = [
-        Request(prompt=PROMPT, max_tokens=4, sampling=spec, breakers=BREAKERS, regex="[0-9]{40}")
+        Request(
+            prompt=PROMPT,
+            max_tokens=4,
+            sampling=spec,
+            breakers=BREAKERS,
+            grammar="start: /[0-9]{40}/",
+        )
         for spec in CHAINED
     ]
     texts = [TOKENIZER.decode(each.tokens) for each in side.generate(requests)]

@@ -21,7 +21,11 @@ from tests.samplers.test_engine import (
     MIROSTAT_1,
     PROMPT,
     SIGMA,
+    TOKENIZER,
 )
+
+THINKING_PROMPT = TOKENIZER.encode("<|user|>Think: what is 27 + 35?\n<|assistant|><think>").ids
+THOUGHT, CALL, CALL_END = TOKENIZER.encode("</think><tool_call></tool_call>").ids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -63,11 +67,38 @@ def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(side: Side) 
 
 
 def test_a_grammar_goes_on_behind_earlier_tokens(side: Side) -> None:
-    regex = "[0-9]{3}-alphanumerical( [a-z]{3}){1,4}"
     whole = Request(
-        prompt=PROMPT, max_tokens=16, sampling=SamplingSpec(seed=3, temperature=1.6), regex=regex
+        prompt=PROMPT,
+        max_tokens=16,
+        sampling=SamplingSpec(seed=3, temperature=1.6),
+        grammar="start: /[0-9]{3}-alphanumerical( [a-z]{3}){1,4}/",
     )
     (undisturbed,) = side.generate([whole])
-    requests = [dataclasses.replace(whole, output=undisturbed.tokens[:cut]) for cut in range(1, 12)]
-    rest = [each.tokens for each in side.generate(requests)]
-    assert rest == [undisturbed.tokens[cut:] for cut in range(1, 12)]
+    assert_goes_on(side, whole, undisturbed.tokens, cuts=range(1, 12))
+
+
+@pytest.mark.parametrize("budget", [None, 0, 5])
+def test_reasoning_and_the_call_behind_it_go_on_behind_earlier_tokens(
+    side: Side, budget: int | None
+) -> None:
+    # Without a budget the reasoning is as long as the grammar says.
+    thought = "/[a-z ]{9,20}/" if budget is None else r"/(.|\n)*/"
+    start, end = f"<[{THOUGHT}]> <[{CALL}]>", f"<[{CALL_END}]>"
+    whole = Request(
+        prompt=THINKING_PROMPT,
+        max_tokens=40,
+        sampling=SamplingSpec(seed=4, thinking_budget=budget),
+        grammar=f'start: thought {start} "{{\\"name\\": \\"" /f[0-9]{{4}}/ "\\"}}" {end}\nthought: {thought}',
+    )
+    (undisturbed,) = side.generate([whole])
+    tokens = undisturbed.tokens[: undisturbed.tokens.index(CALL_END) + 1]
+    if budget is not None:
+        assert tokens.index(THOUGHT) == budget
+    assert_goes_on(side, whole, tokens, cuts=range(1, len(tokens)))
+
+
+def assert_goes_on(side: Side, whole: Request, tokens: list[int], *, cuts: range) -> None:
+    """Assert that behind each cut come the tokens that come there undisturbed."""
+    rest = side.generate([dataclasses.replace(whole, output=tokens[:cut]) for cut in cuts])
+    for cut, completion in zip(cuts, rest, strict=True):
+        assert (cut, completion.tokens[: len(tokens) - cut]) == (cut, tokens[cut:])

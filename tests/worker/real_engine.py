@@ -62,7 +62,9 @@ class Results:
 def generation_of(engine: VllmEngine, job: GenerationJob) -> Generation:
     """Return a job as the worker that has claimed it knows it."""
     tokenizer, texts = _tokenizer(engine.info.tokenizer_json)
-    return Generation(Claim(job, 1), Outbox("g1"), tokenizer=tokenizer, texts=texts)
+    return Generation(
+        Claim(job, 1), Outbox("g1"), tokenizer=tokenizer, texts=texts, parsers=engine.parsers
+    )
 
 
 @cache

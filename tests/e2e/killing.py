@@ -1,0 +1,141 @@
+"""Workers with the real engine that are killed under streams."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.client import DONE, Event, talk
+from tests.chaos.run import RESUMED
+from tests.chaos.transcript import Transcript
+from tests.proofs.until import engine_tokens
+from tests.support.stack import MODEL, Stack, metric, running_stack
+
+WORKERS = ("worker-1", "worker-2")
+ENGINE_START_SECONDS = 240
+STREAMS = 32
+KILLS, LONG_KILLS = 2, 20
+"""In the short form, and in the long one."""
+PATIENCE_SECONDS = 600.0
+TOKENS_BEFORE_A_KILL = 300
+"""That the engine must have put out since it got its streams, so that each is in the middle."""
+ENGINE = {
+    "SLUICE_MAX_SEQUENCES": str(STREAMS),
+    # In bfloat16 a batch of another shape can tip a token over.
+    "SLUICE_ENGINE_ARGUMENTS": '{"dtype": "float32"}',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for a stream."""
+
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def streamed(self) -> dict[str, Any]:
+        """The body with all that makes a stream."""
+        return {
+            "model": MODEL,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.body,
+        }
+
+
+@contextmanager
+def killable_stack() -> Iterator[Stack]:
+    """Run a gateway and two workers for the length of a block."""
+    with running_stack() as stack:
+        stack.start_gateway()
+        for name in WORKERS:
+            stack.start_worker(name, ready_seconds=ENGINE_START_SECONDS, **ENGINE)
+        yield stack
+
+
+async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
+    """Return what one stream tells, which must come to its end."""
+    transcript = Transcript()
+
+    def on_event(event: Event) -> bool:
+        if event.data == DONE:
+            transcript.is_done = True
+        else:
+            transcript.add(json.loads(event.data))
+        return False
+
+    await talk(
+        stack.url,
+        key,
+        asked.path,
+        patience=PATIENCE_SECONDS,
+        body=asked.streamed,
+        on_event=on_event,
+    )
+    assert transcript.is_done, f"{asked.body} has no end"
+    assert transcript.error is None, f"{asked.body}: {transcript.error}"
+    return transcript
+
+
+async def keep_reading(
+    stack: Stack, key: str, asked: Asked, *, expected: Transcript, is_over: asyncio.Event
+) -> int:
+    """Read the same stream again and again until it is over; return how often."""
+    times = 0
+    while not is_over.is_set():
+        told = await read(stack, key, asked)
+        assert told.difference(expected) == "", f"{asked.body}, time {times}"
+        times += 1
+    return times
+
+
+async def kill_again_and_again(stack: Stack, kills: int, rng: random.Random) -> None:
+    """Kill the worker that has streams, start it again, and go on with the other one."""
+    for kill in range(kills):
+        victim = WORKERS[kill % len(WORKERS)]
+        before = await asyncio.to_thread(engine_tokens, stack, victim)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (
+                await asyncio.to_thread(engine_tokens, stack, victim)
+                < before + TOKENS_BEFORE_A_KILL
+            ):
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(rng.uniform(0, 1))
+        stack.kill(victim)
+        await asyncio.to_thread(
+            stack.start_worker, victim, ready_seconds=ENGINE_START_SECONDS, **ENGINE
+        )
+
+
+async def undisturbed(stack: Stack, key: str, streams: Sequence[Asked]) -> list[Transcript]:
+    """Return what each stream tells if nothing happens to it."""
+    return await asyncio.gather(*(read(stack, key, each) for each in streams))
+
+
+async def read_under_kills(
+    stack: Stack, key: str, streams: Sequence[Asked], expected: Sequence[Transcript], *, kills: int
+) -> list[int]:
+    """Assert that each stream tells what is expected while workers are killed; return how often it was read."""
+    is_over = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        readers = [
+            tasks.create_task(keep_reading(stack, key, each, expected=told, is_over=is_over))
+            for each, told in zip(streams, expected, strict=True)
+        ]
+        await kill_again_and_again(stack, kills, random.Random(1))
+        is_over.set()
+    return [reader.result() for reader in readers]
+
+
+def assert_resumed(stack: Stack, times: Sequence[int], *, kills: int) -> None:
+    """Assert that each kill met a worker in the middle of streams, or this proves nothing."""
+    resumed = metric(stack.url, RESUMED)
+    print(  # noqa: T201  (figures for whoever runs pytest with -rP)
+        f"{kills} kills, {sum(times)} streams, {resumed:.0f} jobs resumed"
+    )
+    assert resumed >= kills

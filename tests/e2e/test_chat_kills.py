@@ -1,0 +1,140 @@
+"""Workers are killed under chats: reasoning, content and calls are those of the undisturbed answers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import uvloop
+
+from tests.chaos.transcript import Transcript
+from tests.e2e.killing import (
+    KILLS,
+    LONG_KILLS,
+    STREAMS,
+    Asked,
+    assert_resumed,
+    killable_stack,
+    read_under_kills,
+    undisturbed,
+)
+from tests.support.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "take_note": {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "minLength": 30, "maxLength": 60},
+            "text": {"type": "string", "minLength": 300, "maxLength": 400},
+        },
+        "required": ["title", "text"],
+        "additionalProperties": False,
+    },
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+DESCRIPTIONS = {"take_note": "Keep a text", "get_weather": "Get the weather in a city"}
+NOTE, WEATHER = (
+    {
+        "type": "function",
+        "function": {"name": name, "description": DESCRIPTIONS[name], "parameters": schema},
+    }
+    for name, schema in SCHEMAS.items()
+)
+NAMED = {"type": "function", "function": {"name": "take_note"}}
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("Write a short story.", {"max_tokens": 200, "ignore_eos": True}),
+    "reasoning": (
+        "What is 27 + {}?",
+        {"max_tokens": 200, "ignore_eos": True, "thinking_budget": 120, **THINKS},
+    ),
+    "hidden reasoning": (
+        "What is 35 + {}?",
+        {
+            "max_tokens": 150,
+            "ignore_eos": True,
+            "thinking_budget": 60,
+            "include_reasoning": False,
+            **THINKS,
+        },
+    ),
+    "named": ("Note {}.", {"max_tokens": 600, "tools": [WEATHER, NOTE], "tool_choice": NAMED}),
+    "required": (
+        "Note {}.",
+        {
+            "max_tokens": 600,
+            "tools": [NOTE],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "thinking_budget": 40,
+            **THINKS,
+        },
+    ),
+    "auto": (
+        "What is the weather in Paris?",
+        {"max_tokens": 150, "tools": [WEATHER], "temperature": 0, "ignore_eos": True},
+    ),
+    "log-probabilities": (
+        "Hello {}",
+        {"max_tokens": 120, "n": 2, "logprobs": True, "top_logprobs": 2, "ignore_eos": True},
+    ),
+    "stop": (
+        "Count from {} to 1000.",
+        {"max_tokens": 200, "ignore_eos": True, "stop": [", never", " and never"]},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """A gateway and two workers of its own, which can be killed."""
+    with killable_stack() as stack:
+        yield stack
+
+
+def asked(number: int) -> Asked:
+    """Return the request of one stream; the streams differ in kind, prompt and seed."""
+    text, body = list(KINDS.values())[number % len(KINDS)]
+    messages = [{"role": "user", "content": text.format(10 + number)}]
+    temperature = (0, 1.0, 0.8, 1.2)[number // len(KINDS) % 4]
+    body = {"messages": messages, "seed": 2_000 + number, "temperature": temperature, **body}
+    return Asked("/v1/chat/completions", body)
+
+
+def check_kinds(told: list[Transcript]) -> None:
+    """Assert that the answers have what their kinds are for."""
+    by_kind = {
+        kind: [each.choices[0] for each in told[place :: len(KINDS)]]
+        for place, kind in enumerate(KINDS)
+    }
+    for kind in ("reasoning", "required"):
+        assert all(choice.reasoning for choice in by_kind[kind]), kind
+    assert not any(choice.reasoning for choice in by_kind["hidden reasoning"])
+    for kind in ("named", "required"):
+        for choice in by_kind[kind]:
+            (call,) = choice.calls
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS["take_note"])
+    assert [choice.calls[0].arguments for choice in by_kind["auto"]] == ['{"city": "Paris"}'] * 4
+    assert all(choice.logprobs["content"] for choice in by_kind["log-probabilities"])
+
+
+def test_chats_of_killed_workers_say_what_they_say_undisturbed(
+    stack: Stack, request: pytest.FixtureRequest
+) -> None:
+    kills = LONG_KILLS if request.config.getoption("--long") else KILLS
+    streams, key = [asked(number) for number in range(STREAMS)], stack.key()
+
+    async def prove() -> list[int]:
+        expected = await undisturbed(stack, key, streams)
+        check_kinds(expected)
+        return await read_under_kills(stack, key, streams, expected, kills=kills)
+
+    assert_resumed(stack, uvloop.run(prove()), kills=kills)
