@@ -137,7 +137,7 @@ async def run(options: Options, *, say: Callable[[str], None] = lambda _: None) 
                     with watched_machine(stack.directory) as standstills:
                         return await _Run(options, deployment, books, standstills, say).go()
                 finally:
-                    _keep_logs(stack)
+                    keep_logs(stack)
 
 
 @asynccontextmanager
@@ -164,7 +164,7 @@ def _redis() -> Iterator[RedisServer]:
         server.close()
 
 
-def _keep_logs(stack: Stack) -> None:
+def keep_logs(stack: Stack) -> None:
     """Copy what processes have printed to where CHAOS_LOGS says."""
     if target := os.environ.get("CHAOS_LOGS"):
         Path(target).mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.client import DONE, Event, talk
-from tests.chaos.run import RESUMED
+from tests.chaos.run import RESUMED, keep_logs
 from tests.chaos.transcript import Transcript
 from tests.proofs.until import engine_tokens
 from tests.support.stack import MODEL, Stack, metric, running_stack
@@ -52,10 +52,13 @@ class Asked:
 def killable_stack() -> Iterator[Stack]:
     """Run a gateway and two workers for the length of a block."""
     with running_stack() as stack:
-        stack.start_gateway()
-        for name in WORKERS:
-            stack.start_worker(name, ready_seconds=ENGINE_START_SECONDS, **ENGINE)
-        yield stack
+        try:
+            stack.start_gateway()
+            for name in WORKERS:
+                stack.start_worker(name, ready_seconds=ENGINE_START_SECONDS, **ENGINE)
+            yield stack
+        finally:
+            keep_logs(stack)
 
 
 async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
@@ -78,7 +81,7 @@ async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
         on_event=on_event,
     )
     assert transcript.is_done, f"{asked.body} has no end"
-    assert transcript.error is None, f"{asked.body}: {transcript.error}"
+    assert transcript.error is None, f"{asked.body}: {transcript.error} behind {transcript}"
     return transcript
 
 
@@ -89,7 +92,8 @@ async def keep_reading(
     times = 0
     while not is_over.is_set():
         told = await read(stack, key, asked)
-        assert told.difference(expected) == "", f"{asked.body}, time {times}"
+        difference = told.difference(expected)
+        assert not difference, f"{asked.body}, time {times}: {difference}"
         times += 1
     return times
 

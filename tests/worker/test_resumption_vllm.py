@@ -369,6 +369,20 @@ async def test_reasoning_within_a_grammar_may_end_within_a_character(
         assert (cut, told[each.id].token_ids) == (cut, whole.token_ids[cut:])
 
 
+async def test_a_budget_ends_with_its_sequence(engine: VllmEngine) -> None:
+    """The sequence behind it in the batch takes its place, and is bounded by nothing."""
+    prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
+    case = Case(sampling=spec(thinking_budget=8), max_tokens=5)
+    bounded = replace(request_of(case, "bounded"), prompt_token_ids=prompt)
+    free = request_of(Case(sampling=greedy(ignore_eos=True)), "free")
+    alone = (await run(engine, [replace(free, id="alone")]))["alone"].token_ids
+
+    told = await run(engine, [bounded, free])
+
+    assert THOUGHT not in alone
+    assert told["free"].token_ids == alone
+
+
 async def test_reasoning_without_a_budget_is_as_long_as_it_likes(engine: VllmEngine) -> None:
     prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
     request = replace(request_of(Case(sampling=greedy()), "free"), prompt_token_ids=prompt)

@@ -1,13 +1,15 @@
 """Bounds on reasoning that hold behind earlier output, and within a grammar.
 
-How many tokens of reasoning a sequence has come to is told by its tokens alone. vLLM's runner for GPUs reads that off the tokens, so it goes on behind earlier output as if it had put them
-out itself. Its runner for CPUs keeps an account that says something else behind a cut, where an answer
-reasons more than once or ends a reasoning that it never began. These parts of vLLM are private, so this
-module fits one version of it.
+How many tokens of reasoning a sequence has come to is told by its tokens alone. vLLM's runner for GPUs
+reads that off the tokens, so it goes on behind earlier output as if it had put them out itself. Its runner
+for CPUs keeps an account that says something else behind a cut, where an answer reasons more than once or
+ends a reasoning that it never began, and that outlives its sequence. These parts of vLLM are private, so
+this module fits one version of it.
 """
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 _KEY = "sluice_reasoning"
@@ -70,6 +72,7 @@ def forget_broken_character(grammar: Any, output: Sequence[int], token_id: int) 
 def prepare_thinking_budget() -> None:
     """Have this process of vLLM bound reasoning by its tokens alone, whatever a grammar says."""
     _count_by_tokens()
+    _follow_moves()
     _end_within_characters()
 
 
@@ -114,3 +117,28 @@ def _count_by_tokens() -> None:
         state["force_index"] = [0] if is_over else []
 
     ThinkingBudgetStateHolder._update_think_state = update_think_state  # noqa: SLF001  (as above)
+
+
+def _follow_moves() -> None:
+    """Have a budget end with its sequence, also where one without a budget moves to its place in the batch.
+
+    vLLM leaves it there, and would end reasoning in the middle of what another client asked for.
+    """
+    from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+    sync = ThinkingBudgetStateHolder.sync_batch
+
+    def sync_batch(holder: Any, update: Any) -> None:
+        if not update:
+            return
+        sync(holder, replace(update, moved=()))
+        states = holder._state  # noqa: SLF001  (as above)
+        for origin, place, direction in update.moved:
+            moved, left = states.pop(origin, None), states.pop(place, None)
+            if moved is not None:
+                states[place] = moved
+            if left is not None and direction is MoveDirectionality.SWAP:
+                states[origin] = left
+
+    ThinkingBudgetStateHolder.sync_batch = sync_batch
