@@ -63,6 +63,22 @@ def killable_stack() -> Iterator[Stack]:
 
 async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
     """Return what one stream tells, which must come to its end."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        # What has not begun is refused where a crowded machine hides the worker that is left.
+        while _is_refused(transcript := await _read_once(stack, key, asked)):
+            await asyncio.sleep(1)
+    assert transcript.is_done, f"{asked.body} has no end"
+    assert transcript.error is None, f"{asked.body}: {transcript.error} behind {transcript}"
+    return transcript
+
+
+def _is_refused(transcript: Transcript) -> bool:
+    """Whether there was no worker for a request."""
+    error = transcript.error
+    return error is not None and error["code"] == "no_worker" and not transcript.choices
+
+
+async def _read_once(stack: Stack, key: str, asked: Asked) -> Transcript:
     transcript = Transcript()
 
     def on_event(event: Event) -> bool:
@@ -72,7 +88,7 @@ async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
             transcript.add(json.loads(event.data))
         return False
 
-    await talk(
+    reply = await talk(
         stack.url,
         key,
         asked.path,
@@ -80,8 +96,8 @@ async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
         body=asked.streamed,
         on_event=on_event,
     )
-    assert transcript.is_done, f"{asked.body} has no end"
-    assert transcript.error is None, f"{asked.body}: {transcript.error} behind {transcript}"
+    if not reply.is_stream:
+        transcript.add(reply.json)
     return transcript
 
 
