@@ -80,8 +80,10 @@ class Waited:
     """What came of waiting as long as a refusal said."""
 
     told_ms: int
-    status_just_before: int
-    status_then: int
+    statuses_before: list[int]
+    """Of requests that were answered before that time had passed."""
+    statuses_then: list[int]
+    """Of the others, of which the last was sent when it had passed."""
 
 
 async def wait_as_told(havoc: Havoc, key: str) -> Waited:
@@ -91,11 +93,21 @@ async def wait_as_told(havoc: Havoc, key: str) -> Waited:
         if answer.status == 429:
             break
     told_ms = int(answer.headers["retry-after-ms"])
-    await asyncio.sleep(max(0, told_ms / 1000 - 0.5 - (time.monotonic() - answer.ended_at)))
-    before = await _ask_a_living_gateway(havoc, key)
-    await asyncio.sleep(max(0, told_ms / 1000 - (time.monotonic() - answer.ended_at)))
-    then = await _ask_a_living_gateway(havoc, key)
-    return Waited(told_ms, before.status, then.status)
+    # The server counted from some moment between these two.
+    earliest, latest = (at + told_ms / 1000 for at in (answer.sent_at, answer.ended_at))
+    answers = []
+    await _sleep_until(earliest - 3)
+    while time.monotonic() < earliest - 0.5:
+        answers.append(await _ask_a_living_gateway(havoc, key))
+        await asyncio.sleep(0.1)
+    await _sleep_until(latest)
+    answers.append(await _ask_a_living_gateway(havoc, key))
+    before = [each.status for each in answers if each.ended_at < earliest]
+    return Waited(told_ms, before, [each.status for each in answers[len(before) :]])
+
+
+async def _sleep_until(at: float) -> None:
+    await asyncio.sleep(max(0, at - time.monotonic()))
 
 
 async def _ask_a_living_gateway(havoc: Havoc, key: str) -> Answer:

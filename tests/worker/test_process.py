@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -24,7 +23,9 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
-from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, RedisServer, make_job
+from tests.support.processes import free_port
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
 from worker.__main__ import command
 from worker.chat_format import folder_templates
 from worker.engine.scripted import Script, ScriptedEngine
@@ -32,13 +33,6 @@ from worker.main import EXIT_NOT_STARTED, serve
 from worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,8 @@ from contract.messages import (
 from contract.queue import LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed, running_worker
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import MODEL, Gateway, make_job, resumed, running_worker
 from worker.engine.base import EngineRequest, EngineStep, SequenceEnd
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.runner import Runner

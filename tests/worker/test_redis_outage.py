@@ -2,28 +2,27 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from contract import keys
-from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, running_worker
+from tests.support.redis_server import RedisServer, running_redis
+from tests.worker.conftest import MODEL, Gateway, connect, make_job, running_worker
 from worker.engine.scripted import Script
 
 STEADY = Script(step_seconds=0.01)
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+def own_redis() -> Iterator[RedisServer]:
     """A server of this test's own, since it is stopped."""
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
+    with running_redis() as server:
+        yield server
 
 
 async def test_frames_wait_for_redis_and_arrive_without_a_gap(own_redis: RedisServer) -> None:
     job = make_job(max_tokens=300)
-    async with own_redis.client() as client:
+    async with connect(own_redis) as client:
         gateway = Gateway(client)
         async with running_worker(own_redis, STEADY) as (_, engine, _):
             await gateway.enqueue(job)
@@ -44,7 +43,7 @@ async def test_frames_wait_for_redis_and_arrive_without_a_gap(own_redis: RedisSe
 
 async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServer) -> None:
     job = make_job(max_tokens=2000)
-    async with own_redis.client() as client:
+    async with connect(own_redis) as client:
         gateway = Gateway(client)
         worker = running_worker(own_redis, Script(step_seconds=0.002), most_pending_deltas=100)
         async with worker as (runner, engine, _):
@@ -67,7 +66,7 @@ async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back
     own_redis: RedisServer,
 ) -> None:
     job = make_job(max_tokens=30)
-    async with own_redis.client() as client:
+    async with connect(own_redis) as client:
         gateway = Gateway(client)
         async with running_worker(own_redis, STEADY) as (runner, engine, _):
             await gateway.begin(job)
@@ -89,7 +88,7 @@ async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back
 
 async def test_frame_that_failed_is_sent_again_under_its_number(own_redis: RedisServer) -> None:
     job = make_job(max_tokens=20)
-    async with own_redis.client() as client:
+    async with connect(own_redis) as client:
         gateway = Gateway(client)
         await gateway.live()
         # A key of the wrong type: Redis answers every XADD with an error.

@@ -17,16 +17,17 @@ from typing_extensions import override
 from contract import keys, messages
 from contract.messages import JobFinished, JobReturned, ReturnReason, WorkerCard, WorkerState
 from contract.queue import RequeueResult
+from tests.support.processes import free_port
+from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
     MODEL,
     MODEL_FOLDER,
     Gateway,
-    RedisServer,
     make_job,
     resumed,
     running_worker,
 )
-from tests.worker.test_process import free_port, get, ready
+from tests.worker.test_process import get, ready
 from worker.engine.base import Engine, EngineDeadError, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.main import EXIT_STOPPED, serve

@@ -23,7 +23,8 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import Gateway, RedisServer, make_job, resumed, running_worker
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import Gateway, make_job, resumed, running_worker
 from worker.engine.base import SequenceEnd, SequenceOutput
 from worker.engine.scripted import Script
 from worker.generation import Generation

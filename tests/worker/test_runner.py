@@ -22,11 +22,11 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import RequeueResult, Room
 from contract.sampling import SamplingSpec
+from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
     MODEL,
     WORKER,
     Gateway,
-    RedisServer,
     make_job,
     resumed,
     running_worker,

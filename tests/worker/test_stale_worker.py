@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobFinished
 from contract.queue import RequeueResult
-from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import MODEL, Gateway, make_job, resumed
 from tests.worker.test_process import ready, worker_process
 
 LEASE = "--lease-seconds=1"

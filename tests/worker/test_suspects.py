@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract.messages import GenerationJob, JobFinished, ReturnReason
-from tests.worker.conftest import Gateway, RedisServer, make_job, running_worker
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import Gateway, make_job, running_worker
 from worker.engine.base import EngineDeadError, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 

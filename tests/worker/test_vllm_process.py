@@ -15,7 +15,8 @@ from contract import clock, keys, messages
 from contract.messages import GenerationJob, JobFinished, ReturnReason, WorkerState
 from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import MODEL, Gateway, RedisServer, make_job, resumed
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import MODEL, Gateway, make_job, resumed
 from tests.worker.test_process import ready, worker_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

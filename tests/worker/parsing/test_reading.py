@@ -18,7 +18,8 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import Gateway, RedisServer, make_job, resumed, running_worker
+from tests.support.redis_server import RedisServer
+from tests.worker.conftest import Gateway, make_job, resumed, running_worker
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.parsing import reader as reader_module
 from worker.parsing.base import MakeParser, Parsed, Parsers
