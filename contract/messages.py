@@ -55,8 +55,8 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
 
     tools: list[dict[str, Any]] = []
     """Functions that the answer may call, as the client described them; without any, no call is looked for."""
-    is_tool_named: bool = False
-    """Whether the client named the one function that is called."""
+    has_hermes_calls: bool = False
+    """Whether calls come as Hermes writes them, whatever the model's own form: `GenerationJob.grammar` says so."""
     finds_reasoning: bool = False
     opening_tokens: int = 0
     """Last tokens of the prompt that begin the answer: they tell whether it begins within its reasoning."""
@@ -102,6 +102,8 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time after which generation ends once a line has ended (llama.cpp's `t_max_predict_ms`); 0: never."""
     images: list[bytes] = []
     """Image files, in the order of the image tokens in the prompt."""
+    image_params: list[str] = []
+    """Where each of them stands in the client's body, for errors."""
     may_shorten: bool = True
     """Whether max_tokens is lowered if images make the prompt longer than fits, or the job refused."""
     service_tier: ServiceTier = ServiceTier.DEFAULT
@@ -139,7 +141,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     """Where the token's text starts, in code points from the start of its text (prompt or completion)."""
     top: list[tuple[str, float]] | None = None
-    """Alternatives, likeliest first; the token itself is among them."""
+    """Alternatives, likeliest first; the token itself is among them. Several may have the same text."""
 
 
 class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -221,6 +223,8 @@ class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     message: str
     retry_after_seconds: float | None = None
     """When another try may find room, of a job that was shed; None if that is not known."""
+    param: str | None = None
+    """The parameter that an engine refused, if it is known."""
 
 
 class ReturnReason(StrEnum):
@@ -339,7 +343,7 @@ class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_parser: str = ""
     """vLLM's name of it; empty if calls are not found in the text."""
     tool_format: ToolFormat | None = None
-    """None where a call can be found but not forced."""
+    """None if gateways do not know it: a call that they force is then Hermes'."""
     reasoning_parser: str = ""
     reasoning_start: str = ""
     """Text of the token that begins reasoning."""

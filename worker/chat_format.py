@@ -45,7 +45,7 @@ class ParserFormat:
     tool_parser: str = ""
     """Name of it; empty if calls are not looked for."""
     tool_format: ToolFormat | None = None
-    """None where a call can be found but not forced."""
+    """None if gateways do not know it."""
     reasoning_parser: str = ""
     """Name of it; empty if reasoning is not told from content."""
     reasoning_start: str = ""

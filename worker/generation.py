@@ -153,6 +153,7 @@ class Generation:
                 grammar=job.grammar if job.max_tokens else "",
                 output_token_ids=sequence.resumed_token_ids,
                 images=job.images,
+                image_params=job.image_params,
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
             )

@@ -44,13 +44,12 @@ def token_logprob(
     (token_id, logprob), *others = scores
     token = text or (texts[token_id] if texts.is_special(token_id) else "")
     logprob = max(logprob, LOWEST_LOGPROB)
-    top = {token: logprob}
+    top = [(token, logprob)]
     for other_id, other_logprob in others[:alternatives]:
         if other_id != token_id:
-            other = texts[other_id]
-            top[other] = max(top.get(other, LOWEST_LOGPROB), other_logprob)
-    ranked = sorted(top.items(), key=lambda entry: -entry[1])
-    return TokenLogprob(token, logprob, offset, ranked)
+            top.append((texts[other_id], max(other_logprob, LOWEST_LOGPROB)))
+    top.sort(key=lambda entry: -entry[1])
+    return TokenLogprob(token, logprob, offset, top)
 
 
 def prompt_logprobs(

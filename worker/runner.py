@@ -231,7 +231,7 @@ class Runner:
             # The lease ran out, and the job has come back to this very worker.
             self._drop(before, "lost")
         outbox = self._writer.outbox(job.gateway)
-        generation = None
+        generation, param = None, None
         if job.deadline_ms <= clock.now_ms():
             code, message = FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE
         else:
@@ -245,13 +245,14 @@ class Runner:
                     parsers=self._engine.parsers,
                 )
             except InvalidRequestError as error:
-                code, message = FailureCode.INVALID_REQUEST, str(error)
+                code, message, param = FailureCode.INVALID_REQUEST, str(error), error.param
             except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
                 _log.exception("Job %s: its tokens could not be turned into text", job.id)
                 code, message = FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE
         if generation is None:
             report = report_before(claim)
-            outbox.fail(JobFailed(job.handle, claim.attempt, code, message), report)
+            failed = JobFailed(job.handle, claim.attempt, code, message, param=param)
+            outbox.fail(failed, report)
             self._leases.hold_until_written(report)
             telemetry.JOBS_ENDED.labels(code.value).inc()
             return None
@@ -275,7 +276,7 @@ class Runner:
             generation.release_images()
         except InvalidRequestError as error:
             if self._is_running(generation):
-                self._fail(generation, FailureCode.INVALID_REQUEST, str(error))
+                self._fail(generation, FailureCode.INVALID_REQUEST, str(error), param=error.param)
         if not self._is_running(generation):
             # Ended while they were on their way, when the engine did not know all of them yet.
             self._unwanted += [each.id for each in requests if each.id not in self._by_sequence]
@@ -397,10 +398,12 @@ class Runner:
 
     # --- ending --------------------------------------------------------------------------------
 
-    def _fail(self, generation: Generation, code: FailureCode, message: str) -> None:
+    def _fail(
+        self, generation: Generation, code: FailureCode, message: str, *, param: str | None = None
+    ) -> None:
         job = generation.job
         report = generation.report
-        failed = JobFailed(job.handle, generation.attempt, code, message)
+        failed = JobFailed(job.handle, generation.attempt, code, message, param=param)
         generation.outbox.fail(failed, report)
         self._leases.hold_until_written(report)
         self._remove(generation, code.value)

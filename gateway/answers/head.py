@@ -88,6 +88,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             prompts=[""] * len(completion.request.prompts),
             chat=None if chat is None else _looks_of(chat),
             images=[[] for _ in completion.request.images],
+            image_params=[],
             structure=None,
             tool_use=None if use is None else replace(use, tools=[]),
             bias_texts={},

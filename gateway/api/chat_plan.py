@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from contract.messages import Parsing, WorkerCard
+from contract.messages import Feature, Parsing, WorkerCard
 from gateway.api.context import ProcessContext
-from gateway.dialects.request import GenerationRequest, Reasoning
+from gateway.dialects.request import GenerationRequest, Reasoning, ToolMode, ToolUse
 from gateway.dialects.template_arguments import unread_parameters
 from gateway.prompt.chat import render_chat
 
@@ -24,6 +24,8 @@ class PlannedChat:
     """None for a completion."""
     reasoning: Reasoning | None
     """What stands before a structure."""
+    enforced_tools: ToolUse | None
+    """Those of the request, unless no grammar can say how the model writes their calls."""
 
 
 async def plan_chat(
@@ -32,15 +34,16 @@ async def plan_chat(
     """Render the messages of a chat; a completion stays as it is. Raises an ApiError."""
     chat, form = request.chat, card.chat
     if chat is None:
-        return PlannedChat(request, None, None)
+        return PlannedChat(request, None, None, request.tool_use)
     rendered = await render_chat(request, card, context.chat_templates, tokenizer)
     assert form is not None  # noqa: S101 - nothing is rendered without it
     read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
     ignored = unread_parameters(chat, read)
-    use = request.tool_use
+    use = request.tool_use if form.tool_parser else None
+    enforced = use if use is not None and _can_be_enforced(request, use, card) else None
     parsing = Parsing(
-        tools=chat.tools if use is not None and form.tool_parser else [],
-        is_tool_named=use is not None and use.name is not None,
+        tools=chat.tools if use is not None else [],
+        has_hermes_calls=enforced is not None and form.tool_format is None,
         finds_reasoning=rendered.finds_reasoning,
         opening_tokens=rendered.opening_tokens,
         template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
@@ -49,6 +52,14 @@ async def plan_chat(
         request,
         prompts=[rendered.text],
         images=[[_UNREAD_IMAGE] * len(chat.image_sources)],
+        image_params=[[source.param for source in chat.image_sources]],
         ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
     )
-    return PlannedChat(request, parsing, rendered.reasoning)
+    return PlannedChat(request, parsing, rendered.reasoning, enforced)
+
+
+def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
+    """Whether a grammar can tell calls: they are in the model's own form and it is known, or in ours."""
+    is_ours = use.mode is not ToolMode.AUTO or request.structure is not None
+    is_known = card.chat is not None and card.chat.tool_format is not None
+    return is_ours or (is_known and Feature.STRUCTURE in card.features)

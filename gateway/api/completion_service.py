@@ -64,7 +64,7 @@ async def submit(
     )
     try:
         # Only now: who may not run a request has nothing fetched for it, and keeps nobody from fetching.
-        plan = await with_images(context, plan)
+        plan = await with_images(call, plan)
     except BaseException:
         await context.reservations.release(record.tenant_id, request_id)
         raise
@@ -197,6 +197,7 @@ def _jobs(
             shows_special_tokens=_shows_special_tokens(plan),
             max_predict_ms=request.max_predict_ms,
             images=request.images[index],
+            image_params=request.image_params[index],
             service_tier=plan.service_tier,
             is_background=request.is_background,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
@@ -211,7 +212,9 @@ def _shows_special_tokens(plan: Plan) -> bool:
     request, form = plan.request, plan.card.chat
     if request.chat is None:
         return request.shows_special_tokens or request.tool_use is not None
-    return request.shows_special_tokens or (form is not None and form.shows_special_tokens)
+    is_looked_for = form is not None and form.shows_special_tokens
+    has_hermes_calls = plan.parsing is not None and plan.parsing.has_hermes_calls
+    return request.shows_special_tokens or is_looked_for or has_hermes_calls
 
 
 @lru_cache(maxsize=1_000)

@@ -65,9 +65,7 @@ async def _body(
             has_infill=tokenizer is not None and find_template(tokenizer) is not None,
             has_tools=tokenizer is not None and has_tool_calls(tokenizer),
         ),
-        "supported_chat_parameters": supported_chat_parameters(
-            card.features, tool_format=card.chat.tool_format if card.chat else None
-        ),
+        "supported_chat_parameters": supported_chat_parameters(card.features),
         "pricing": _pricing(context, card.model),
         "ready": model.status.ready_workers > 0,
     }

@@ -9,12 +9,12 @@ from redis.exceptions import RedisError
 from contract.messages import Parsing, WorkerCard
 from contract.tier import ServiceTier
 from gateway.api.call import Call
-from gateway.api.chat_plan import plan_chat
+from gateway.api.chat_plan import PlannedChat, plan_chat
 from gateway.api.choosing import choose_allowed
 from gateway.api.context import ProcessContext
 from gateway.api.endpoint import Endpoint
 from gateway.dialects.bodies import require_model
-from gateway.dialects.request import GenerationRequest, Reasoning
+from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.errors import queue_unavailable
 from gateway.images.fetching import fetch_images
@@ -89,13 +89,13 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
     if principal.is_strict:
         refuse_ignored(request.ignored_parameters)
     prepared = await prepare(request, tokenizer, card)
-    grammar = await _grammar(context, request, card, chat.reasoning)
+    grammar = await _grammar(context, chat, card)
     tier = request.service_tier or principal.service_tier
     parsing = chat.parsing and _within(chat.parsing, prepared)
     return Plan(endpoint, request, card, prepared, grammar, tier, parsing)
 
 
-async def with_images(context: ProcessContext, plan: Plan) -> Plan:
+async def with_images(call: Call, plan: Plan) -> Plan:
     """Return the plan with the files of its images, of which those of a chat may have to be fetched.
 
     Raises InvalidParameterError, which names an image that cannot be had, and OverloadedError.
@@ -103,7 +103,9 @@ async def with_images(context: ProcessContext, plan: Plan) -> Plan:
     chat = plan.request.chat
     if chat is None or not chat.image_sources:
         return plan
-    files = await fetch_images(chat.image_sources, fetcher=context.images)
+    files = await fetch_images(
+        chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
+    )
     return replace(plan, request=replace(plan.request, images=[files]))
 
 
@@ -117,9 +119,8 @@ def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
 
 async def _grammar(
     context: ProcessContext,
-    request: GenerationRequest,
+    chat: PlannedChat,
     card: WorkerCard,
-    reasoning: Reasoning | None,
 ) -> str:
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(
@@ -129,5 +130,8 @@ async def _grammar(
         vocabulary_size=card.vocabulary_size,
     )
     return await context.grammars.compile(
-        request.structure, request.tool_use, tokenizer=tokenizer, reasoning=reasoning
+        chat.request.structure,
+        chat.enforced_tools,
+        tokenizer=tokenizer,
+        reasoning=chat.reasoning,
     )

@@ -36,7 +36,7 @@ from gateway.dialects.messages import (
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import TruncationParameters, read_prompt_tokens_kept
 from gateway.dialects.refused import REFUSED_IN_CHATS, nested_extra, read_extra
-from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode, ToolUse
+from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
 from gateway.dialects.stream_options import (
     read_cache_isolation_key,
     read_service_tier,
@@ -119,6 +119,7 @@ def to_chat_generation_request(
         prompts=[""],
         chat=_chat(body, conversation, thinking, tools),
         images=[[]],
+        image_params=[[]],
         adds_special_tokens=False,
         prompt_tokens_kept=read_prompt_tokens_kept(body),
         max_tokens=max_tokens,
@@ -211,8 +212,7 @@ def _check_combinations(request: GenerationRequest) -> None:
     structure, use = request.structure, request.tool_use
     if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
         raise InvalidParameterError(
-            f"'{structure.param}' cannot be combined with a '{constraint_param(request, use)}' that forces "
-            "a call: the text can be given one structure only.",
+            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that forces a call: the text can be given one structure only.",
             param=structure.param,
         )
     check_end_is_free(request, tools_param=tools_param(request))
@@ -224,10 +224,6 @@ def tools_param(request: GenerationRequest) -> str:
     return "functions" if is_legacy else "tools"
 
 
-def constraint_param(request: GenerationRequest, use: ToolUse) -> str:
-    """Return the parameter because of which the tools of a chat constrain its text."""
-    param = tools_param(request)
-    is_legacy = param == "functions"
-    if use.mode is not ToolMode.AUTO:
-        return "function_call" if is_legacy else "tool_choice"
-    return param if is_legacy or use.is_parallel else "parallel_tool_calls"
+def tool_choice_param(request: GenerationRequest) -> str:
+    """Return the parameter that says which of them is called."""
+    return "function_call" if tools_param(request) == "functions" else "tool_choice"

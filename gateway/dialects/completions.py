@@ -12,7 +12,7 @@ from gateway.dialects.bodies import (
     shared_extra,
 )
 from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
-from gateway.dialects.images import ImageParameters, read_images
+from gateway.dialects.images import ImageParameters, image_params, read_images
 from gateway.dialects.lengths import (
     read_context_length_behavior,
     read_includes_stop,
@@ -71,6 +71,7 @@ def to_generation_request(
         prompts=prompts,
         suffix=read_suffix(body, profile, prompts, has_images=any(images)),
         images=images,
+        image_params=image_params(images),
         adds_special_tokens=body.add_special_tokens is not False,
         prompt_tokens_kept=read_prompt_tokens_kept(body),
         max_tokens=max_tokens,

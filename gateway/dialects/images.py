@@ -1,7 +1,7 @@
 """Images of a request: base64 in data URIs, as many as a prompt has marks for them."""
 
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -65,13 +65,19 @@ def read_images(body: ImageParameters, prompts: list[Prompt]) -> list[list[bytes
         )
     for index, (uris, prompt) in enumerate(zip(per_prompt, prompts, strict=True)):
         _check_marks(len(uris), prompt, "prompt" if len(prompts) == 1 else f"prompt[{index}]")
-    is_nested = len(per_prompt) > 1
     return [
-        [
-            _decoded(uri, f"images[{prompt}][{index}]" if is_nested else f"images[{index}]")
-            for index, uri in enumerate(uris)
-        ]
-        for prompt, uris in enumerate(per_prompt)
+        [_decoded(uri, param) for uri, param in zip(uris, params, strict=True)]
+        for uris, params in zip(per_prompt, image_params(per_prompt), strict=True)
+    ]
+
+
+def image_params(per_prompt: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Return where the images of each prompt stand in the body."""
+    if len(per_prompt) == 1:
+        return [[f"images[{index}]" for index, _ in enumerate(per_prompt[0])]]
+    return [
+        [f"images[{prompt}][{index}]" for index, _ in enumerate(images)]
+        for prompt, images in enumerate(per_prompt)
     ]
 
 

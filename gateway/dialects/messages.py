@@ -15,7 +15,7 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.refused import MAX_NAMED_ENTRIES, is_nothing
-from gateway.dialects.request import ImageUrl
+from gateway.dialects.request import ImageSource
 from gateway.dialects.wire import MAX_DEPTH, parse_object
 from gateway.errors import (
     InvalidJsonError,
@@ -157,7 +157,7 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     """`role`; `content`, which is a text, None, or a list of {type: text, text} and {type: image}; then
     `tool_calls`, `reasoning` and `reasoning_content`, `tool_call_id` and `name` where there are any."""
-    image_sources: list[bytes | ImageUrl] = field(default_factory=list)
+    image_sources: list[ImageSource] = field(default_factory=list)
     """Images of all messages, one for each part of type image, in their order."""
     has_partial: bool = False
     """Whether the last message says that the answer goes on with it."""
@@ -349,9 +349,10 @@ def _add_image(value: object, path: str, conversation: Conversation) -> None:
             f"'{url_path}' must be a string. Given: {shown(url)}.", param=url_path
         )
     if url[: len(_DATA_SCHEME)].lower() == _DATA_SCHEME:
-        conversation.image_sources.append(decoded_image(url, url_path, param=url_path))
+        content = decoded_image(url, url_path, param=url_path)
+        conversation.image_sources.append(ImageSource(file=content, param=url_path))
     else:
-        conversation.image_sources.append(ImageUrl(url=url, param=url_path))
+        conversation.image_sources.append(ImageSource(url=url, param=url_path))
 
 
 def _check_detail(value: object, path: str) -> None:

@@ -88,13 +88,15 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageUrl:
-    """An image that is still to be fetched (`gateway.images`)."""
+class ImageSource:
+    """An image of a chat: a file that came in a data URI, or one that is still to be fetched."""
 
-    url: str
-    """As the client gave it: an http or https URL, or anything else that is no data URI."""
     param: str
     """Where it stands in the body, such as `messages[0].content[1].image_url.url`."""
+    file: bytes | None = None
+    url: str = ""
+    """As the client gave it (`gateway.images` fetches it): an http or https URL, or anything else that is no
+    data URI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,8 @@ class ChatRequest:
     """As chat templates take them (`gateway.dialects.messages`), before the content has the model's form."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """As the client described them, for the template; also where `tool_choice` is none."""
-    image_sources: list[bytes | ImageUrl] = field(default_factory=list)
-    """Images of all messages in their order: files that came in data URIs, and URLs."""
+    image_sources: list[ImageSource] = field(default_factory=list)
+    """Images of all messages in their order."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Variables of the template that the client sets, to JSON scalars."""
     argument_params: dict[str, str] = field(default_factory=dict)
@@ -146,6 +148,8 @@ class GenerationRequest:
     """What the completion leads to, or what is put behind it: see `Profile.is_suffix_literal`."""
     images: list[list[bytes]]
     """Image files for each prompt."""
+    image_params: list[list[str]]
+    """Where each of them stands in the body."""
     adds_special_tokens: bool = True
     """Whether the tokenizer's own tokens, such as begin-of-text, are put around text prompts."""
     prompt_tokens_kept: int | None = None

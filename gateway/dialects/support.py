@@ -9,12 +9,12 @@ import msgspec
 from contract.messages import Feature, ToolFormat
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.chain_parameters import ChainParameters
-from gateway.dialects.chat import ChatCompletionRequest, constraint_param, tools_param
+from gateway.dialects.chat import ChatCompletionRequest, tool_choice_param, tools_param
 from gateway.dialects.chat_tools import ChatToolParameters
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.images import ImageParameters
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import GenerationRequest, ToolMode
 from gateway.dialects.sampling import SamplingParameters
 from gateway.dialects.structures import StructureParameters
 from gateway.dialects.tools import ToolParameters
@@ -36,7 +36,7 @@ class Need(StrEnum):
     TOOLS = "a model with a format for tool calls"
     CHAT = "a model with a chat template"
     CALLS = "a model whose tool calls are found in its answers"
-    FORCED_CALLS = "a model whose format of tool calls can be enforced"
+    STRICT_CALLS = "a model whose format of tool calls can be enforced"
     REASONING = "a model whose reasoning is found in its answers"
     THINKING_BUDGET = "an engine that can end the reasoning"
 
@@ -60,7 +60,6 @@ NEEDS: Mapping[str, Need] = {
 CHAT_NEEDS: Mapping[str, Need] = {
     **_SHARED_NEEDS,
     **dict.fromkeys(ChatToolParameters.model_fields, Need.CALLS),
-    "parallel_tool_calls": Need.FORCED_CALLS,
     "include_reasoning": Need.REASONING,
     "thinking_budget": Need.THINKING_BUDGET,
     "thinking_token_budget": Need.THINKING_BUDGET,
@@ -89,14 +88,9 @@ def supported_parameters(
     )
 
 
-def supported_chat_parameters(
-    features: Iterable[Feature], *, tool_format: ToolFormat | None
-) -> list[str]:
-    """Return the parameters of chats that a model serves, none if it has no chat template.
-
-    `tool_format` is that of its card, None where calls cannot be forced.
-    """
-    met = _met(features, tool_format=tool_format)
+def supported_chat_parameters(features: Iterable[Feature]) -> list[str]:
+    """Return the parameters of chats that a model serves, none if it has no chat template."""
+    met = _met(features)
     if Need.CHAT not in met:
         return []
     return sorted(
@@ -156,7 +150,7 @@ def _met(
     if has_tools:
         met.add(Need.TOOLS)
     if tool_format is not None and Need.STRUCTURE in met:
-        met.add(Need.FORCED_CALLS)
+        met.add(Need.STRICT_CALLS)
     return met
 
 
@@ -199,8 +193,10 @@ def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
         yield "messages", Need.IMAGES
     if request.tool_use is not None:
         yield tools_param(request), Need.CALLS
-        if request.tool_use.is_constraint:
-            yield constraint_param(request, request.tool_use), Need.FORCED_CALLS
+        if request.tool_use.mode is not ToolMode.AUTO:
+            yield tool_choice_param(request), Need.STRUCTURE
+        elif any(tool.is_strict for tool in request.tool_use.tools) and not request.structure:
+            yield tools_param(request), Need.STRICT_CALLS
 
 
 def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
+from weakref import WeakValueDictionary
 
 import httpx
 
@@ -27,6 +28,8 @@ MAX_REDIRECTS: Final = 3
 
 MAX_REQUESTS: Final = 32
 """Requests whose images are fetched at the same time, since each may hold `max_bytes` in memory."""
+MAX_REQUESTS_OF_TENANT: Final = 8
+"""Those of one tenant, who may know hosts that take as long as they are given."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _HEADERS: Final = {
@@ -84,6 +87,7 @@ class ImageFetcher:
         self._hosts = hosts
         self._client = client
         self._places = asyncio.Semaphore(MAX_REQUESTS)
+        self._places_by_tenant = WeakValueDictionary[str, asyncio.Semaphore]()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "ImageFetcher":
@@ -97,19 +101,21 @@ class ImageFetcher:
         )
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
+    async def place(self, tenant_id: str) -> AsyncIterator[None]:
         """Be one of the requests whose images are fetched. Raises OverloadedError."""
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                await self._places.acquire()
-        except TimeoutError:
-            raise OverloadedError(
-                "Too many images are being fetched.", retry_after_seconds=1.0
-            ) from None
-        try:
+        of_tenant = self._places_by_tenant.setdefault(
+            tenant_id, asyncio.Semaphore(MAX_REQUESTS_OF_TENANT)
+        )
+        async with AsyncExitStack() as places:
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    await places.enter_async_context(of_tenant)
+                    await places.enter_async_context(self._places)
+            except TimeoutError:
+                raise OverloadedError(
+                    "Too many images are being fetched.", retry_after_seconds=1.0
+                ) from None
             yield
-        finally:
-            self._places.release()
 
     def check(self, url: str) -> httpx.URL:
         """Return the URL of an allowed host; nothing is sent or resolved. Raises FetchError."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import httpx
 
-from gateway.dialects.request import ImageUrl
+from gateway.dialects.request import ImageSource
 from gateway.errors import InvalidParameterError
 from gateway.images.fetcher import Allowance, FetchError, ImageFetcher
 
@@ -16,7 +16,7 @@ IMAGES_AT_ONCE: Final = 4
 
 
 async def fetch_images(
-    sources: Sequence[bytes | ImageUrl], *, fetcher: ImageFetcher
+    sources: Sequence[ImageSource], *, fetcher: ImageFetcher, tenant_id: str
 ) -> list[bytes]:
     """Return an image file for each source, in their order; files are returned as they are.
 
@@ -24,9 +24,10 @@ async def fetch_images(
     Raises InvalidParameterError, which names the URL's place in the body, and OverloadedError.
     """
     checked = [_checked(source, fetcher) for source in sources]
-    if not any(isinstance(source, ImageUrl) for source in sources):
-        return [source for source in checked if isinstance(source, bytes)]
-    async with fetcher.place():
+    files = [source for source in checked if isinstance(source, bytes)]
+    if len(files) == len(sources):
+        return files
+    async with fetcher.place(tenant_id):
         fetching = _Fetching(fetcher)
         try:
             async with asyncio.TaskGroup() as group:
@@ -42,9 +43,9 @@ class _Target:
     param: str
 
 
-def _checked(source: bytes | ImageUrl, fetcher: ImageFetcher) -> bytes | _Target:
-    if isinstance(source, bytes):
-        return source
+def _checked(source: ImageSource, fetcher: ImageFetcher) -> bytes | _Target:
+    if source.file is not None:
+        return source.file
     try:
         return _Target(fetcher.check(source.url), source.param)
     except FetchError as error:

@@ -24,7 +24,7 @@ def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each
     """Return the error that a client gets to see."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
-            return BadRequestError(failed.message)
+            return BadRequestError(failed.message, param=failed.param)
         case FailureCode.DEADLINE_EXCEEDED:
             return GenerationTimeoutError("The request took longer than it may.")
         case FailureCode.QUEUE_TIMEOUT:

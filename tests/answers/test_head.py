@@ -15,7 +15,7 @@ from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.request import (
     ChatRequest,
     GenerationRequest,
-    ImageUrl,
+    ImageSource,
     Tool,
     ToolMode,
     ToolUse,
@@ -111,6 +111,7 @@ def test_head_tells_the_answer_as_its_request_did(
         request,
         prompts=["", ""],
         images=[[], []],
+        image_params=[],
         structure=None,
         tool_use=request.tool_use and replace(request.tool_use, tools=[]),
         bias_texts={},
@@ -125,7 +126,10 @@ def test_head_of_a_chat_keeps_what_its_answer_looks_like_and_nothing_that_was_sa
     chat = ChatRequest(
         messages=[said],
         tools=TOOLS,
-        image_sources=[b"secret", ImageUrl(url="https://secret", param="messages[0]")],
+        image_sources=[
+            ImageSource(file=b"secret", param="messages[1]"),
+            ImageSource(url="https://secret", param="messages[0]"),
+        ],
         template_arguments={"secret": True},
         continues_last_message=True,
         shows_reasoning=False,

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from contract.messages import CallPiece, ChatFormat, Feature, Parsing
+from contract.messages import CallPiece, ChatFormat, Feature, Parsing, ToolFormat
 from contract.outcomes import FinishReason
 from gateway.accounts.database import Database
 from gateway.accounts.limits import LimitName
@@ -88,11 +88,11 @@ async def test_messages_become_the_prompt_of_a_job(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "tools", "is_named"),
+    ("parameters", "tools"),
     [
-        ({"tools": [tool(), tool("sub")]}, ["add", "sub"], False),
-        ({"tools": [tool()], "tool_choice": "none"}, [], False),
-        ({}, [], False),
+        ({"tools": [tool(), tool("sub")]}, ["add", "sub"]),
+        ({"tools": [tool()], "tool_choice": "none"}, []),
+        ({}, []),
     ],
     ids=["auto", "none", "without"],
 )
@@ -101,8 +101,6 @@ async def test_worker_is_told_which_calls_to_look_for(
     store: "Redis",
     parameters: dict[str, Any],
     tools: list[str],
-    *,
-    is_named: bool,
 ) -> None:
     worker, name = await serve_chats(store)
     request = asyncio.create_task(chat(client, name, **parameters))
@@ -110,10 +108,58 @@ async def test_worker_is_told_which_calls_to_look_for(
     parsing = claim.job.parsing
     assert parsing is not None
     assert [each["function"]["name"] for each in parsing.tools] == tools
-    assert parsing.is_tool_named is is_named
+    assert not parsing.has_hermes_calls
     assert ("tools" in prompt_of(claim)) is ("tools" in parameters)
     await worker.conclude(claim, "Hi")
     assert (await request).status_code == 200
+
+
+@pytest.mark.parametrize("tool_format", [None, ToolFormat.HERMES])
+@pytest.mark.parametrize(
+    ("parameters", "is_forced"),
+    [
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"parallel_tool_calls": False}, False),
+        ({}, False),
+    ],
+    ids=["required", "named", "structure", "single", "auto"],
+)
+async def test_calls_under_a_grammar_are_written_in_a_form_that_the_worker_is_told(
+    client: httpx.AsyncClient,
+    store: "Redis",
+    parameters: dict[str, Any],
+    tool_format: ToolFormat | None,
+    *,
+    is_forced: bool,
+) -> None:
+    form = chat_format(**PARSERS, tool_format=tool_format)
+    worker, name = await serve_chats(store, form=form, features=[*FEATURES, Feature.STRUCTURE])
+    request = asyncio.create_task(chat(client, name, tools=[tool(), tool("sub")], **parameters))
+    claim = await worker.claim_one()
+    job, is_foreign = claim.job, tool_format is None and is_forced
+    assert job.parsing is not None
+    assert job.parsing.has_hermes_calls is job.shows_special_tokens is is_foreign
+    is_own_enforced = tool_format is not None and "parallel_tool_calls" in parameters
+    assert bool(job.grammar) is (is_forced or is_own_enforced)
+    await worker.conclude(claim, "Hi")
+    assert (await request).status_code == 200
+
+
+async def test_only_the_first_call_is_told_where_there_may_be_one(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store, form=chat_format(**PARSERS))
+    body = {"tools": [tool(), tool("sub")], "parallel_tool_calls": False}
+    request = asyncio.create_task(chat(client, name, **body))
+    claim = await worker.claim_one()
+    calls = [CallPiece(0, "add", "{}"), CallPiece(1, "sub", "{}")]
+    said = worker.next_delta(claim, "", calls=calls, finish_reason=FinishReason.STOP)
+    await worker.send(claim.job.gateway, deltas=[said])
+    await worker.finish(claim)
+    (choice,) = (await request).json()["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add"]
 
 
 async def test_prompt_may_be_cut_in_the_middle_of_what_opens_the_answer(
@@ -292,7 +338,18 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
     [
         ([], {}, "messages", "a chat template"),
         ([Feature.CHAT], {"tools": [tool()]}, "tools", "tool calls are found"),
-        (FEATURES, {"tools": [tool()], "tool_choice": "required"}, "tool_choice", "enforced"),
+        (
+            FEATURES,
+            {"tools": [tool()], "tool_choice": "required"},
+            "tool_choice",
+            "an engine with structured output",
+        ),
+        (
+            [*FEATURES, Feature.STRUCTURE],
+            {"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]},
+            "tools",
+            "enforced",
+        ),
         (
             FEATURES,
             {
@@ -307,7 +364,7 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
             "sees images",
         ),
     ],
-    ids=["chat", "tools", "forced", "images"],
+    ids=["chat", "tools", "forced", "strict", "images"],
 )
 async def test_model_that_cannot_says_so(
     client: httpx.AsyncClient,

@@ -237,14 +237,14 @@ def test_token_without_text_waits_for_its_character(start: Any, tokenizer: Token
     assert [entry.offset for entry in delta.logprobs or []] == [0] * len(ids)
 
 
-def test_alternatives_of_equal_text_keep_the_likelier(start: Any, tokenizer: Tokenizer) -> None:
+def test_alternatives_of_equal_text_are_each_told(start: Any, tokenizer: Tokenizer) -> None:
     half_a, half_b = tokenizer.encode("日").ids[0], tokenizer.encode("語").ids[-1]
     word = tokenizer.encode(" one").ids[0]
     generation, outbox = start(logprobs=3)
     scores = [(word, -3.0), (half_a, -1.0), (half_b, -2.0), (word, -3.0)]
     feed(generation, 0, [word], logprobs=[scores])
     (entry,) = outbox.deltas[0].logprobs or []
-    assert entry.top == [("\ufffd", -1.0), (tokenizer.decode([word]), -3.0)]
+    assert entry.top == [("\ufffd", -1.0), ("\ufffd", -2.0), (tokenizer.decode([word]), -3.0)]
 
 
 def test_stop_token_that_was_asked_for_shows_where_stops_do(

@@ -24,7 +24,16 @@ class EngineDeadError(Exception):
 
 
 class InvalidRequestError(Exception):
-    """The engine refuses a request; nothing of it was started. The message is fit for a client."""
+    """The engine refuses a request; nothing of it was started. The message is fit for a client.
+
+    Args:
+        message: what is wrong.
+        param: the parameter that is, if it is known.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class SequenceEnd(StrEnum):
@@ -61,6 +70,8 @@ class EngineRequest:
     again."""
     images: list[bytes] = field(default_factory=list)
     """Image files, in the order of the image tokens in the prompt."""
+    image_params: list[str] = field(default_factory=list)
+    """What each of them is called in errors."""
     may_shorten: bool = True
     """Whether max_tokens is lowered where images leave less room, or the request refused."""
     reads_prefix_cache: bool = True

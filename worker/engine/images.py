@@ -17,46 +17,48 @@ MAX_PIXELS_TOGETHER = 64_000_000
 MAX_SIDE = 16_384
 """Width and height, at most: a thin line of few pixels may be as bad as a large image."""
 
+_TOO_LARGE = f"must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."
 
-def read_images(files: Sequence[bytes]) -> list["Image"]:
+
+def read_images(files: Sequence[bytes], params: Sequence[str]) -> list["Image"]:
     """Decode image files to RGB, of animations the first frame.
 
-    Raises InvalidRequestError, which names the first bad one as `images[i]`.
+    Raises InvalidRequestError, which names the first bad one by its entry in `params`.
     """
     images: list[Image] = []
     room = MAX_PIXELS_TOGETHER
-    for index, content in enumerate(files):
-        images.append(_read(content, f"images[{index}]", room))
+    for content, param in zip(files, params, strict=True):
+        images.append(_read(content, param, room))
         room -= images[-1].width * images[-1].height
     return images
 
 
-def _read(content: bytes, name: str, room: int) -> "Image":
+def _read(content: bytes, param: str, room: int) -> "Image":
     from PIL import Image
 
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
-            _check_size(image.width, image.height, name)
+            _check_size(image.width, image.height, param)
             if image.width * image.height > room:
-                raise InvalidRequestError(
-                    f"{name} is one too many: all images together must have at most "
-                    f"{MAX_PIXELS_TOGETHER} pixels."
+                raise _refusal(
+                    param,
+                    f"is one too many: all images together must have at most {MAX_PIXELS_TOGETHER} pixels.",
                 )
             return image.convert("RGB")
     except InvalidRequestError:
         raise
     except Image.DecompressionBombError:
-        raise InvalidRequestError(_too_large(name)) from None
+        raise _refusal(param, _TOO_LARGE) from None
     except Exception:  # noqa: BLE001  (whatever a hostile file makes a decoder raise)
-        raise InvalidRequestError(
-            f"{name} is damaged or not an image in one of these formats: {', '.join(FORMATS)}"
+        raise _refusal(
+            param, f"is damaged or not an image in one of these formats: {', '.join(FORMATS)}."
         ) from None
 
 
-def _check_size(width: int, height: int, name: str) -> None:
+def _check_size(width: int, height: int, param: str) -> None:
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
-        raise InvalidRequestError(f"{_too_large(name)} Given: {width} x {height}")
+        raise _refusal(param, f"{_TOO_LARGE} Given: {width} x {height}.")
 
 
-def _too_large(name: str) -> str:
-    return f"{name} must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."
+def _refusal(param: str, wrong: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{param}' {wrong}", param=param)

@@ -60,7 +60,8 @@ class VllmParsers:
         """
         if self._own is not None:
             return self._own.prepare(parsing, opening)
-        if not (self._finds_own_calls and parsing.tools):
+        has_hermes_calls = self._finds_own_calls or parsing.has_hermes_calls
+        if not (has_hermes_calls and parsing.tools):
             return self.prepare_vllm(parsing, opening)
         make = self.prepare_vllm(msgspec.structs.replace(parsing, tools=[]), opening)
         if make is None:

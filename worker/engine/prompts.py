@@ -64,7 +64,7 @@ class Prompts:
             return self._tokens_input(request.prompt_token_ids, cache_salt=salt)
         prompt: dict[str, Any] = {
             "prompt_token_ids": request.prompt_token_ids,
-            "multi_modal_data": {"image": read_images(request.images)},
+            "multi_modal_data": {"image": read_images(request.images, request.image_params)},
         }
         if salt is not None:
             prompt["cache_salt"] = salt

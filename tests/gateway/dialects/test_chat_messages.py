@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.request import ImageUrl
+from gateway.dialects.request import ImageSource
 from tests.gateway.dialects.chat_reading import (
     PNG,
     PNG_URI,
@@ -146,10 +146,10 @@ def test_images_are_taken_out_in_their_order() -> None:
         user(shown, shown),
     ]
     assert request.chat.image_sources == [
-        PNG,
-        ImageUrl(url=url, param="messages[0].content[3].image_url.url"),
-        PNG,
-        ImageUrl(url=url, param="messages[1].content[1].image_url"),
+        ImageSource(file=PNG, param="messages[0].content[1].image_url.url"),
+        ImageSource(url=url, param="messages[0].content[3].image_url.url"),
+        ImageSource(file=PNG, param="messages[1].content[0].image_url"),
+        ImageSource(url=url, param="messages[1].content[1].image_url"),
     ]
     assert request.images == [[]]
 
@@ -159,7 +159,7 @@ def test_images_are_taken_out_in_their_order() -> None:
 )
 def test_what_is_no_data_uri_is_left_to_who_fetches_images(url: str) -> None:
     [source] = chat(messages=[user(image(url))]).image_sources
-    assert source == ImageUrl(url=url, param="messages[0].content[0].image_url.url")
+    assert source == ImageSource(url=url, param="messages[0].content[0].image_url.url")
 
 
 @pytest.mark.parametrize(

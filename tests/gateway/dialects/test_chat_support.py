@@ -21,12 +21,13 @@ LACKS: list[tuple[str, dict[str, Any], Feature | None]] = [
     ("messages", {"messages": IMAGE}, Feature.IMAGES),
     ("tools", {"tools": TOOLS}, Feature.TOOLS),
     ("functions", {"functions": [{"name": "f"}]}, Feature.TOOLS),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}, None),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}, Feature.STRUCTURE),
-    ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": False}, None),
     ("tools", {"tools": STRICT}, None),
-    ("functions", {"functions": [{"name": "f"}]}, None),
-    ("function_call", {"functions": [{"name": "f"}], "function_call": {"name": "f"}}, None),
+    (
+        "function_call",
+        {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
+        Feature.STRUCTURE,
+    ),
     ("response_format", {"response_format": {"type": "json_object"}}, Feature.STRUCTURE),
     ("mirostat", {"mirostat": 2}, Feature.SAMPLER_CHAIN),
 ]
@@ -100,28 +101,40 @@ def test_more_images_than_the_model_takes_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tools": TOOLS, "parallel_tool_calls": False},
+        {"tools": STRICT, "tool_choice": "required"},
+        {"tools": STRICT, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tools": STRICT, "response_format": {"type": "json_object"}},
+        {"functions": [{"name": "f"}]},
+        {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
+    ],
+)
+def test_own_form_of_calls_need_be_known_only_where_strict_calls_are_up_to_the_model(
+    given: dict[str, Any],
+) -> None:
+    request = read_chat(**given)
+    assert served(request, None) is request
+
+
 def test_model_with_every_ability_serves_every_parameter() -> None:
-    names = supported_chat_parameters(list(Feature), tool_format=ToolFormat.HERMES)
+    names = supported_chat_parameters(list(Feature))
     assert names == sorted(ChatCompletionRequest.model_fields)
 
 
 def test_model_that_only_chats_serves_the_rest() -> None:
-    names = set(supported_chat_parameters([Feature.CHAT], tool_format=None))
+    names = set(supported_chat_parameters([Feature.CHAT]))
     assert names == ChatCompletionRequest.model_fields.keys() - CHAT_NEEDS.keys()
     assert {"messages", "reasoning_effort", "top_logprobs", "temperature"} <= names
     lacking = {"tools", "functions", "thinking_budget", "include_reasoning", "response_format"}
     assert not lacking & names
 
 
-def test_calls_that_cannot_be_forced_may_still_come() -> None:
-    names = supported_chat_parameters(list(Feature), tool_format=None)
-    assert "tools" in names
-    assert "parallel_tool_calls" not in names
-
-
 def test_model_without_a_template_serves_no_chat() -> None:
     others = [feature for feature in Feature if feature is not Feature.CHAT]
-    assert supported_chat_parameters(others, tool_format=ToolFormat.HERMES) == []
+    assert supported_chat_parameters(others) == []
 
 
 def test_every_need_is_of_a_parameter_that_exists() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.dialects.request import ImageUrl
+from gateway.dialects.request import ImageSource
 from gateway.images.fetcher import ImageFetcher
 from gateway.images.fetching import fetch_images
 from gateway.outbound.addresses import is_public
@@ -125,10 +125,10 @@ def is_served(address: str) -> bool:
     return address == SERVED or is_public(address)
 
 
-async def fetch(fetcher: ImageFetcher, *urls: str) -> list[bytes]:
+async def fetch(fetcher: ImageFetcher, *urls: str, tenant_id: str = "tenant") -> list[bytes]:
     """Fetch images that stand one after the other in a message, from its second part on."""
     sources = [
-        ImageUrl(url=url, param=f"messages[0].content[{part}].image_url.url")
+        ImageSource(url=url, param=f"messages[0].content[{part}].image_url.url")
         for part, url in enumerate(urls, start=1)
     ]
-    return await fetch_images(sources, fetcher=fetcher)
+    return await fetch_images(sources, fetcher=fetcher, tenant_id=tenant_id)

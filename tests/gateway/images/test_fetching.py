@@ -2,11 +2,12 @@
 
 import asyncio
 import ssl
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from gateway.dialects.request import ImageUrl
+from gateway.dialects.request import ImageSource
 from gateway.errors import InvalidParameterError, OverloadedError
 from gateway.images import fetcher as fetcher_module
 from gateway.images.fetcher import ImageFetcher
@@ -57,20 +58,21 @@ async def test_files_and_urls_keep_their_order(fetcher: ImageFetcher, server: Se
     contents = [PNG + bytes([number]) for number in range(8)]
     for number, content in enumerate(contents):
         server.answers[f"/{number}"] = image(content)
-    sources: list[bytes | ImageUrl] = [
-        contents[number]
+    sources: list[ImageSource] = [
+        ImageSource(file=contents[number], param="x")
         if number % 3 == 0
-        else ImageUrl(url=f"http://images.example:{server.port}/{number}", param="x")
+        else ImageSource(url=f"http://images.example:{server.port}/{number}", param="x")
         for number in range(8)
     ]
-    assert await fetch_images(sources, fetcher=fetcher) == contents
+    assert await fetch_images(sources, fetcher=fetcher, tenant_id="tenant") == contents
     assert server.connections == 5
 
 
 async def test_request_without_urls_asks_nobody(connected: list[Any]) -> None:
     fetcher = fetching(names=Names())
-    assert await fetch_images([], fetcher=fetcher) == []
-    assert await fetch_images([b"a", b"b"], fetcher=fetcher) == [b"a", b"b"]
+    assert await fetch_images([], fetcher=fetcher, tenant_id="tenant") == []
+    files = [ImageSource(file=content, param="x") for content in (b"a", b"b")]
+    assert await fetch_images(files, fetcher=fetcher, tenant_id="tenant") == [b"a", b"b"]
     assert connected == []
 
 
@@ -173,9 +175,24 @@ async def test_request_that_finds_no_place_is_told_to_come_again(
     url = f"http://images.example:{server.port}/a.png"
     server.answers["/a.png"] = image()
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2)
-    async with fetcher.place():
+    async with fetcher.place("other"):
         with pytest.raises(OverloadedError) as caught:
             await fetch(fetcher, url)
         assert caught.value.retry_after_seconds == 1
     assert server.connections == 0
     assert await fetch(fetcher, url) == [PNG]
+
+
+async def test_tenant_whose_hosts_take_long_leaves_places_to_others(
+    server: Server, names: Names
+) -> None:
+    url = f"http://images.example:{server.port}/a.png"
+    server.answers["/a.png"] = image()
+    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2)
+    async with AsyncExitStack() as places:
+        for _ in range(fetcher_module.MAX_REQUESTS_OF_TENANT):
+            await places.enter_async_context(fetcher.place("slow"))
+        with pytest.raises(OverloadedError):
+            await fetch(fetcher, url, tenant_id="slow")
+        assert await fetch(fetcher, url, tenant_id="other") == [PNG]
+    assert await fetch(fetcher, url, tenant_id="slow") == [PNG]

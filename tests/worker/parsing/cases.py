@@ -88,7 +88,8 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _named(arguments: str) -> list[str]:
+def named_calls(arguments: str) -> list[str]:
+    """Return CALLS as JSON that says `name` and, by a name of its own, the arguments."""
     return [f'{{"name": "{name}", "{arguments}": {_json(values)}}}' for name, values in CALLS]
 
 
@@ -128,7 +129,7 @@ def _kimi() -> str:
 
 
 HERMES = "I will look.\n" + "\n".join(
-    f"<tool_call>\n{call}\n</tool_call>" for call in _named("arguments")
+    f"<tool_call>\n{call}\n</tool_call>" for call in named_calls("arguments")
 )
 _XML = "ok \n" + "\n".join(_xml(name, dict(values)) for name, values in CALLS)
 _GLM = "ok\n" + "\n".join(_glm(name, dict(values)) for name, values in CALLS)
@@ -140,9 +141,9 @@ CASES = [
     Case("hermes", "deepseek_r1", THINK + HERMES),
     Case("qwen3_coder", "", _XML),
     Case("qwen3_xml", "qwen3", THINK + _XML),
-    Case("llama3_json", "", "; ".join(_named("parameters"))),
+    Case("llama3_json", "", "; ".join(named_calls("parameters"))),
     Case("mistral", "", _MISTRAL),
-    Case("granite", "", f"<|tool_call|>[{', '.join(_named('arguments'))}]"),
+    Case("granite", "", f"<|tool_call|>[{', '.join(named_calls('arguments'))}]"),
     Case("pythonic", "", f"[get_weather(city={WEATHER['city']!r}, days=3, opts={WEATHER['opts']!r}), lookup(q='x\\ny', ok=True)]"),
     Case("glm45", "glm45", THINK + _GLM),
     Case("kimi_k2", "kimi_k2", THINK + "ok" + _kimi()),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from functools import cache
 
+import msgspec
 import pytest
 
 from contract.messages import Parsing
@@ -15,10 +16,12 @@ from tests.worker.parsing.cases import (
     CASES,
     PARSING,
     REASONING,
+    THINK,
     TOOLS,
     Case,
     Whole,
     make_tokenizer,
+    named_calls,
     plain,
     read,
     read_whole,
@@ -180,6 +183,26 @@ def test_our_hermes_yields_what_vllms_does(reasoning: str, texts: int) -> None:
         # What vLLM swallows at the end could have begun a call and is content.
         assert ends[0].reasoning == ends[1].reasoning
         assert "<tool_call>".startswith(ends[0].content.removeprefix(ends[1].content))
+
+
+FORCED = msgspec.structs.replace(PARSING, has_hermes_calls=True)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.tool], ids=str)
+def test_calls_that_a_grammar_has_forced_are_found_whatever_the_models_own_form(
+    case: Case,
+) -> None:
+    text = "".join(f"<tool_call>{call}</tool_call>" for call in named_calls("arguments"))
+    is_open = case.text.startswith("<think>")
+    tokens = tokens_of(TOKENIZER, THINK + text if is_open else text)
+    make = parsers(case.tool, case.reasoning).prepare(
+        msgspec.structs.replace(FORCED, finds_reasoning=is_open), []
+    )
+    assert make is not None
+    answer = read_whole(make(), tokens)
+    assert [(name, json.loads(arguments)) for name, arguments in answer.calls] == CALLS
+    assert answer.reasoning.strip() == (REASONING if is_open else "")
+    assert answer.content.strip() == ""
 
 
 def test_our_reasoning_yields_what_vllms_does() -> None:
