@@ -19,14 +19,14 @@ from xdist.remote import Producer
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
-from tests.support.scheduling import APART, FileScheduling
+from tests.support.scheduling import ENGINES, FileScheduling, group_of, rank_of
 
 TESTS = Path(__file__).parent
 
 _numbers = count()
 
-LONGEST = ("e2e", "proofs", "chaos", "worker", "samplers", "outages", "overload", "cli", "fuzz")
-"""Folders that take longest, which begin first where several processes share the tests."""
+LONGEST = ("chaos", "outages", "cli", "proofs", "fuzz", "worker", "overload")
+"""Folders that take longest beside the engines, which begin first where several processes share the tests."""
 
 REDIS_KINDS = {
     "redis-6.2": (BUNDLED, False),
@@ -63,12 +63,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSch
     return FileScheduling(config, log)
 
 
-def _rank(item: pytest.Item) -> int:
-    if item.nodeid.startswith(APART):
-        # More engines than one take too long to start beside each other.
-        return LONGEST.index("overload")
+def _rank(item: pytest.Item) -> tuple[int, int]:
+    if group_of(item.nodeid) == ENGINES:
+        return -1, rank_of(item.nodeid)
     folder = item.path.relative_to(TESTS).parts[0]
-    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST), 0
 
 
 @pytest.fixture(scope="session")

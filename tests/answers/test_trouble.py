@@ -124,6 +124,7 @@ async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
     attachment = await second.attach(request.id)
     generation: Generation = attachment.generation
     await eventually(lambda: generation._replies, seconds=5, what="the first replies")
+    await eventually(lambda: first.answers._kept[request.id]._followers, seconds=5, what="Follow")
     first.answers.leave(request.account)
     await asyncio.sleep(1.0)
 

@@ -29,7 +29,8 @@ def watched_machine(folder: Path) -> Iterator[list[Standstill]]:
     """Write to the disk of a folder, again and again, for the length of a block; note what holds that up."""
     found: list[Standstill] = []
     is_over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(folder / "heartbeat", found, is_over))
+    arguments = (folder / "heartbeat", found, is_over, time.monotonic())
+    watcher = threading.Thread(target=_watch, args=arguments)
     watcher.start()
     try:
         yield found
@@ -38,10 +39,11 @@ def watched_machine(folder: Path) -> Iterator[list[Standstill]]:
         watcher.join()
 
 
-def _watch(path: Path, found: list[Standstill], is_over: threading.Event) -> None:
+def _watch(path: Path, found: list[Standstill], is_over: threading.Event, began: float) -> None:
+    last, is_last = began, False
     with path.open("wb") as file:
-        last = time.monotonic()
-        while not is_over.wait(BEAT_SECONDS):
+        while not is_last:
+            is_last = is_over.wait(BEAT_SECONDS)
             file.seek(0)
             file.write(b"x")
             file.flush()

@@ -28,7 +28,7 @@ from gateway.errors import StartupError
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
 
-START_SECONDS = 60
+START_SECONDS = 120
 
 
 class Up:

@@ -4,14 +4,26 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER: Final = ("tests/e2e/", "tests/proofs/")
-"""Folders whose tests share servers and engines that take long to start: one process runs each."""
-APART: Final = ("tests/e2e/test_worker_kills.py",)
-"""Files of these folders with servers of their own."""
+ENGINES: Final = "real engines"
+TOGETHER: Final = {
+    # Engines beside each other take too long to start, and everything else waits for them.
+    "tests/worker/test_chat_resumption_vllm.py": ENGINES,
+    "tests/worker/test_resumption_vllm.py": ENGINES,
+    "tests/worker/test_vision.py": ENGINES,
+    "tests/worker/test_vllm_engine.py": ENGINES,
+    "tests/worker/test_vllm_process.py": ENGINES,
+    "tests/samplers/test_engine.py": ENGINES,
+    "tests/samplers/test_resumption.py": ENGINES,
+    "tests/kills/": ENGINES,
+    "tests/e2e/": ENGINES,
+    # They share a deployment.
+    "tests/proofs/": "tests/proofs/",
+}
+"""Files and folders of which one process runs all that have the same name, in this order."""
 
 
 class FileScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Gives each process whole files, and some folders as a whole, in the order in which they stand."""
+    """Gives each process whole files, or what is to run together, in the order in which they stand."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -20,6 +32,9 @@ class FileScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no 
 def group_of(nodeid: str) -> str:
     """Return the name of what a test runs together with."""
     file = nodeid.partition("::")[0]
-    if file in APART:
-        return file
-    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+    return next((group for path, group in TOGETHER.items() if file.startswith(path)), file)
+
+
+def rank_of(nodeid: str) -> int:
+    """Return when a test's turn is among those that run together."""
+    return next((rank for rank, path in enumerate(TOGETHER) if nodeid.startswith(path)), 0)

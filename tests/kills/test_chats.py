@@ -1,24 +1,14 @@
 """Workers are killed under chats: reasoning, content and calls are those of the undisturbed answers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-import uvloop
 
 from tests.chaos.transcript import Transcript
-from tests.e2e.killing import (
-    KILLS,
-    LONG_KILLS,
-    STREAMS,
-    Asked,
-    assert_resumed,
-    killable_stack,
-    read_under_kills,
-    undisturbed,
-)
+from tests.kills.killing import STREAMS, Asked, prove_that_kills_change_nothing
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
@@ -90,13 +80,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """A gateway and two workers of its own, which can be killed."""
-    with killable_stack() as stack:
-        yield stack
-
-
 def asked(number: int) -> Asked:
     """Return the request of one stream; the streams differ in kind, prompt and seed."""
     text, body = list(KINDS.values())[number % len(KINDS)]
@@ -106,7 +89,7 @@ def asked(number: int) -> Asked:
     return Asked("/v1/chat/completions", body)
 
 
-def check_kinds(told: list[Transcript]) -> None:
+def check_kinds(told: Sequence[Transcript]) -> None:
     """Assert that the answers have what their kinds are for."""
     by_kind = {
         kind: [each.choices[0] for each in told[place :: len(KINDS)]]
@@ -122,15 +105,6 @@ def check_kinds(told: list[Transcript]) -> None:
     assert [choice.calls[0].arguments for choice in by_kind["auto"]] == ['{"city": "Paris"}'] * 4
 
 
-def test_chats_of_killed_workers_say_what_they_say_undisturbed(
-    stack: Stack, request: pytest.FixtureRequest
-) -> None:
-    kills = LONG_KILLS if request.config.getoption("--long") else KILLS
-    streams, key = [asked(number) for number in range(STREAMS)], stack.key()
-
-    async def prove() -> list[int]:
-        expected = await undisturbed(stack, key, streams)
-        check_kinds(expected)
-        return await read_under_kills(stack, key, streams, expected, kills=kills)
-
-    assert_resumed(stack, uvloop.run(prove()), kills=kills)
+def test_chats_of_killed_workers_say_what_they_say_undisturbed(stack: Stack, kills: int) -> None:
+    streams = [asked(number) for number in range(STREAMS)]
+    prove_that_kills_change_nothing(stack, streams, kills=kills, check=check_kinds)

@@ -1,0 +1,21 @@
+"""Two workers with the real engine that are killed again and again, for the whole folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kills.killing import KILLS, LONG_KILLS, killable_stack
+from tests.support.stack import Stack
+
+
+@pytest.fixture(scope="package")
+def stack() -> Iterator[Stack]:
+    """A gateway and two workers of its own, which can be killed."""
+    with killable_stack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How many kills each test takes."""
+    return LONG_KILLS if request.config.getoption("--long") else KILLS
