@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from gateway.errors import UnsupportedParameterError
+from gateway.errors import UnsupportedParameterError, shown
 
 MAX_NAMED_ENTRIES = 32
 """Entries of one object that are named as having no effect."""
@@ -87,10 +87,17 @@ def read_extra(
     for name, value in extra.items():
         if name in refused:
             if not _is_one_of(value, (*_NOTHING, *refused[name])):
-                raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
+                raise UnsupportedParameterError(_refusal(name, value, refused[name]), param=name)
         else:
             ignored.append(name)
     return ignored
+
+
+def _refusal(name: str, value: object, values: tuple[Any, ...]) -> str:
+    if not values:
+        return f"'{name}' is not supported."
+    served = " or ".join(map(shown, values))
+    return f"'{name}' is not supported, other than as {served}. Given: {shown(value)}."
 
 
 def is_nothing(value: object) -> bool:

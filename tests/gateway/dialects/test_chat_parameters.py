@@ -1,5 +1,6 @@
 """Parameters of chats that are not about messages, tools or reasoning: what differs from completions."""
 
+import re
 from typing import Any
 
 import pytest
@@ -162,8 +163,17 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_change_the_answer_is_refused(name: str) -> None:
     error = chat_refusal(**{name: REFUSED[name]})
-    assert error.message == f"'{name}' is not supported."
+    assert re.match(
+        rf"'{name}' is not supported(\.|, other than as .* Given: .*\.)$", error.message
+    )
     assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
+def test_refusal_says_what_is_served() -> None:
+    error = chat_refusal(modalities=["text", "audio"])
+    assert error.message == (
+        '\'modalities\' is not supported, other than as ["text"]. Given: ["text","audio"].'
+    )
 
 
 @pytest.mark.parametrize(
