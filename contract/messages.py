@@ -56,7 +56,8 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: list[dict[str, Any]] = []
     """Functions that the answer may call, as the client described them; without any, no call is looked for."""
     has_hermes_calls: bool = False
-    """Whether calls come as Hermes writes them, whatever the model's own form: `GenerationJob.grammar` says so."""
+    """Whether calls come as Hermes writes them, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, whatever
+    the model's own form: `GenerationJob.grammar` sees to that."""
     finds_reasoning: bool = False
     opening_tokens: int = 0
     """Last tokens of the prompt that begin the answer: they tell whether it begins within its reasoning."""
@@ -315,6 +316,7 @@ class Feature(StrEnum):
     IMAGES = "images"  # `GenerationJob.images`
     CHAT = "chat"  # The model has a chat template: `WorkerCard.chat`.
     TOOLS = "tools"  # `Parsing.tools`
+    STRICT_TOOLS = "strict_tools"  # Calls in the form in which `GenerationJob.grammar` has them, also unforced.
     REASONING = "reasoning"  # `Parsing.finds_reasoning`
     THINKING_BUDGET = "thinking_budget"  # `SamplingSpec.thinking_budget`
 
@@ -324,12 +326,6 @@ class ContentFormat(StrEnum):
 
     STRING = "string"
     PARTS = "parts"  # A list of objects with a `type`.
-
-
-class ToolFormat(StrEnum):
-    """How a model writes calls, as far as gateways can make it write them."""
-
-    HERMES = "hermes"  # `<tool_call>{"name": ..., "arguments": ...}</tool_call>`
 
 
 class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -342,8 +338,6 @@ class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """What templates know by name, such as `bos_token`."""
     tool_parser: str = ""
     """vLLM's name of it; empty if calls are not found in the text."""
-    tool_format: ToolFormat | None = None
-    """None if gateways do not know it: a call that they force is then Hermes'."""
     reasoning_parser: str = ""
     reasoning_start: str = ""
     """Text of the token that begins reasoning."""

@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from typing_extensions import override
 
-from contract.messages import ChatFormat, ContentFormat, ToolFormat
+from contract.messages import ChatFormat, ContentFormat
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class ParserFormat:
 
     tool_parser: str = ""
     """Name of it; empty if calls are not looked for."""
-    tool_format: ToolFormat | None = None
-    """None if gateways do not know it."""
+    has_hermes_calls: bool = False
+    """Whether calls are in the form in which gateways' grammars have them."""
     reasoning_parser: str = ""
     """Name of it; empty if reasoning is not told from content."""
     reasoning_start: str = ""
@@ -75,7 +75,6 @@ def chat_format(
         content_format=ContentFormat.STRING if len(formats) > 1 else formats.pop(),
         special_tokens=special_tokens,
         tool_parser=parsers.tool_parser,
-        tool_format=parsers.tool_format,
         reasoning_parser=parsers.reasoning_parser,
         reasoning_start=parsers.reasoning_start,
         reasoning_end=parsers.reasoning_end,

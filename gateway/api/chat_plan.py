@@ -43,7 +43,7 @@ async def plan_chat(
     enforced = use if use is not None and _can_be_enforced(request, use, card) else None
     parsing = Parsing(
         tools=chat.tools if use is not None else [],
-        has_hermes_calls=enforced is not None and form.tool_format is None,
+        has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
         finds_reasoning=rendered.finds_reasoning,
         opening_tokens=rendered.opening_tokens,
         template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
@@ -61,5 +61,4 @@ async def plan_chat(
 def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
     """Whether a grammar can tell calls: they are in the model's own form and it is known, or in ours."""
     is_ours = use.mode is not ToolMode.AUTO or request.structure is not None
-    is_known = card.chat is not None and card.chat.tool_format is not None
-    return is_ours or (is_known and Feature.STRUCTURE in card.features)
+    return is_ours or Feature.STRICT_TOOLS in card.features

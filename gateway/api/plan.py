@@ -81,7 +81,6 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
         card.features,
         has_infill=find_template(tokenizer) is not None,
         has_tools=has_tool_calls(tokenizer),
-        tool_format=card.chat.tool_format if card.chat else None,
         max_images=card.max_images,
     )
     chat = await plan_chat(context, request, card, tokenizer)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from contract.messages import Feature, ToolFormat
+from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.chain_parameters import ChainParameters
 from gateway.dialects.chat import ChatCompletionRequest, tool_choice_param, tools_param
@@ -73,6 +73,7 @@ _FEATURES = {
     Feature.IMAGES: Need.IMAGES,
     Feature.CHAT: Need.CHAT,
     Feature.TOOLS: Need.CALLS,
+    Feature.STRICT_TOOLS: Need.STRICT_CALLS,
     Feature.REASONING: Need.REASONING,
     Feature.THINKING_BUDGET: Need.THINKING_BUDGET,
 }
@@ -104,17 +105,16 @@ def check_supported(
     *,
     has_infill: bool = False,
     has_tools: bool = False,
-    tool_format: ToolFormat | None = None,
     max_images: int | None = None,
 ) -> GenerationRequest:
     """Return the request as the model can serve it. Raise a BadRequestError if it cannot.
 
     Given up is only a convention of the dialect (where an engine has no sampler chain, plain sampling
     follows the engine's own order) and a bound on reasoning where no engine can keep it; the latter is then
-    one of the ignored parameters. `has_infill` and `has_tools` concern completions, `tool_format` chats.
+    one of the ignored parameters. `has_infill` and `has_tools` concern completions only.
     `max_images` bounds the images of one prompt.
     """
-    met = _met(features, has_infill=has_infill, has_tools=has_tools, tool_format=tool_format)
+    met = _met(features, has_infill=has_infill, has_tools=has_tools)
     for param, need in _asked(request):
         if need not in met:
             raise UnsupportedParameterError(
@@ -142,15 +142,12 @@ def _met(
     *,
     has_infill: bool = False,
     has_tools: bool = False,
-    tool_format: ToolFormat | None = None,
 ) -> set[Need]:
     met = {_FEATURES[feature] for feature in features}
     if has_infill:
         met.add(Need.INFILL)
     if has_tools:
         met.add(Need.TOOLS)
-    if tool_format is not None and Need.STRUCTURE in met:
-        met.add(Need.STRICT_CALLS)
     return met
 
 

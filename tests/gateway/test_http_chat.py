@@ -10,7 +10,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from contract.messages import CallPiece, ChatFormat, Feature, Parsing, ToolFormat
+from contract.messages import CallPiece, ChatFormat, Feature, Parsing
 from contract.outcomes import FinishReason
 from gateway.accounts.database import Database
 from gateway.accounts.limits import LimitName
@@ -114,7 +114,7 @@ async def test_worker_is_told_which_calls_to_look_for(
     assert (await request).status_code == 200
 
 
-@pytest.mark.parametrize("tool_format", [None, ToolFormat.HERMES])
+@pytest.mark.parametrize("known", [[], [Feature.STRICT_TOOLS]], ids=["foreign", "known"])
 @pytest.mark.parametrize(
     ("parameters", "is_forced"),
     [
@@ -130,18 +130,18 @@ async def test_calls_under_a_grammar_are_written_in_a_form_that_the_worker_is_to
     client: httpx.AsyncClient,
     store: "Redis",
     parameters: dict[str, Any],
-    tool_format: ToolFormat | None,
+    known: list[Feature],
     *,
     is_forced: bool,
 ) -> None:
-    form = chat_format(**PARSERS, tool_format=tool_format)
-    worker, name = await serve_chats(store, form=form, features=[*FEATURES, Feature.STRUCTURE])
+    features = [*FEATURES, Feature.STRUCTURE, *known]
+    worker, name = await serve_chats(store, features=features)
     request = asyncio.create_task(chat(client, name, tools=[tool(), tool("sub")], **parameters))
     claim = await worker.claim_one()
-    job, is_foreign = claim.job, tool_format is None and is_forced
+    job, is_foreign = claim.job, is_forced and not known
     assert job.parsing is not None
     assert job.parsing.has_hermes_calls is job.shows_special_tokens is is_foreign
-    is_own_enforced = tool_format is not None and "parallel_tool_calls" in parameters
+    is_own_enforced = bool(known) and "parallel_tool_calls" in parameters
     assert bool(job.grammar) is (is_forced or is_own_enforced)
     await worker.conclude(claim, "Hi")
     assert (await request).status_code == 200

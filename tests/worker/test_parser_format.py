@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from contract.messages import ToolFormat
 from tests.worker.conftest import MODEL_FOLDER
 from worker.chat_format import ParserFormat
 from worker.engine.parser_format import parser_format
@@ -37,9 +36,9 @@ def test_no_parser_needs_no_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_json"])
-def test_calls_of_hermes_can_be_forced(name: str) -> None:
+def test_calls_of_hermes_are_in_the_form_of_grammars(name: str) -> None:
     found = described(tool_parser=name)
-    assert (found.tool_parser, found.tool_format) == (name, ToolFormat.HERMES)
+    assert (found.tool_parser, found.has_hermes_calls) == (name, True)
     assert (found.reasoning_parser, found.reasoning_start, found.reasoning_end) == ("", "", "")
     assert found.shows_special_tokens
 
@@ -47,7 +46,7 @@ def test_calls_of_hermes_can_be_forced(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2"])
 def test_reasoning_has_its_marks(name: str) -> None:
     found = described(reasoning_parser=name)
-    assert (found.reasoning_parser, found.tool_parser, found.tool_format) == (name, "", None)
+    assert (found.reasoning_parser, found.tool_parser, found.has_hermes_calls) == (name, "", False)
     assert (found.reasoning_start, found.reasoning_end) == ("<think>", "</think>")
 
 

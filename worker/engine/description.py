@@ -46,6 +46,7 @@ def describe(
         Feature.IMAGES: prompts.max_images > 0,
         Feature.CHAT: chat is not None,
         Feature.TOOLS: bool(parsers.tool_parser),
+        Feature.STRICT_TOOLS: has_grammars and parsers.has_hermes_calls,
         Feature.REASONING: bool(parsers.reasoning_parser),
         Feature.THINKING_BUDGET: config.reasoning_config is not None,
     }

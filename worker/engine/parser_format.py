@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from contract.messages import ToolFormat
 from worker.chat_format import ParserFormat
 from worker.settings import Settings
 
@@ -72,7 +71,7 @@ def parser_format(settings: Settings, load_tokenizer: Callable[[], Any]) -> Pars
         _parser(tokenizer, tool_parser=tool)
     return ParserFormat(
         tool_parser=tool,
-        tool_format=ToolFormat.HERMES if tool in _HERMES else None,
+        has_hermes_calls=tool in _HERMES,
         reasoning_parser=reasoning,
         reasoning_start=start,
         reasoning_end=end,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from contract.messages import Feature, ToolFormat
+from contract.messages import Feature
 from worker.chat_format import (
     ParserFormat,
     chat_format,
@@ -49,7 +49,7 @@ _CHAT_FEATURES = [Feature.CHAT, Feature.TOOLS, Feature.REASONING]
 
 OWN_PARSERS = ParserFormat(
     tool_parser="hermes",
-    tool_format=ToolFormat.HERMES,
+    has_hermes_calls=True,
     reasoning_parser="think",
     reasoning_start="<think>",
     reasoning_end="</think>",

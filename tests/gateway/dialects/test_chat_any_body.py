@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.messages import Feature, ToolFormat
+from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from gateway.dialects.bodies import require_model
 from gateway.dialects.chat import ChatCompletionRequest
@@ -124,7 +124,6 @@ def read(body: dict[str, Any], profile: Profile) -> GenerationRequest | BadReque
         request = check_supported(
             read_chat_body(body, profile),
             [Feature.CHAT, Feature.TOOLS, Feature.SAMPLER_CHAIN],
-            tool_format=ToolFormat.HERMES,
         )
         refuse_ignored(request.ignored_parameters)
     except BadRequestError as error:

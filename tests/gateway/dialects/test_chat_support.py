@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contract.messages import Feature, ToolFormat
+from contract.messages import Feature
 from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import CHAT_NEEDS, check_supported, supported_chat_parameters
@@ -16,13 +16,13 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
 IMAGE = [{"role": "user", "content": [image(), image("https://example.com/a.png")]}]
 
-LACKS: list[tuple[str, dict[str, Any], Feature | None]] = [
+LACKS: list[tuple[str, dict[str, Any], Feature]] = [
     ("messages", {}, Feature.CHAT),
     ("messages", {"messages": IMAGE}, Feature.IMAGES),
     ("tools", {"tools": TOOLS}, Feature.TOOLS),
     ("functions", {"functions": [{"name": "f"}]}, Feature.TOOLS),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}, Feature.STRUCTURE),
-    ("tools", {"tools": STRICT}, None),
+    ("tools", {"tools": STRICT}, Feature.STRICT_TOOLS),
     (
         "function_call",
         {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
@@ -31,19 +31,17 @@ LACKS: list[tuple[str, dict[str, Any], Feature | None]] = [
     ("response_format", {"response_format": {"type": "json_object"}}, Feature.STRUCTURE),
     ("mirostat", {"mirostat": 2}, Feature.SAMPLER_CHAIN),
 ]
-"""Parameter, request, and the feature without which it is refused; None for the format of calls."""
+"""Parameter, request, and the feature without which it is refused."""
 
 
-def served(request: GenerationRequest, lack: Feature | str | None = "") -> GenerationRequest:
-    """Check a request against a model that lacks one ability."""
-    features = [feature for feature in Feature if feature is not lack]
-    tool_format = None if lack is None else ToolFormat.HERMES
-    return check_supported(request, features, tool_format=tool_format)
+def served(request: GenerationRequest, lack: Feature | None = None) -> GenerationRequest:
+    """Check a request against a model that may lack one ability."""
+    return check_supported(request, [feature for feature in Feature if feature is not lack])
 
 
 @pytest.mark.parametrize(("param", "given", "lack"), LACKS)
 def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
-    param: str, given: dict[str, Any], lack: Feature | None
+    param: str, given: dict[str, Any], lack: Feature
 ) -> None:
     request = read_chat(**given)
     assert served(request) is request
@@ -116,7 +114,7 @@ def test_own_form_of_calls_need_be_known_only_where_strict_calls_are_up_to_the_m
     given: dict[str, Any],
 ) -> None:
     request = read_chat(**given)
-    assert served(request, None) is request
+    assert served(request, Feature.STRICT_TOOLS) is request
 
 
 def test_model_with_every_ability_serves_every_parameter() -> None:
