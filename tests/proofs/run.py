@@ -105,7 +105,8 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
             load = wishes(
                 rng, keys, is_over=lambda: havoc.is_over and len(crowd.answers) >= scale.requests
             )
-            dumping = asyncio.create_task(_keep_dumping(books, evidence, scale))
+            is_over = asyncio.Event()
+            dumping = asyncio.create_task(_keep_dumping(books, evidence, scale, is_over))
             _, _, evidence.waited, evidence.place_seconds, evidence.refusals = await asyncio.gather(
                 _timed(crowd.run(load), evidence),
                 havoc.run(rng, pause_seconds=scale.pause_seconds, held_key=place.text),
@@ -115,7 +116,8 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
             )
             evidence.answers = crowd.answers
             evidence.settled_seconds = await _settled(books, evidence)
-            dumping.cancel()
+            is_over.set()
+            await dumping
             # The next run in the background would do it as well, half a minute later.
             await Rollups(books.database).make_all()
         await asyncio.sleep(2)  # Receipts are dropped behind everybody's back.
@@ -204,8 +206,11 @@ async def _bad_credentials(stack: Stack, evidence: Evidence) -> list[Answer]:
     return [answer for answer in await asyncio.gather(*asked) if answer.is_complete]
 
 
-async def _keep_dumping(books: Books, evidence: Evidence, scale: Scale) -> None:
-    while True:
+async def _keep_dumping(
+    books: Books, evidence: Evidence, scale: Scale, is_over: asyncio.Event
+) -> None:
+    # Not cancelled: commands of redis-py swallow that now and then (python/cpython#86296).
+    while not is_over.is_set():
         evidence.dumps[f"redis {len(evidence.dumps)}"] = await dump_redis(books.redis)
         await asyncio.sleep(DUMP_SECONDS * max(scale.pause_seconds, 1))
 
