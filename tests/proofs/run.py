@@ -107,16 +107,24 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
             )
             is_over = asyncio.Event()
             dumping = asyncio.create_task(_keep_dumping(books, evidence, scale, is_over))
-            _, _, evidence.waited, evidence.place_seconds, evidence.refusals = await asyncio.gather(
-                _timed(crowd.run(load), evidence),
-                havoc.run(rng, pause_seconds=scale.pause_seconds, held_key=place.text),
-                wait_as_told(havoc, minute.text),
-                seconds_until_place(havoc, place.text),
-                _bad_credentials(stack, evidence),
-            )
-            evidence.answers = crowd.answers
-            evidence.settled_seconds = await _settled(books, evidence)
-            is_over.set()
+            try:
+                (
+                    _,
+                    _,
+                    evidence.waited,
+                    evidence.place_seconds,
+                    evidence.refusals,
+                ) = await asyncio.gather(
+                    _timed(crowd.run(load), evidence),
+                    havoc.run(rng, pause_seconds=scale.pause_seconds, held_key=place.text),
+                    wait_as_told(havoc, minute.text),
+                    seconds_until_place(havoc, place.text),
+                    _bad_credentials(stack, evidence),
+                )
+                evidence.answers = crowd.answers
+                evidence.settled_seconds = await _settled(books, evidence)
+            finally:
+                is_over.set()
             await dumping
             # The next run in the background would do it as well, half a minute later.
             await Rollups(books.database).make_all()
