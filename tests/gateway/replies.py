@@ -30,6 +30,7 @@ def completion(
         "model": "m",
         "prompts": ["p"] * prompts,
         "images": [[]] * prompts,
+        "image_params": [[]] * prompts,
         "max_tokens": 16,
         "context_length_behavior": ContextLengthBehavior.TRUNCATE,
         "n": 1,

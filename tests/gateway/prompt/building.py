@@ -68,6 +68,7 @@ def request_of(
         "model": "m1",
         "prompts": list(prompts),
         "images": [[] for _ in prompts],
+        "image_params": [[] for _ in prompts],
         "max_tokens": 4,
         "context_length_behavior": ContextLengthBehavior.ERROR,
         "n": 1,
