@@ -104,7 +104,7 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     images: list[bytes] = []
     """Image files, in the order of the image tokens in the prompt."""
     image_params: list[str] = []
-    """Where each of them stands in the client's body, for errors."""
+    """Where each of them stands in the client's body, for errors; empty for `images[0]` and so on."""
     may_shorten: bool = True
     """Whether max_tokens is lowered if images make the prompt longer than fits, or the job refused."""
     service_tier: ServiceTier = ServiceTier.DEFAULT

@@ -153,7 +153,7 @@ class Generation:
                 grammar=job.grammar if job.max_tokens else "",
                 output_token_ids=sequence.resumed_token_ids,
                 images=job.images,
-                image_params=job.image_params,
+                image_params=job.image_params or _places(job.images),
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
             )
@@ -369,3 +369,7 @@ class Generation:
         else:
             ranked = sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)
         return [sequence.index for sequence in ranked[: self.job.n]]
+
+
+def _places(images: list[bytes]) -> list[str]:
+    return [f"images[{index}]" for index, _ in enumerate(images)]
