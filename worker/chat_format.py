@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from typing_extensions import override
 
 from contract.messages import ChatFormat, ContentFormat
+from worker.parsing.own import HERMES
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +45,6 @@ class ParserFormat:
 
     tool_parser: str = ""
     """Name of it; empty if calls are not looked for."""
-    has_hermes_calls: bool = False
-    """Whether calls are in the form in which gateways' grammars have them."""
     reasoning_parser: str = ""
     """Name of it; empty if reasoning is not told from content."""
     reasoning_start: str = ""
@@ -53,6 +52,11 @@ class ParserFormat:
     """Texts of the tokens around reasoning; both empty if they are not one token each."""
     shows_special_tokens: bool = False
     """Whether the parsers look for special tokens."""
+
+    @property
+    def has_hermes_calls(self) -> bool:
+        """Whether calls are in the form in which gateways' grammars have them."""
+        return self.tool_parser in HERMES
 
 
 def chat_format(

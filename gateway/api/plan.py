@@ -116,11 +116,7 @@ def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
     return msgspec.structs.replace(parsing, opening_tokens=tokens)
 
 
-async def _grammar(
-    context: ProcessContext,
-    chat: PlannedChat,
-    card: WorkerCard,
-) -> str:
+async def _grammar(context: ProcessContext, chat: PlannedChat, card: WorkerCard) -> str:
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(
         digest,

@@ -212,7 +212,8 @@ def _check_combinations(request: GenerationRequest) -> None:
     structure, use = request.structure, request.tool_use
     if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
         raise InvalidParameterError(
-            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that forces a call: the text can be given one structure only.",
+            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that forces "
+            "a call: the text can be given one structure only.",
             param=structure.param,
         )
     check_end_is_free(request, tools_param=tools_param(request))

@@ -10,14 +10,13 @@ from redis import Redis
 from tests.e2e.asking import wait_until_listed
 from tests.e2e.seeds.calling import Caller
 from tests.e2e.seeing import make_seeing_model
-from tests.support.stack import MODEL, Stack, running_stack
+from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, running_stack
 
 ALIASES = ("mistral", "your-model")
 """Names under which the documents of other APIs ask for their model."""
 
 MAX_SEQUENCES = 96
 MAX_WAITING_JOBS_OF_TENANT = 100
-ENGINE_START_SECONDS = 240
 
 
 @pytest.fixture(scope="session")

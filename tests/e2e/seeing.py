@@ -12,10 +12,9 @@ from PIL import Image
 
 from tests.e2e.seeds.calling import Caller
 from tests.support.processes import wait_until
-from tests.support.stack import CHECKPOINT, REPOSITORY, Stack
+from tests.support.stack import CHECKPOINT, ENGINE_START_SECONDS, REPOSITORY, Stack
 
 SEEING = "sluice-seeing"
-ENGINE_START_SECONDS = 240
 AROUND_IMAGE = 3
 """Tokens that the model puts around those of an image."""
 

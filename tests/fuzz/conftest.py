@@ -6,9 +6,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.asking import wait_until_listed
-from tests.support.stack import MODEL, Stack, running_stack
-
-ENGINE_START_SECONDS = 240
+from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, running_stack
 
 
 @pytest.fixture(scope="session")

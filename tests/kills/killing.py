@@ -14,10 +14,9 @@ from tests.chaos.client import DONE, Event, talk
 from tests.chaos.run import RESUMED, keep_logs
 from tests.chaos.transcript import Transcript
 from tests.proofs.until import engine_tokens
-from tests.support.stack import MODEL, Stack, metric, running_stack
+from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, metric, running_stack
 
 WORKERS = ("worker-1", "worker-2")
-ENGINE_START_SECONDS = 240
 STREAMS = 32
 KILLS, LONG_KILLS = 1, 20
 """In the short form, and in the long one."""

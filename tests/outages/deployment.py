@@ -50,6 +50,13 @@ class Wish:
     """By choice."""
     usage: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def sequences(self) -> int:
+        """How many an engine generates for it."""
+        prompt = self.body["prompt"]
+        each: int = self.body.get("best_of", self.body.get("n", 1))
+        return each * (len(prompt) if isinstance(prompt, list) else 1)
+
     def check(self, answer: Answer) -> None:
         """Raise AssertionError unless this is the right answer, whole and once."""
         told = answer.body[-300:]

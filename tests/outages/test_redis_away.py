@@ -136,7 +136,7 @@ async def test_what_runs_ends_right_and_what_comes_is_refused_at_once(
     async with open_books(stack) as books:
         await books.settled()
         running = deployment.begin(wishes, key)
-        await deployment.running(8)
+        await deployment.running(sum(wish.sequences for wish in wishes))
         outage = asyncio.create_task(_outage(case, seconds))
         tried = await _try_until(outage, deployment, key)
         await outage

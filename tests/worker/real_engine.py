@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from contract.messages import GenerationJob, TokenLogprob
 from contract.queue import Claim
+from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
 from worker.engine.vllm import VllmEngine
 from worker.generation import Generation
@@ -27,6 +28,18 @@ MARKS = [
 """Of a module whose tests share an engine."""
 
 EOS = 1
+CONTEXT_WINDOW = 1024
+
+EXACT: dict[str, Any] = {
+    "model_path": str(MODEL_FOLDER),
+    "context_window": CONTEXT_WINDOW,
+    "max_sequences": 96,
+    # In bfloat16 a batch of another shape can tip a token over.
+    "engine_arguments": {"dtype": "float32"},
+    "tool_parser": "hermes",
+    "reasoning_parser": "qwen3",
+}
+"""Settings of an engine whose answers are the same whoever else is in its batch, and which reads chats apart."""
 
 
 @asynccontextmanager

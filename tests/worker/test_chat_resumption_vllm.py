@@ -21,7 +21,7 @@ from gateway.dialects.request import Reasoning, Tool, ToolMode, ToolUse
 from gateway.structure.constraint import Constraint, added_tokens, to_grammar
 from tests.worker.conftest import MODEL_FOLDER, make_job
 from tests.worker.parsing.cases import Whole, whole
-from tests.worker.real_engine import MARKS, generation_of, run_jobs, running_engine
+from tests.worker.real_engine import EXACT, MARKS, generation_of, run_jobs, running_engine
 from worker.engine.base import SequenceOutput
 from worker.engine.vllm import VllmEngine
 from worker.parsing.base import Parsed
@@ -121,14 +121,7 @@ JOBS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[VllmEngine]:
-    async with running_engine(
-        model_path=str(MODEL_FOLDER),
-        context_window=1024,
-        max_sequences=96,
-        engine_arguments={"dtype": "float32"},
-        tool_parser="hermes",
-        reasoning_parser="qwen3",
-    ) as engine:
+    async with running_engine(**EXACT) as engine:
         yield engine
 
 

@@ -24,7 +24,7 @@ from contract.sampling import (
     Xtc,
 )
 from tests.worker.conftest import MODEL_FOLDER
-from tests.worker.real_engine import EOS, MARKS, running_engine
+from tests.worker.real_engine import CONTEXT_WINDOW, EOS, EXACT, MARKS, running_engine
 from worker.engine.base import (
     EngineRequest,
     InvalidRequestError,
@@ -37,7 +37,6 @@ from worker.engine.vllm import VllmEngine
 pytestmark = MARKS
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
-CONTEXT_WINDOW = 1024
 PROMPT = TOKENIZER.encode('def read(self, size):\n    """').ids
 FEW = [300, 301, 302, 303, 304, 305]
 """With no more tokens than these, any model repeats itself and hesitates."""
@@ -203,14 +202,7 @@ def request_of(case: Case, name: str, output: Sequence[int] = ()) -> EngineReque
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[VllmEngine]:
-    async with running_engine(
-        model_path=str(MODEL_FOLDER),
-        context_window=CONTEXT_WINDOW,
-        max_sequences=96,
-        engine_arguments={"dtype": "float32"},
-        tool_parser="hermes",
-        reasoning_parser="qwen3",
-    ) as engine:
+    async with running_engine(**EXACT) as engine:
         yield engine
 
 

@@ -6,15 +6,16 @@ name the setting.
 
 import logging
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from worker.chat_format import ParserFormat
+from worker.parsing.own import HERMES
 from worker.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-_HERMES = {"hermes", "qwen3_json"}
-_TESTED_TOOL_PARSERS = _HERMES | {
+_TESTED_TOOL_PARSERS = HERMES | {
     "deepseek_v3",
     "deepseek_v31",
     "glm45",
@@ -71,7 +72,6 @@ def parser_format(settings: Settings, load_tokenizer: Callable[[], Any]) -> Pars
         _parser(tokenizer, tool_parser=tool)
     return ParserFormat(
         tool_parser=tool,
-        has_hermes_calls=tool in _HERMES,
         reasoning_parser=reasoning,
         reasoning_start=start,
         reasoning_end=end,
@@ -79,7 +79,7 @@ def parser_format(settings: Settings, load_tokenizer: Callable[[], Any]) -> Pars
     )
 
 
-def _check_name(setting: str, name: str, known: Iterable[str], tested: set[str]) -> None:
+def _check_name(setting: str, name: str, known: Iterable[str], tested: AbstractSet[str]) -> None:
     offered = sorted(set(known) - _UNREADABLE)
     if not name or name in tested:
         return

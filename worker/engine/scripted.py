@@ -49,7 +49,6 @@ _CHAT_FEATURES = [Feature.CHAT, Feature.TOOLS, Feature.REASONING]
 
 OWN_PARSERS = ParserFormat(
     tool_parser="hermes",
-    has_hermes_calls=True,
     reasoning_parser="think",
     reasoning_start="<think>",
     reasoning_end="</think>",
