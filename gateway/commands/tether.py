@@ -3,7 +3,8 @@
     python -m gateway.commands.tether PARENT_PID PROGRAM ARGUMENT...
 
 Linux can send a signal to a process when its parent dies; the process has to ask for it itself, and
-keeps it when it becomes another program.
+keeps it when it becomes another program. To Linux the parent is the thread that started the process, so
+that must be one that stays, such as the main thread.
 """
 
 import ctypes

@@ -19,7 +19,7 @@ import redis
 from contract import keys
 from gateway.accounts import schema
 from gateway.accounts.usage import encode_usage
-from tests.support.processes import stop, tethered, wait_until
+from tests.support.processes import spawn, stop, wait_until
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.usage import usage_record
 
@@ -45,8 +45,8 @@ class Deployment:
             "SLUICE_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
         }
         with (self.folder / f"{command[0]}.log").open("ab") as log:
-            process = subprocess.Popen(
-                tethered(sys.executable, "-m", "gateway.cli", *command),
+            process = spawn(
+                *(sys.executable, "-m", "gateway.cli", *command),
                 cwd=REPOSITORY,
                 env={**os.environ, **environment},
                 stdout=log,

@@ -7,14 +7,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
 
 
-def tethered(*command: str) -> list[str]:
-    """Return a command that ends with this process, even if this process is killed."""
-    return [sys.executable, "-m", "gateway.commands.tether", str(os.getpid()), *command]
+_LASTING_THREAD = ThreadPoolExecutor(1)
+"""To Linux the parent of a process is the thread that started it, and those of an event loop end with it."""
+
+
+def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a program that ends with this process, even if this process is killed. `options` are Popen's."""
+    tether = [sys.executable, "-m", "gateway.commands.tether", str(os.getpid())]
+
+    def start() -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([*tether, *command], **options)
+
+    return _LASTING_THREAD.submit(start).result()
 
 
 def free_port(ports: range = SERVER_PORTS) -> int:

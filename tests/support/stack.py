@@ -20,7 +20,7 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
-from tests.support.processes import free_port, stop, tethered, wait_until
+from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.sentinels import WatchedRedis
 
@@ -173,8 +173,8 @@ class Stack:
 
     def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                tethered(*command),
+            self.processes[name] = spawn(
+                *command,
                 cwd=REPOSITORY,
                 env={**os.environ, **self._variables(), **environment},
                 stdout=log,
