@@ -250,6 +250,9 @@ class JobLost(msgspec.Struct, frozen=True, array_like=True):
 
     handle: int
     attempt: int
+    model: str = ""
+    job_id: str = ""
+    tenant: str = ""
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True):

@@ -19,14 +19,9 @@ from xdist.remote import Producer
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
-from tests.support.scheduling import ENGINES, FileScheduling, group_of, rank_of
-
-TESTS = Path(__file__).parent
+from tests.support.scheduling import FileScheduling, rank_of
 
 _numbers = count()
-
-LONGEST = ("chaos", "outages", "cli", "proofs", "fuzz", "worker", "overload")
-"""Folders that take longest beside the engines, which begin first where several processes share the tests."""
 
 REDIS_KINDS = {
     "redis-6.2": (BUNDLED, False),
@@ -54,20 +49,13 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest."""
-    items.sort(key=_rank)
+    items.sort(key=lambda item: rank_of(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling:
     """Share the tests between processes so that those which share servers stay together."""
     return FileScheduling(config, log)
-
-
-def _rank(item: pytest.Item) -> tuple[int, int]:
-    if group_of(item.nodeid) == ENGINES:
-        return -1, rank_of(item.nodeid)
-    folder = item.path.relative_to(TESTS).parts[0]
-    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST), 0
 
 
 @pytest.fixture(scope="session")

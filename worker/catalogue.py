@@ -101,15 +101,17 @@ class Catalogue:
 
     async def announce(self) -> None:
         """Say that the worker lives, for the next seconds."""
-        state, card = self._card.state, messages.encode(self._card)
-        if state is WorkerState.READY:
+        # The engine may start or fail meanwhile, and a card that is ready needs its files first.
+        card = self._card
+        if card.state is WorkerState.READY:
             await self._publish_files()
-            await self._redis.hset(keys.MODELS, self._card.model, card)
+            await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
         else:
             # What is known of the model from other workers says more than this.
-            await self._redis.hsetnx(keys.MODELS, self._card.model, card)
-        await self._queue.announce(self._card, ttl_ms=_CARD_TTL_MS)
-        self._announced = state
+            await self._redis.hsetnx(keys.MODELS, card.model, messages.encode(card))
+        await self._queue.announce(card, ttl_ms=_CARD_TTL_MS)
+        if self._card is card:
+            self._announced = card.state
 
     def _change(self, **fields: Any) -> None:
         self._card = msgspec.structs.replace(self._card, **fields)

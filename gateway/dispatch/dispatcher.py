@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -418,7 +418,10 @@ class Dispatcher:
     def _lose(self, lost: JobLost) -> None:
         """Give a job to another worker whose lease has run out."""
         ticket = self._tickets.get(lost.handle)
-        if ticket is None or ticket.recovery is not None or lost.attempt < ticket.attempt:
+        if ticket is None:
+            in_background(self._drop_unfollowed(lost))
+            return
+        if ticket.recovery is not None or lost.attempt < ticket.attempt:
             return
         if lost.attempt > ticket.attempt:
             # The answer to our requeueing got lost.
@@ -510,6 +513,18 @@ class Dispatcher:
             logger.warning("cannot cancel a job now: %s", type(error).__name__)
             self._to_drop[ticket.job.handle] = ticket
 
+    async def _drop_unfollowed(self, lost: JobLost) -> None:
+        """Take a job of ours off the queue that we follow no more, unless another gateway does by now.
+
+        If Redis is away, we are told again.
+        """
+        try:
+            owner: Any = await self._client.hget(keys.job(lost.model, lost.job_id), "gateway")
+            if owner == self.gateway.encode():
+                await self._catalogue.queue(lost.model).cancel(lost.job_id, lost.tenant)
+        except RedisError as error:
+            logger.warning("cannot cancel a job now: %s", type(error).__name__)
+
     async def _drop_again(self) -> None:
         tickets, self._to_drop = self._to_drop, {}
         now_ms = clock.now_ms()
@@ -526,7 +541,7 @@ class Dispatcher:
                 await self._report_lost(model.card.model, lost)
 
     async def _report_lost(self, model: str, lost: LostJob) -> None:
-        notice = JobLost(lost.handle, lost.attempt)
+        notice = JobLost(lost.handle, lost.attempt, model, lost.job_id, lost.tenant)
         is_ours = lost.gateway == self.gateway
         if is_ours and lost.handle in self._tickets:
             self._lose(notice)

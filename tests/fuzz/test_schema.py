@@ -26,8 +26,8 @@ REQUESTS = {
     "/v1/completions:estimate": 200,
     "/v1/chat/completions": 600,
     "/v1/chat/completions:estimate": 200,
-    "/tokenize": 100,
-    "/detokenize": 100,
+    "/tokenize": 200,
+    "/detokenize": 200,
 }
 LEAST_SERVED = 20
 """Requests to each path that must be served, so that not only refusals are looked at."""

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from contract.messages import JobFinished
+from contract.messages import JobFailed, JobFinished, JobLost
 from contract.outcomes import FailureCode
 from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
@@ -154,17 +154,24 @@ async def test_job_that_nobody_claims_fails_after_the_queue_timeout(
     await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
 
 
-async def test_notice_of_a_lost_job_reaches_the_gateway_that_owns_it(
-    open_desk: Callable[..., Any], worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner, other = await open_desk("gw-owner"), await open_desk("gw-other")
+@pytest.fixture
+async def owner(open_desk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A gateway that leaves it to others to find expired leases."""
+    owner: Desk = await open_desk("gw-owner")
 
     async def looks_away() -> None:
-        """Leave it to the other gateway to find expired leases."""
+        """Find none."""
 
     monkeypatch.setattr(owner.dispatcher, "_reclaim", looks_away)
     await owner.close()
     await owner.open()
+    return owner
+
+
+async def test_notice_of_a_lost_job_reaches_the_gateway_that_owns_it(
+    owner: Desk, open_desk: Callable[..., Any], worker: FakeWorker
+) -> None:
+    other = await open_desk("gw-other")
     generation = await owner.request()
     await worker.lose(await worker.claim_one())
     claim = await worker.claim_one()
@@ -172,6 +179,36 @@ async def test_notice_of_a_lost_job_reaches_the_gateway_that_owns_it(
     await worker.say(claim, "a")
     assert texts(await take(generation, 1)) == ["a"]
     assert other.dispatcher.jobs_in_flight == 0
+
+
+async def test_lease_of_a_job_that_has_failed_is_dropped_whoever_finds_it(
+    owner: Desk, open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
+) -> None:
+    await open_desk("gw-other")
+    generation = await owner.request()
+    claim = await worker.claim_one()
+    failed = JobFailed(claim.job.handle, claim.attempt, FailureCode.ENGINE_ERROR, "")
+    await worker.send("gw-owner", failed=[failed])
+    assert await failure(generation) is FailureCode.ENGINE_ERROR
+    await worker.lose(claim)
+    await eventually(lambda: nothing_left(redis, MODEL), seconds=5, what="the lease being dropped")
+    assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
+
+
+async def test_lost_job_that_another_gateway_has_taken_over_is_left_to_it(
+    owner: Desk, worker: FakeWorker, redis: "Redis"
+) -> None:
+    generation = await owner.request()
+    claim = await worker.claim_one()
+    job = claim.job
+    failed = JobFailed(job.handle, claim.attempt, FailureCode.TAKEN_OVER, "")
+    await worker.send("gw-owner", failed=[failed])
+    await failure(generation)
+    await redis.hset(keys.job(MODEL, job.id), "gateway", "gw-heir")
+    lost = JobLost(job.handle, claim.attempt, MODEL, job.id, job.tenant)
+    await worker.send("gw-owner", lost=[lost])
+    await asyncio.sleep(0.3)
+    assert await worker.queue.receipts([job.id]) == [JobReceipt(JobState.RUNNING)]
 
 
 async def test_lease_of_a_dead_gateways_job_is_cleaned_up_by_another(

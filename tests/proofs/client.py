@@ -88,15 +88,22 @@ async def ask(
     *,
     leave_after: float | None = None,
     leave_at: int | None = None,
+    answer: Answer | None = None,
     **body: Any,
 ) -> Answer:
     """Ask for a completion on a connection of its own.
 
     The client leaves after so many seconds, or when so many bytes of the body have come. A gateway that
-    cannot be reached or dies gives an answer that is not complete.
+    cannot be reached or dies gives an answer that is not complete. It is read into `answer`, for those
+    who look at it meanwhile.
     """
     return await request(
-        url, key, {"model": MODEL, **body}, leave_after=leave_after, leave_at=leave_at
+        url,
+        key,
+        {"model": MODEL, **body},
+        leave_after=leave_after,
+        leave_at=leave_at,
+        answer=answer,
     )
 
 
@@ -110,12 +117,14 @@ async def request(
     leave_at: int | None = None,
     stall_after: float | None = None,
     headers: Mapping[str, str] | None = None,
+    answer: Answer | None = None,
 ) -> Answer:
     """Send a request, a GET if it has no body, and return its answer; see `ask`.
 
     With `stall_after` the client reads nothing for so many seconds, and leaves then.
     """
-    answer = Answer(sent_at=time.monotonic())
+    answer = answer or Answer()
+    answer.sent_at = time.monotonic()
     limit = ANSWER_SECONDS if leave_after is None else leave_after
     try:
         async with asyncio.timeout(limit):

@@ -23,31 +23,40 @@ class Havoc:
     stack: Stack
     is_over: bool = False
     killed: list[str] = field(default_factory=list)
-    last_kill_at: float = 0.0
+    lost_place_at: float | None = None
+    """When the gateway was killed that had the last request of the held key."""
 
     async def run(self, rng: random.Random, *, pause_seconds: float, held_key: str) -> None:
         """Kill each kind of process five times, and start it again."""
         for number in range(KILLS):
             await asyncio.sleep(rng.uniform(0.2, pause_seconds))
             is_last = number == KILLS - 1
-            held = None
-            if is_last:
-                held = asyncio.create_task(
-                    ask(self.stack.gateways[number % 2], held_key, **HOLDING)
-                )
-                await asyncio.sleep(0.5)
-            await self._kill_gateway(number % 2)
+            held = await self._held(number % 2, held_key) if is_last else None
+            killed_at = self._kill_gateway(number % 2)
             if held is not None:
                 assert not (await held).is_complete
+                self.lost_place_at = killed_at
+            await self._restart_gateway(number % 2)
             await asyncio.sleep(rng.uniform(0.2, pause_seconds))
             self._kill_jobs()
         self.is_over = True
 
-    async def _kill_gateway(self, index: int) -> None:
-        name, url = f"gateway-{index + 1}", self.stack.gateways[index]
+    async def _held(self, index: int, key: str) -> "asyncio.Task[Answer]":
+        """Send a request that takes the key's only place, and wait until its answer begins."""
+        answer = Answer()
+        held = asyncio.create_task(ask(self.stack.gateways[index], key, answer=answer, **HOLDING))
+        while not answer.body and not held.done():
+            await asyncio.sleep(0.01)
+        return held
+
+    def _kill_gateway(self, index: int) -> float:
+        name = f"gateway-{index + 1}"
         self.stack.kill(name)
         self.killed.append(name)
-        self.last_kill_at = time.monotonic()
+        return time.monotonic()
+
+    async def _restart_gateway(self, index: int) -> None:
+        name, url = f"gateway-{index + 1}", self.stack.gateways[index]
         self.stack.launch_gateway(name, port=urlsplit(url).port or 0)
         async with asyncio.timeout(READY_SECONDS):
             while await asyncio.to_thread(http_status, f"{url}/readyz") != 200:
@@ -60,16 +69,16 @@ class Havoc:
 
 
 async def seconds_until_place(havoc: Havoc, key: str) -> float:
-    """Return how long after the last kill the key's only place, held by the killed gateway, is free."""
-    while not havoc.is_over:
+    """Return how long after the gateway's death that held the key's only place it is free."""
+    while havoc.lost_place_at is None:
         await asyncio.sleep(0.05)
     refusals = 0
     while True:
-        answer = await ask(havoc.stack.gateways[0], key, prompt="x", max_tokens=1)
+        answer = await _ask_a_living_gateway(havoc, key)
         if answer.status == 200:
             # The place was taken at first, or this proves nothing.
             assert refusals > 0
-            return time.monotonic() - havoc.last_kill_at
+            return time.monotonic() - havoc.lost_place_at
         assert answer.status in (0, 429), answer.body
         refusals += answer.status == 429
         await asyncio.sleep(0.2)

@@ -5,6 +5,7 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 ENGINES: Final = "real engines"
+DEPLOYMENTS: Final = "deployments that are used or broken"
 TOGETHER: Final = {
     # Engines beside each other take too long to start, and everything else waits for them.
     "tests/worker/test_chat_resumption_vllm.py": ENGINES,
@@ -16,8 +17,14 @@ TOGETHER: Final = {
     "tests/samplers/test_resumption.py": ENGINES,
     "tests/kills/": ENGINES,
     "tests/e2e/": ENGINES,
-    # They share a deployment.
-    "tests/proofs/": "tests/proofs/",
+    "tests/fuzz/": ENGINES,
+    # Each of them keeps many processes busy, and waits for what others do in time.
+    "tests/chaos/": DEPLOYMENTS,
+    "tests/proofs/": DEPLOYMENTS,
+    "tests/outages/": DEPLOYMENTS,
+    "tests/overload/": DEPLOYMENTS,
+    "tests/answers/test_processes.py": DEPLOYMENTS,
+    "tests/cli/test_up.py": DEPLOYMENTS,
 }
 """Files and folders of which one process runs all that have the same name, in this order."""
 
@@ -36,5 +43,6 @@ def group_of(nodeid: str) -> str:
 
 
 def rank_of(nodeid: str) -> int:
-    """Return when a test's turn is among those that run together."""
-    return next((rank for rank, path in enumerate(TOGETHER) if nodeid.startswith(path)), 0)
+    """Return when a test's turn is: those that run together take longest, and begin first."""
+    ranks = (rank for rank, path in enumerate(TOGETHER) if nodeid.startswith(path))
+    return next(ranks, len(TOGETHER))

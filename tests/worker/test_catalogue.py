@@ -1,0 +1,74 @@
+"""What a worker announces of itself."""
+
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys, messages
+from contract.messages import WorkerState
+from contract.queue import JobQueue
+from tests.worker.conftest import MODEL, MODEL_FOLDER
+from worker.catalogue import Catalogue
+from worker.engine.base import EngineInfo
+from worker.engine.scripted import Script, ScriptedEngine
+
+
+@pytest.fixture
+async def info() -> EngineInfo:
+    """What a started engine tells of itself."""
+    engine = ScriptedEngine(MODEL_FOLDER, Script())
+    await engine.start()
+    try:
+        return engine.info
+    finally:
+        await engine.aclose()
+
+
+@pytest.fixture
+def catalogue(redis: Redis) -> Catalogue:
+    return Catalogue(
+        redis, JobQueue(redis, MODEL), worker="w1", engine="scripted", folder=MODEL_FOLDER
+    )
+
+
+async def announced_state(redis: Redis) -> WorkerState:
+    card: Any = await redis.get(keys.worker_card(MODEL, "w1"))
+    return messages.decode_card(card).state
+
+
+async def test_worker_whose_engine_starts_meanwhile_is_not_ready_before_its_files_are_there(
+    catalogue: Catalogue, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_model = redis.hsetnx
+
+    async def starting(*args: Any) -> Any:
+        catalogue.engine_started(info)
+        return await note_model(*args)
+
+    monkeypatch.setattr(redis, "hsetnx", starting)
+    await catalogue.announce()
+    told = [(await announced_state(redis), catalogue.is_announced_ready)]
+    await catalogue.announce()
+    told += [(await announced_state(redis), catalogue.is_announced_ready)]
+
+    assert told == [(WorkerState.LOADING, False), (WorkerState.READY, True)]
+    assert info.chat is not None
+    assert await redis.exists(keys.chat_template(info.chat.template_digest))
+
+
+async def test_worker_whose_engine_dies_meanwhile_is_not_taken_to_be_announced_as_ready(
+    catalogue: Catalogue, redis: Redis, info: EngineInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue.engine_started(info)
+    note_model = redis.hset
+
+    async def dying(*args: Any) -> Any:
+        catalogue.engine_failed("out of memory")
+        return await note_model(*args)
+
+    monkeypatch.setattr(redis, "hset", dying)
+    await catalogue.announce()
+    assert not catalogue.is_announced_ready
+    await catalogue.announce()
+    assert await announced_state(redis) is WorkerState.RESTARTING
