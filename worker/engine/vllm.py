@@ -289,14 +289,15 @@ class VllmEngine:
         return sibling
 
     async def _add(self, core_request: Any) -> None:
+        self._metrics.added(core_request)
         try:
             await self._llm.engine_core.add_request_async(core_request)
         except self._dead_errors as error:
             raise EngineDeadError(str(error)) from None
         except (OverflowError, TypeError, ValueError):
             # Raised while the request is put into bytes, so nothing of it has been sent.
+            self._metrics.forget([core_request.request_id])
             raise InvalidRequestError("A number of the request is too large.") from None
-        self._metrics.added(core_request)
 
 
 async def _end_messaging(engine_core: Any) -> None:
