@@ -19,7 +19,6 @@ from prometheus_client import (
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
 UNKNOWN: Final = float("nan")
@@ -35,7 +34,7 @@ _BUILD_INFO: Final = Gauge(
 def begin_metrics(component: str) -> None:
     """Say which program this process is: `gateway`, `worker`, `jobs` or `beat`."""
     # When each series began doubles the number of lines, and nobody asks for it.
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call] # prometheus-client's own
     _BUILD_INFO.labels(version("sluice"), component).set(1)
 
 
@@ -82,9 +81,8 @@ class LightHistogram(Collector):
             child = self._children[value] = LightHistogramChild(self._bounds)
         return child
 
-    @override
     def describe(self) -> Iterable[Metric]:
-        """Return the histogram without values."""
+        """Return the histogram without values, for the registry, which looks for names that are taken."""
         return [self._family()]
 
     @override
@@ -118,5 +116,5 @@ class LightHistogramChild:
     @property
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds as Prometheus writes them, and how many values are not above each."""
-        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))

@@ -11,7 +11,7 @@ lower ones that never began; whoever is refused is told when to come back, by th
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from contract import clock, keys, messages
 from contract.messages import GenerationJob, WorkerCard, WorkerState
@@ -418,7 +418,7 @@ class JobQueue:
 
     async def status(self) -> ModelStatus:
         """Count ready workers, waiting jobs, leased jobs, and who waits since when."""
-        *counts, oldest_ms = await _STATUS.run(
+        workers, waiting, leased, tenants, oldest_ms = await _STATUS.run(
             self._executor,
             [
                 keys.workers(self.model),
@@ -429,7 +429,7 @@ class JobQueue:
             ],
             [keys.job_prefix(self.model)],
         )
-        return ModelStatus(*counts, oldest_wait_seconds=oldest_ms / 1000)
+        return ModelStatus(workers, waiting, leased, tenants, oldest_ms / 1000)
 
     def _keys_of(self, job: GenerationJob) -> list[str]:
         """Return what changes when a job goes back to its tenant's queue."""
@@ -468,5 +468,5 @@ def received_counts(job: GenerationJob) -> tuple[int, int, int]:
     return tokens * copies, job.resumption.prompt_tokens, job.resumption.cached_tokens
 
 
-def _grouped(values: list[bytes], size: int) -> Iterable[list[bytes]]:
+def _grouped(values: list[Any], size: int) -> Iterable[list[Any]]:
     return (values[i : i + size] for i in range(0, len(values), size))

@@ -67,9 +67,10 @@ class MeasuredRedis(Redis):
 
     @override
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        above: Any = super()
         began = time.perf_counter()
         try:
-            reply = await super().execute_command(*args, **options)
+            reply = await above.execute_command(*args, **options)
         except Exception as error:
             _note_failure(args, error)
             raise
