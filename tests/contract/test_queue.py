@@ -92,7 +92,7 @@ async def test_claim_returns_the_job_as_it_was_enqueued(queue: JobQueue) -> None
 
     assert [(claim.job, claim.attempt) for claim in result.claims] == [(sent, 1)]
     assert not result.blocked
-    assert await queue.status() == (0, 0, 1)
+    assert (await queue.status())[:3] == (0, 0, 1)
 
 
 async def test_enqueue_of_a_known_job_changes_nothing(queue: JobQueue) -> None:
@@ -134,7 +134,7 @@ async def test_two_workers_claiming_at_once_share_the_jobs(
     )
 
     assert sorted(itertools.chain(*taken)) == sorted(ids)
-    assert await queue.status() == (0, 0, 200)
+    assert (await queue.status())[:3] == (0, 0, 200)
     for client in others:
         await client.aclose()
 
@@ -246,7 +246,7 @@ async def test_cancel_of_a_waiting_job_leaves_no_trace(queue: JobQueue, any_redi
     assert await claim_ids(queue) == ["j2"]
     assert await queue.finish("w1", LeaseReport("j2", 1, 0))
     await queue.forget(["j2"])
-    assert await queue.status() == (0, 0, 0)
+    assert (await queue.status())[:3] == (0, 0, 0)
     left = {text(key) for key in await any_redis.keys()}
     # What is left does not grow: the order's memory, a number that counts jobs, and the number 0.
     assert left == {
@@ -339,10 +339,10 @@ async def test_a_job_that_is_given_back_is_requeued_though_its_lease_holds(queue
     assert await queue.requeue(job("j1"), 1) is RequeueResult.HELD
     assert await queue.requeue(job("j1"), 1, is_returned=True) is RequeueResult.REQUEUED
     assert await queue.requeue(job("j1"), 1, is_returned=True) is RequeueResult.REQUEUED_BEFORE
-    assert await queue.status() == (0, 1, 0)
+    assert (await queue.status())[:3] == (0, 1, 0)
     assert await claim_ids(queue, "w2") == ["j1"]
     assert await queue.requeue(job("j1"), 1, is_returned=True) is RequeueResult.REQUEUED_BEFORE
-    assert await queue.status() == (0, 0, 1)
+    assert (await queue.status())[:3] == (0, 0, 1)
 
 
 async def test_requeue_of_what_redis_does_not_know_changes_nothing(
@@ -371,7 +371,7 @@ async def test_a_job_that_redis_has_lost_is_revived_as_a_later_attempt(
     await claim_ids(queue, "w1")
     await any_redis.flushall()
     assert await revive(queue, 1, gateway="gw-2", handle=9) == 1
-    assert await queue.status() == (0, 1, 0)
+    assert (await queue.status())[:3] == (0, 1, 0)
     assert await any_redis.pttl(keys.job(MODEL, "j1")) > 0
     assert await any_redis.llen(keys.doorbell(MODEL)) == 1
 
@@ -396,7 +396,7 @@ async def test_a_job_is_revived_whatever_has_become_of_it(queue: JobQueue, state
         await queue.finish("w1", LeaseReport("j1", 1, 5))
     over = await revive(queue, 0)
     assert over == (0 if state == "waiting" else 1)
-    assert await queue.status() == (0, 1, 0)
+    assert (await queue.status())[:3] == (0, 1, 0)
     assert await queue.reclaim() == []
 
     result = await queue.claim("w1", PLENTY, most_jobs=10, lease_ms=LEASE_MS)
@@ -404,7 +404,7 @@ async def test_a_job_is_revived_whatever_has_become_of_it(queue: JobQueue, state
     assert [claim.attempt for claim in result.claims] == [over + 1]
     lost = await queue.extend("w1", [LeaseReport("j1", 1, 6)], lease_ms=LEASE_MS)
     assert lost == ([] if state == "waiting" else ["j1"])
-    assert await queue.status() == (0, 0, 1)
+    assert (await queue.status())[:3] == (0, 0, 1)
 
 
 async def test_revival_fences_off_an_attempt_that_only_its_gateway_knows(queue: JobQueue) -> None:

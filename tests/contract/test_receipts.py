@@ -207,7 +207,7 @@ async def test_begun_job_that_is_cancelled_while_it_waits_leaves_what_was_receiv
     assert await queue.cancel("j1", "a")
     assert await receipt(queue) == ended(4, 10, 8)
     assert await any_redis.pttl(keys.job(MODEL, "j1")) > 0
-    assert await queue.status() == (0, 0, 0)
+    assert (await queue.status())[:3] == (0, 0, 0)
     assert not await queue.cancel("j1", "a")
 
 

@@ -359,4 +359,4 @@ async def test_jobs_cancelled_at_random_add_up_to_what_the_engine_sampled(
     states = Counter(receipt.state for receipt in receipts)
     assert states[JobState.ENDED]
     assert states[JobState.ABSENT]
-    assert await bench.gateway.queue.status() == (0, 0, 0)
+    assert (await bench.gateway.queue.status())[:3] == (0, 0, 0)

@@ -1,11 +1,14 @@
-"""A small HTTP server, in a thread of its own, for /metrics, /healthz and /readyz."""
+"""A small HTTP server, in a thread of its own, for /metrics and what tells whether a process is well.
 
-from collections.abc import Callable, Iterable
+It serves processes that answer no HTTP otherwise: workers, `sluice jobs` and `sluice beat`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 from typing_extensions import override
 
@@ -16,19 +19,23 @@ if TYPE_CHECKING:
 class HealthServer:
     """Answers until it is closed.
 
-    `/healthz` fails when the process should be restarted, `/readyz` when it claims no jobs.
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 for any free one.
+        checks: by path, such as `/healthz`, what must hold for a 200; else the answer is 503.
+        registry: what /metrics tells.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
+        checks: Mapping[str, Callable[[], bool]],
         *,
-        is_healthy: Callable[[], bool],
-        is_ready: Callable[[], bool],
+        registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        self._checks = {"/healthz": is_healthy, "/readyz": is_ready}
-        self._metrics = make_wsgi_app()
+        self._checks = checks
+        self._metrics = make_wsgi_app(registry)
         self._server = make_server(
             host, port, self._answer, server_class=ThreadingWSGIServer, handler_class=_Silent
         )
