@@ -27,6 +27,8 @@ from gateway.api.documentation import install_documentation
 from gateway.api.draining import Drain, DrainMiddleware
 from gateway.api.error_handlers import install_error_handlers
 from gateway.api.request_id import RequestIdMiddleware
+from gateway.api.request_tracing import TracingMiddleware
+from gateway import tracing
 from gateway.settings import Settings
 
 
@@ -36,9 +38,13 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_context(settings, on_failure=drain.fail) as context:
-            app.state.context = context
-            yield
+        tracing.start(settings)
+        try:
+            async with open_context(settings, on_failure=drain.fail) as context:
+                app.state.context = context
+                yield
+        finally:
+            tracing.stop()
 
     # The page /docs loads nothing from other servers.
     app = FastAPIOffline(
@@ -55,6 +61,8 @@ def create_app(settings: Settings) -> FastAPI:
     install_documentation(app)
     app.state.drain = drain
     app.add_middleware(DrainMiddleware, drain=drain)
+    if settings.traces:
+        app.add_middleware(TracingMiddleware)
     app.add_middleware(RequestIdMiddleware)
     app.include_router(generation.router)
     app.include_router(kept_answers.router)

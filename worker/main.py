@@ -19,9 +19,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from contract.logs import configure_logs
 from contract.queue import JobQueue
 from contract.redis_url import redis_client
-from worker import telemetry
+from worker import telemetry, tracing
 from worker.backoff import keep_doing
 from worker.catalogue import ANNOUNCE_SECONDS, Catalogue
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
@@ -43,12 +44,12 @@ _REDIS_TIMEOUT_SECONDS = 5.0
 
 def run(settings: Settings) -> int:
     """Run a worker until it is stopped by a signal. Return the exit code."""
-    logging.basicConfig(
-        level=settings.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
-    return uvloop.run(serve(settings, partial(make_engine, settings)))
+    configure_logs(settings.log_format, level=settings.log_level)
+    tracing.start(settings)
+    try:
+        return uvloop.run(serve(settings, partial(make_engine, settings)))
+    finally:
+        tracing.stop()
 
 
 def make_engine(settings: Settings) -> Engine:

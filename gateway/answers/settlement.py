@@ -12,6 +12,8 @@ from redis.exceptions import RedisError
 
 from contract import clock
 from contract.receipts import JobReceipt, JobState
+from contract.tracing import CODE, GEN_AI_RESPONSE_ID, OUTCOME, SETTLE
+from gateway import tracing
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.store import Counts
 from gateway.dispatch.catalogue import Catalogue
@@ -130,6 +132,8 @@ class Account:
         self._desk = desk
         self.generation = generation
         self._opened_at = time.monotonic()
+        # Whatever ends it, it ends in the trace of its request.
+        self._trace = tracing.here()
         self._first_token_ms = 0
         self._has_ended = False
         self._keeper: Keeper | None = None
@@ -227,7 +231,9 @@ class Account:
             ended_ms=clock.now_ms(),
             first_token_ms=self._first_token_ms,
         )
-        await self._desk.reservations.settle(record.priced())
+        with tracing.span(SETTLE, parent=self._trace):
+            tracing.note({GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome, CODE: code})
+            await self._desk.reservations.settle(record.priced())
         return record
 
     async def _counts(self) -> list[Counts]:

@@ -4,6 +4,7 @@ import logging
 
 import click
 
+from contract.logs import configure_logs
 from gateway.settings import load_settings
 
 EPILOG = """\
@@ -22,7 +23,7 @@ One of them is enough; a second one does no harm. Every setting is an environmen
 def command(redis_url: str | None) -> None:
     """Keep the timetable of background jobs until SIGTERM or Ctrl-C."""
     settings = load_settings(redis_url=redis_url)
-    from gateway.jobs.app import LOG_FORMAT, create_app, run_beat
+    from gateway.jobs.app import create_app, run_beat
 
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    configure_logs(settings.log_format, level=logging.WARNING)
     run_beat(create_app(settings))

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from contract.logs import configure_logs
 from gateway.accounts.database import Database
 from gateway.accounts.schema import require_current_schema
 from gateway.commands.options import database_option
@@ -39,11 +40,11 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
         jobs_concurrency=concurrency, redis_url=redis_url, database_url=database_url
     )
     asyncio.run(_check(settings))
-    from gateway.jobs.app import LOG_FORMAT, create_app, run_worker
+    from gateway.jobs.app import create_app, run_worker
     from gateway.jobs.runner import running
     from gateway.jobs.schedule import DRAIN
 
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    configure_logs(settings.log_format, level=logging.WARNING)
     with running(settings) as runner:
         status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
         # What gateways have settled until they stopped is not left in Redis.
