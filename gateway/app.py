@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from gateway import tracing
 from gateway.api import (
     admin,
     audit,
@@ -28,7 +29,6 @@ from gateway.api.draining import Drain, DrainMiddleware
 from gateway.api.error_handlers import install_error_handlers
 from gateway.api.request_id import RequestIdMiddleware
 from gateway.api.request_tracing import TracingMiddleware
-from gateway import tracing
 from gateway.settings import Settings
 
 
