@@ -98,7 +98,7 @@ def running_collector() -> Iterator[Collector]:
     """Run a collector on loopback for the length of a block."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802  (the name that http.server looks for)
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if collector.hangs.is_set():
                 collector.hung += 1
