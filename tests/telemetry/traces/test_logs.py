@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,13 +37,16 @@ def stream() -> io.StringIO:
 
 
 @pytest.fixture
-def logger(stream: io.StringIO) -> logging.Logger:
-    """A logger of its own whose lines come into `stream`."""
-    logger = logging.Logger("sluice.test")
+def logger(stream: io.StringIO) -> Iterator[logging.Logger]:
+    """A logger whose lines come into `stream` and nowhere else."""
+    logger = logging.getLogger("sluice.test")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     logger.addHandler(handler)
-    return logger
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    yield logger
+    logger.removeHandler(handler)
 
 
 def test_line_has_time_level_logger_and_message(
