@@ -201,7 +201,9 @@ class Generation:
     @property
     def finish_reasons(self) -> list[str]:
         """Why those sequences have ended that have."""
-        return [each.finish_reason for each in self.sequences if each.finish_reason is not None]
+        return [
+            each.finish_reason.value for each in self.sequences if each.finish_reason is not None
+        ]
 
     @property
     def age_seconds(self) -> float:

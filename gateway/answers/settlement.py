@@ -232,7 +232,9 @@ class Account:
             first_token_ms=self._first_token_ms,
         )
         with tracing.span(SETTLE, parent=self._trace):
-            tracing.note({GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome, CODE: code})
+            tracing.note(
+                {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
+            )
             await self._desk.reservations.settle(record.priced())
         return record
 

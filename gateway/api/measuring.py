@@ -64,9 +64,10 @@ class RequestMeasure:
         """The request ends with an error, told in a style that decides its status."""
         known = error if isinstance(error, ApiError) else InternalError()
         self._status, self._code = known.status_for(style), known.code
-        self._span.set_attribute(ERROR_TYPE, known.code)
         if self._status >= 500:
             tracing.fail(self._span, known.code)
+        else:
+            self._span.set_attribute(ERROR_TYPE, known.code)
 
     def disconnected(self) -> None:
         """The client had gone before the end."""

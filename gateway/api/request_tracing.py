@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from opentelemetry.trace import StatusCode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,7 +53,7 @@ class TracingMiddleware:
                     status = message["status"]
                     span.set_attribute(HTTP_STATUS, status)
                     if status >= 500:
-                        tracing.fail(span, str(status))
+                        span.set_status(StatusCode.ERROR)
                 await send(message)
 
             try:
