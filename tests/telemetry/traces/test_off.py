@@ -28,7 +28,7 @@ def job(**changes: object) -> GenerationJob:
         cache_salt="salt",
         prompt_token_ids=[1, 2],
         max_tokens=3,
-        sampling=SamplingSpec(),
+        sampling=SamplingSpec(seed=1),
         deadline_ms=4,
     )
     return msgspec.structs.replace(known, **changes)
