@@ -1,27 +1,39 @@
 """A job that goes on elsewhere: each attempt has spans of its own, and is linked to the one before."""
 
 import json
-import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import httpx
 import pytest
 
-from tests.support.stack import MODEL, Stack, running_stack
+from tests.support.stack import MODEL, Stack, metric, running_stack
 from tests.telemetry.traces.asking import PROMPT, client_trace
 from tests.telemetry.traces.collector import Collector, Span
 
 LEASE_SECONDS = 1.0
 TOKENS = 100
+WORKERS = ("worker-1", "worker-2")
 
 
 @pytest.fixture
 def stack(collector: Collector) -> Iterator[Stack]:
-    """A gateway and one slow worker, which hands back at once what it runs when it is stopped."""
+    """A gateway and two slow workers, which hand back at once what they run when they are stopped."""
     with running_stack() as stack:
         stack.start_gateway(**collector.environment, SLUICE_LOG_FORMAT="json")
-        start_worker(stack, collector, "worker-1")
+        for name in WORKERS:
+            start_worker(stack, collector, name)
         yield stack
+
+
+class Told(NamedTuple):
+    """A stream that was read."""
+
+    trace_id: str
+    first: str
+    """The worker that ended."""
+    second: str
+    """The one that went on."""
 
 
 def start_worker(stack: Stack, collector: Collector, name: str) -> None:
@@ -37,11 +49,11 @@ def start_worker(stack: Stack, collector: Collector, name: str) -> None:
     )
 
 
-def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -> str:
-    """Read a stream whose worker ends when it has begun and another one has started; return its trace's id."""
+def stream_over_an_end(stack: Stack, *, is_killed: bool) -> Told:
+    """Read a stream whose worker ends when it has begun."""
     trace_id, _, header = client_trace()
-    second = threading.Thread(target=start_worker, args=(stack, collector, "worker-2"))
     tokens = 0
+    first = ""
     with httpx.stream(
         "POST",
         f"{stack.url}/v1/completions",
@@ -55,14 +67,17 @@ def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -
             assert "error" not in json.loads(line.removeprefix("data: ")), line
             tokens += 1
             if tokens == 3:
-                second.start()
-                second.join()
+                [first] = [name for name in WORKERS if is_running_a_job(stack, name)]
                 if is_killed:
-                    stack.kill("worker-1")
+                    stack.kill(first)
                 else:
-                    stack.stop("worker-1")
+                    stack.stop(first)
     assert tokens > 10
-    return trace_id
+    return Told(trace_id, first, *{*WORKERS} - {first})
+
+
+def is_running_a_job(stack: Stack, worker: str) -> bool:
+    return metric(stack.worker_url(worker), "sluice_worker_jobs_running") == 1
 
 
 def split(trace: list[Span], name: str) -> list[Span]:
@@ -75,7 +90,7 @@ def split(trace: list[Span], name: str) -> list[Span]:
 def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
     stack: Stack, collector: Collector
 ) -> None:
-    trace_id = stream_over_an_end(stack, collector, is_killed=True)
+    trace_id, _, second = stream_over_an_end(stack, is_killed=True)
     trace = collector.wait_for(
         trace_id, "POST /v1/completions", "attempt", "attempt", "generate", "decode", "settle"
     )
@@ -91,7 +106,7 @@ def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
     [generate] = split(trace, "generate")
     assert generate.parent_id == resumed.span_id
     assert generate.links == [(trace_id, lost.span_id)]
-    assert generate.attributes["sluice.worker.id"] == "worker-2"
+    assert generate.attributes["sluice.worker.id"] == second
     assert generate.attributes["gen_ai.usage.output_tokens"] == TOKENS
     assert lost.end <= resumed.start <= generate.start
     assert not request.is_error
@@ -101,22 +116,20 @@ def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
 def test_attempts_of_a_worker_that_stops_both_have_spans_of_their_worker(
     stack: Stack, collector: Collector
 ) -> None:
-    trace_id = stream_over_an_end(stack, collector, is_killed=False)
+    trace_id, first, second = stream_over_an_end(stack, is_killed=False)
     trace = collector.wait_for(
         trace_id, "POST /v1/completions", "attempt", "attempt", "generate", "generate", "settle"
     )
     attempts, generates = split(trace, "attempt"), split(trace, "generate")
     assert [span.parent_id for span in generates] == [span.span_id for span in attempts]
-    assert [span.attributes["sluice.worker.id"] for span in generates] == ["worker-1", "worker-2"]
+    assert [span.attributes["sluice.worker.id"] for span in generates] == [first, second]
     assert [span.attributes["sluice.outcome"] for span in generates] == ["handed_back", "finished"]
     assert [span.links for span in generates] == [[], [(trace_id, attempts[0].span_id)]]
     assert len([span for span in trace if span.name == "queue"]) == 2
 
 
-def test_line_about_a_lost_attempt_names_trace_request_and_job(
-    stack: Stack, collector: Collector
-) -> None:
-    trace_id = stream_over_an_end(stack, collector, is_killed=True)
+def test_line_about_a_lost_attempt_names_trace_request_and_job(stack: Stack) -> None:
+    trace_id, *_ = stream_over_an_end(stack, is_killed=True)
     lines = [json.loads(line) for line in stack.log("gateway").splitlines()]
     [line] = [line for line in lines if "is over: lease_expired" in line["message"]]
     assert line["trace_id"] == trace_id
