@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from gateway import tracing
 from gateway.api import (
     admin,
     audit,
@@ -28,6 +29,7 @@ from gateway.api.draining import Drain, DrainMiddleware
 from gateway.api.error_handlers import install_error_handlers
 from gateway.api.http_metrics import HttpMetricsMiddleware
 from gateway.api.request_id import RequestIdMiddleware
+from gateway.api.request_tracing import TracingMiddleware
 from gateway.settings import Settings
 
 
@@ -37,9 +39,13 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_context(settings, on_failure=drain.fail) as context:
-            app.state.context = context
-            yield
+        tracing.start(settings)
+        try:
+            async with open_context(settings, on_failure=drain.fail) as context:
+                app.state.context = context
+                yield
+        finally:
+            tracing.stop()
 
     # The page /docs loads nothing from other servers.
     app = FastAPIOffline(
@@ -56,6 +62,8 @@ def create_app(settings: Settings) -> FastAPI:
     install_documentation(app)
     app.state.drain = drain
     app.add_middleware(DrainMiddleware, drain=drain)
+    if settings.traces:
+        app.add_middleware(TracingMiddleware)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(HttpMetricsMiddleware)
     app.include_router(generation.router)

@@ -6,6 +6,7 @@ import sys
 
 import uvicorn
 
+from contract.logs import configure_logs
 from contract.metrics import begin_metrics
 from gateway.app import create_app
 from gateway.http_protocol import allow_connections, http_protocol
@@ -22,9 +23,7 @@ _MAPPED_PREFIX_BITS = 96
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, and leave in order. Raises SystemExit if a bug was the reason."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logs(settings.log_format, level=logging.INFO)
     begin_metrics("gateway")
     allow_connections(settings.max_connections)
     app = create_app(settings)
@@ -46,6 +45,7 @@ def run(settings: Settings) -> None:
         forwarded_allow_ips=proxy_networks(settings),
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        log_config=None,
         log_level="warning",
     )
     LeavingServer(config, app, settings).run()

@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
+from contract.logs import LogFormat
 from contract.redis_url import check_redis_url
 from gateway.outbound.hosts import HostPattern, parse_host_pattern
 
@@ -146,6 +147,12 @@ class Settings(BaseSettings):
     """How long fetching the images of a request may take."""
     image_url_max_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
     """Size of all images together that are fetched for a request."""
+
+    log_format: LogFormat = LogFormat.TEXT
+    traces: bool = False
+    """Whether spans are made and exported; how, is up to the standard `OTEL_` variables."""
+    trace_content: bool = False
+    """Whether prompts and messages stand in spans."""
 
     drain_delay: Duration = timedelta(0)
     """How long new requests are still served after SIGTERM, while /readyz fails already."""

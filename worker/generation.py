@@ -78,7 +78,9 @@ class Generation:
         tokenizer: Tokenizer,
         texts: TokenTexts,
         parsers: Parsers = NO_PARSERS,
+        asked_at: float | None = None,
     ) -> None:
+        """`asked_at` is when jobs were asked for, by `time.monotonic`; now if not given."""
         self.job = job = claim.job
         self.attempt = claim.attempt
         self.outbox = outbox
@@ -99,8 +101,9 @@ class Generation:
         self._texts = texts
         self._stops = StopStrings(job.stop) if job.stop else None
         self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
-        self._claimed_at = time.monotonic()
-        self._first_token_at = self._claimed_at
+        self.claimed_at = time.monotonic()
+        self.asked_at = self.claimed_at if asked_at is None else asked_at
+        self._first_token_at = self.claimed_at
         self._is_replicated = job.is_replicated
         self._is_ranked = job.is_ranked
         progress: list[SequenceProgress | None] = [*resumption.sequences]
@@ -191,9 +194,21 @@ class Generation:
         return tokens * self.job.n if self._is_replicated else tokens
 
     @property
+    def first_token_at(self) -> float | None:
+        """When the engine had read the prompt, by `time.monotonic`; None before that."""
+        return self._first_token_at if self.is_prefilled else None
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why those sequences have ended that have."""
+        return [
+            each.finish_reason.value for each in self.sequences if each.finish_reason is not None
+        ]
+
+    @property
     def age_seconds(self) -> float:
         """Time since the job was claimed."""
-        return time.monotonic() - self._claimed_at
+        return time.monotonic() - self.claimed_at
 
     @property
     def reserved_tokens(self) -> int:
@@ -356,7 +371,7 @@ class Generation:
             self.prompt_tokens,
             self.completion_tokens,
             self._cached_tokens,
-            prefill_ms=(self._first_token_at - self._claimed_at) * 1000,
+            prefill_ms=(self._first_token_at - self.claimed_at) * 1000,
             generation_ms=earlier_ms + (time.monotonic() - self._first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
         )

@@ -20,10 +20,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from contract.health import HealthServer
+from contract.logs import configure_logs
 from contract.metrics import begin_metrics
 from contract.queue import JobQueue
 from contract.redis_url import redis_client
-from worker import telemetry
+from worker import telemetry, tracing
 from worker.backoff import keep_doing
 from worker.catalogue import ANNOUNCE_SECONDS, Catalogue
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
@@ -44,13 +45,13 @@ _REDIS_TIMEOUT_SECONDS = 5.0
 
 def run(settings: Settings) -> int:
     """Run a worker until it is stopped by a signal. Return the exit code."""
-    logging.basicConfig(
-        level=settings.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
+    configure_logs(settings.log_format, level=settings.log_level)
     begin_metrics("worker")
-    return uvloop.run(serve(settings, partial(make_engine, settings)))
+    tracing.start(settings)
+    try:
+        return uvloop.run(serve(settings, partial(make_engine, settings)))
+    finally:
+        tracing.stop()
 
 
 def make_engine(settings: Settings) -> Engine:

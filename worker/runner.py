@@ -15,10 +15,11 @@ import msgspec
 from tokenizers import Tokenizer
 
 from contract import clock, keys
+from contract.logs import about
 from contract.messages import GenerationJob, JobFailed, ReturnReason
 from contract.outcomes import FailureCode
 from contract.queue import Claim, Room
-from worker import telemetry
+from worker import telemetry, tracing
 from worker.backoff import keep_doing
 from worker.checks import check_job
 from worker.engine.base import (
@@ -145,6 +146,7 @@ class Runner:
         async with self._claiming:
             if self._stopping.is_set():
                 return
+            asked_at = time.monotonic()
             try:
                 result = await self._queue.claim(
                     self._worker, room, most_jobs=MOST_JOBS_PER_CLAIM, lease_ms=self._lease_ms
@@ -153,7 +155,7 @@ class Runner:
                 # Their leases run out and their gateways decide; all other jobs go on.
                 _log.exception("Claimed jobs that this version cannot read")
                 return
-            await self._start(result.claims)
+            await self._start(result.claims, asked_at)
         if result.blocked:
             await self._wait_for_room()
         elif len(result.claims) < MOST_JOBS_PER_CLAIM:
@@ -189,7 +191,7 @@ class Runner:
         finally:
             await cancel([ring, stopping])
 
-    async def _start(self, claims: list[Claim]) -> None:
+    async def _start(self, claims: list[Claim], asked_at: float) -> None:
         # All are taken in before any is submitted: a dead engine hands back what has been taken in.
         taken = []
         for claim in claims:
@@ -198,7 +200,7 @@ class Runner:
                 telemetry.QUEUE_WAIT.observe(claim.waited_seconds)
             if not await self._gateways.is_alive(claim.job.gateway):
                 self._turn_away(claim)
-            elif (generation := self._take_in(claim)) is not None:
+            elif (generation := self._take_in(claim, asked_at)) is not None:
                 taken.append(generation)
             if claim.job.resumption is not None:
                 # Many tokens may have been gone through: running sequences are not to wait for all jobs.
@@ -227,7 +229,7 @@ class Runner:
         else:
             self._leases.end([report_before(claim)])
 
-    def _take_in(self, claim: Claim) -> Generation | None:
+    def _take_in(self, claim: Claim, asked_at: float) -> Generation | None:
         job = claim.job
         if before := self._generations.get(job.id):
             # The lease ran out, and the job has come back to this very worker.
@@ -245,11 +247,14 @@ class Runner:
                     tokenizer=self._tokenizer,
                     texts=self._texts,
                     parsers=self._engine.parsers,
+                    asked_at=asked_at,
                 )
             except InvalidRequestError as error:
                 code, message, param = FailureCode.INVALID_REQUEST, str(error), error.param
             except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
-                _log.exception("Job %s: its tokens could not be turned into text", job.id)
+                _log.exception(
+                    "Job %s: its tokens could not be turned into text", job.id, extra=about(job)
+                )
                 code, message = FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE
         if generation is None:
             report = report_before(claim)
@@ -262,6 +267,7 @@ class Runner:
         if generation.is_done:
             self._leases.hold_until_written(generation.report)
             telemetry.JOBS_ENDED.labels("finished").inc()
+            tracing.attempt_ended(generation, "finished")
             return None
         self._generations[job.id] = generation
         self._idle.clear()
@@ -290,7 +296,9 @@ class Runner:
         except EngineDeadError:
             return  # The loop that steps the engine hears of it, too, and ends them all.
         except Exception:  # noqa: BLE001  (one job must not end everybody's)
-            _log.exception("Job %s could not be submitted", generation.job.id)
+            _log.exception(
+                "Job %s could not be submitted", generation.job.id, extra=about(generation.job)
+            )
             if self._is_running(generation):
                 self._fail(
                     generation, FailureCode.ENGINE_ERROR, "The engine could not read the job."
@@ -353,7 +361,8 @@ class Runner:
             self._remove(generation, "finished")
 
     def _fail_undecodable(self, generation: Generation) -> None:
-        _log.exception("Job %s: its output could not be turned into text", generation.job.id)
+        job = generation.job
+        _log.exception("Job %s: its output could not be turned into text", job.id, extra=about(job))
         self._fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
 
     # --- reading answers apart that takes long ---------------------------------------------------
@@ -440,6 +449,7 @@ class Runner:
         telemetry.JOBS_ENDED.labels(outcome).inc()
         telemetry.JOBS_RUNNING.set(len(self._generations))
         telemetry.JOB_SECONDS.observe(generation.age_seconds)
+        tracing.attempt_ended(generation, outcome)
         self._room_changed.set()
         if not self._by_sequence:
             # The engine makes no further step that would tell so.

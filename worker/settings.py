@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.dialect import Dialect
+from contract.logs import LogFormat
 from contract.redis_url import check_redis_url
 from worker.chat_format import given_template
 
@@ -162,6 +163,15 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="What is logged."
+    )
+    log_format: LogFormat = Field(
+        default=LogFormat.TEXT,
+        description="`text`, or `json`: one object in each line, with the ids of its request and trace.",
+    )
+    traces: bool = Field(
+        default=False,
+        description="Whether spans are made of jobs whose gateways trace them, and exported as the standard "
+        "`OTEL_` variables say.",
     )
 
     scripted_step_seconds: float = Field(

@@ -12,7 +12,16 @@ from redis.exceptions import RedisError
 
 from contract import clock
 from contract.receipts import JobReceipt, JobState
-from gateway import telemetry
+from contract.tracing import (
+    CODE,
+    GEN_AI_RESPONSE_ID,
+    GEN_AI_USAGE_CACHED_TOKENS,
+    GEN_AI_USAGE_INPUT_TOKENS,
+    GEN_AI_USAGE_OUTPUT_TOKENS,
+    OUTCOME,
+    SETTLE,
+)
+from gateway import telemetry, tracing
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.store import Counts
 from gateway.dispatch.catalogue import Catalogue
@@ -131,6 +140,8 @@ class Account:
         self._desk = desk
         self.generation = generation
         self._opened_at = time.monotonic()
+        # Whatever ends it, it ends in the trace of its request.
+        self._trace = tracing.here()
         self._first_token_ms = 0
         self._has_ended = False
         self._keeper: Keeper | None = None
@@ -235,7 +246,19 @@ class Account:
             cached=record.cached_tokens,
             completion=record.completion_tokens,
         )
-        await self._desk.reservations.settle(record.priced())
+        tracing.note_in(
+            self._trace,
+            {
+                GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
+                GEN_AI_USAGE_CACHED_TOKENS: record.cached_tokens,
+                GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
+            },
+        )
+        with tracing.span(SETTLE, parent=self._trace):
+            tracing.note(
+                {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
+            )
+            await self._desk.reservations.settle(record.priced())
         return record
 
     async def _counts(self) -> list[Counts]:

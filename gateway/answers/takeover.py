@@ -11,7 +11,8 @@ from contract import clock, keys, messages
 from contract.dialect import Dialect
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from gateway import telemetry
+from contract.tracing import TAKE_OVER
+from gateway import telemetry, tracing
 from gateway.accounts.usage import UsageRecord
 from gateway.answers.entries import Received, decode_entry, encode_entry
 from gateway.answers.head import AnswerHead
@@ -53,8 +54,10 @@ class TakeOver:
 
         Raises an ApiError if it cannot go on, and RedisError: then it can be tried again.
         """
+        trace = tracing.context_of(answer.head.jobs[0].traceparent)
         async with self._turns:
-            await self._run(answer)
+            with tracing.span(TAKE_OVER, parent=trace):
+                await self._run(answer)
 
     async def _run(self, answer: StoredAnswer) -> None:
         head, shelf = answer.head, self._shelf

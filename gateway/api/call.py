@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from contract.tracing import AUTHENTICATE, TENANT_ID
+from gateway import tracing
 from gateway.accounts.scopes import Scope
 from gateway.api.body import read_json_body
 from gateway.api.choosing import profile_of
@@ -46,11 +48,13 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
     Raises what `Authenticator.authenticate` raises, and PermissionDeniedError without one of the scopes.
     """
     client = request.client
-    principal = await context_of(request).authenticator.authenticate(
-        request.headers.get("authorization"), address=None if client is None else client.host
-    )
-    request.state.tenant_id = principal.tenant_id
-    principal.require_scope(*scopes)
+    with tracing.span(AUTHENTICATE):
+        principal = await context_of(request).authenticator.authenticate(
+            request.headers.get("authorization"), address=None if client is None else client.host
+        )
+        request.state.tenant_id = principal.tenant_id
+        principal.require_scope(*scopes)
+    tracing.note({TENANT_ID: principal.tenant_id})
     return principal
 
 

@@ -10,10 +10,11 @@ from functools import lru_cache
 
 import msgspec
 
-from contract import clock
+from contract import clock, logs
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
-from gateway import telemetry
+from contract.tracing import RESERVE
+from gateway import telemetry, tracing
 from gateway.accounts.times import utc_now
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.answers import Answer, AnswerState
@@ -54,15 +55,16 @@ async def submit(
     context, principal = call.context, call.principal
     generation = Generation(max_unread_bytes=context.settings.max_unread_bytes)
     record = draft_record(call, plan, request_id)
-    admission = await context.reservations.reserve(
-        ReservationRequest.of(
-            record,
-            principal.limits,
-            prompt_tokens=plan.most_prompt_tokens,
-            completion_tokens=plan.most_completion_tokens,
-        ),
-        is_openai=call.profile.name is Dialect.OPENAI,
-    )
+    with tracing.span(RESERVE):
+        admission = await context.reservations.reserve(
+            ReservationRequest.of(
+                record,
+                principal.limits,
+                prompt_tokens=plan.most_prompt_tokens,
+                completion_tokens=plan.most_completion_tokens,
+            ),
+            is_openai=call.profile.name is Dialect.OPENAI,
+        )
     telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
     try:
         # Only now: who may not run a request has nothing fetched for it, and keeps nobody from fetching.
@@ -169,7 +171,7 @@ def _jobs(
     context: ProcessContext, principal: Principal, plan: Plan, *, completion_id: str
 ) -> list[GenerationJob]:
     request = plan.request
-    deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
+    now_ms = clock.now_ms()
     salt = _cache_salt(
         context.settings.cache_salt_secret.get_secret_value(),
         principal.tenant_id,
@@ -185,7 +187,7 @@ def _jobs(
             prompt_token_ids=prompt.token_ids,
             max_tokens=prompt.max_tokens,
             sampling=plan.prepared.sampling,
-            deadline_ms=deadline_ms,
+            deadline_ms=now_ms + int(context.settings.request_timeout.total_seconds() * 1000),
             n=request.n,
             best_of=request.best_of,
             ranking=request.ranking,
@@ -204,6 +206,9 @@ def _jobs(
             is_background=request.is_background,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
             parsing=plan.parsing,
+            request_id=logs.request_id.get(),
+            enqueued_ms=now_ms,
+            traceparent=tracing.traceparent(),
         )
         for index, prompt in enumerate(plan.prepared.prompts)
     ]

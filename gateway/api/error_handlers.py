@@ -9,6 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from contract.dialect import Dialect
+from contract.tracing import ERROR_TYPE
+from gateway import tracing
 from gateway.api.context import ProcessContext
 from gateway.dialects.choice import DIALECT_HEADER, dialect_of
 from gateway.dialects.profile import PROFILES
@@ -56,7 +58,8 @@ def error_style_of(request: Request) -> ErrorStyle:
 
 
 def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Response:
-    """Render an error."""
+    """Render an error, which is the answer to the current request."""
+    tracing.note({ERROR_TYPE: error.code})
     return Response(
         error.content(style),
         status_code=error.status_for(style),

@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from contract.tracing import PLAN
+from gateway import tracing
 from gateway.answers.answers import Answer
 from gateway.api.answering import answer_streamed, answer_whole, measured
 from gateway.api.call import Call, read_call
@@ -26,6 +28,7 @@ from gateway.api.kept_answers import continue_stream, read_again, tell_status
 from gateway.api.measuring import RequestMeasure
 from gateway.api.plan import Plan, make_plan
 from gateway.api.readings import FirstReading
+from gateway.api.request_tracing import note_plan
 from gateway.idempotency.registry import IdempotentRequest
 
 COST_HEADER: Final = "x-include-cost"
@@ -81,7 +84,9 @@ async def _submit(
     request_id: str,
     is_idempotent: bool = False,
 ) -> Submission:
-    plan = await make_plan(call, endpoint)
+    with tracing.span(PLAN):
+        plan = await make_plan(call, endpoint)
+    note_plan(plan, request_id)
     return await submit(
         call,
         plan,

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from starlette.datastructures import State
 
 from contract.messages import Delta
-from gateway import telemetry
+from contract.tracing import ERROR_TYPE, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
+from gateway import telemetry, tracing
 from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle, InternalError
 
@@ -29,6 +30,8 @@ class RequestMeasure:
         self._waits_for_token = False
         self._status, self._code = 200, "ok"
         self._closed = False
+        self._span = tracing.current()
+        self._exemplar = tracing.exemplar()
         telemetry.REQUESTS_IN_PROGRESS.inc()
 
     def elapsed_ms(self) -> int:
@@ -45,18 +48,24 @@ class RequestMeasure:
         if self._waits_for_token and any(isinstance(each.message, Delta) for each in replies):
             self._waits_for_token = False
             elapsed = time.perf_counter() - self._started_at
-            telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed)
+            telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed, self._exemplar)
+            self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)
 
     def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
         """The request ends with an error, told in a style that decides its status."""
         known = error if isinstance(error, ApiError) else InternalError()
         self._status, self._code = known.status_for(style), known.code
+        if self._status >= 500:
+            tracing.fail(self._span, known.code)
+        else:
+            self._span.set_attribute(ERROR_TYPE, known.code)
         if self._generates and not self._model and not isinstance(known, InternalError):
             telemetry.REFUSED_REQUESTS.labels(known.code).inc()
 
     def disconnected(self) -> None:
         """The client had gone before the end."""
         self._status, self._code = 499, "client_closed_request"
+        self._span.set_attribute(ERROR_TYPE, self._code)
         telemetry.DISCONNECTS.inc()
 
     def close(self) -> None:
@@ -71,4 +80,4 @@ class RequestMeasure:
             telemetry.tenant_answered(tenant_id, self._status)
         if self._model:
             elapsed = time.perf_counter() - self._started_at
-            telemetry.REQUEST_DURATION.labels(self._model).observe(elapsed)
+            telemetry.REQUEST_DURATION.labels(self._model).observe(elapsed, self._exemplar)

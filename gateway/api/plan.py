@@ -8,6 +8,8 @@ from redis.exceptions import RedisError
 
 from contract.messages import Parsing, WorkerCard
 from contract.tier import ServiceTier
+from contract.tracing import FETCH_IMAGES
+from gateway import tracing
 from gateway.api.call import Call
 from gateway.api.chat_plan import PlannedChat, plan_chat
 from gateway.api.choosing import choose_allowed
@@ -102,9 +104,10 @@ async def with_images(call: Call, plan: Plan) -> Plan:
     chat = plan.request.chat
     if chat is None or not chat.image_sources:
         return plan
-    files = await fetch_images(
-        chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
-    )
+    with tracing.span(FETCH_IMAGES):
+        files = await fetch_images(
+            chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
+        )
     return replace(plan, request=replace(plan.request, images=[files]))
 
 

@@ -6,6 +6,8 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contract import logs
+
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -28,4 +30,5 @@ class RequestIdMiddleware:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
+        logs.request_id.set(request_id)
         await self._app(scope, receive, send_with_id)

@@ -4,6 +4,7 @@ import logging
 
 import click
 
+from contract.logs import configure_logs
 from contract.metrics import bare_registry, begin_metrics
 from gateway.commands.health import answering
 from gateway.settings import load_settings
@@ -24,9 +25,9 @@ One of them is enough; a second one does no harm. Every setting is an environmen
 def command(redis_url: str | None) -> None:
     """Keep the timetable of background jobs until SIGTERM or Ctrl-C."""
     settings = load_settings(redis_url=redis_url)
-    from gateway.jobs.app import LOG_FORMAT, create_app, run_beat
+    from gateway.jobs.app import create_app, run_beat
 
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("beat")
     app = create_app(settings)
     # It imports the jobs to know when they are due, but runs none of them.

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from contract.logs import configure_logs
 from contract.metrics import begin_metrics
 from gateway.accounts.database import Database
 from gateway.accounts.schema import require_current_schema
@@ -41,11 +42,11 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
         jobs_concurrency=concurrency, redis_url=redis_url, database_url=database_url
     )
     asyncio.run(_check(settings))
-    from gateway.jobs.app import LOG_FORMAT, create_app, run_worker
+    from gateway.jobs.app import create_app, run_worker
     from gateway.jobs.runner import running
     from gateway.jobs.schedule import DRAIN
 
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("jobs")
     with running(settings) as runner, answering(settings, runner.is_well):
         status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)

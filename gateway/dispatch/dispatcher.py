@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import clock, keys, messages
+from contract.logs import about
 from contract.messages import (
     AnswerGrown,
     CancelAnswer,
@@ -156,7 +157,7 @@ class Dispatcher:
         self._tickets.update((ticket.job.handle, ticket) for ticket in tickets)
         try:
             report = await self._catalogue.queue(model).enqueue(
-                jobs,
+                [ticket.attempts.begin(ticket.job, ticket.attempt) for ticket in tickets],
                 weight=weight,
                 most_waiting=self._max_waiting_jobs,
                 most_waiting_of_tenant=self._max_waiting_jobs_of_tenant,
@@ -173,6 +174,7 @@ class Dispatcher:
         except BaseException:
             for ticket in tickets:
                 self._tickets.pop(ticket.job.handle, None)
+                ticket.attempts.end("refused", is_failure=True)
             raise
 
     def adopt(
@@ -204,6 +206,8 @@ class Dispatcher:
     async def cancel(self, generation: Generation) -> None:
         """Take back whatever of the request is still in flight."""
         tickets = [t for t in generation.tickets if self._tickets.pop(t.job.handle, None)]
+        for ticket in tickets:
+            ticket.attempts.end("cancelled")
         await asyncio.gather(*(self._drop(ticket) for ticket in tickets))
 
     def fail_all(self, code: FailureCode) -> None:
@@ -319,7 +323,7 @@ class Dispatcher:
             self._disbelieve(ticket, worker)
             return
         if ticket.paused_at is not None and ticket.has_progressed:
-            telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at)
+            telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at, ticket.attempts.exemplar())
             ticket.paused_at = None
         if delta.token_ids:
             ticket.note_latency(delta.choice, len(delta.token_ids), now)
@@ -344,11 +348,17 @@ class Dispatcher:
             message = ticket.as_it_took(message, now)
         if isinstance(message, JobFinished | JobFailed):
             del self._tickets[message.handle]
+            _end_attempt(ticket, message)
         if not ticket.generation.push(ticket.prompt_index, message):
             in_background(self.cancel(ticket.generation))
 
     def _disbelieve(self, ticket: Ticket, worker: str) -> None:
-        logger.error("what worker %s tells of job %s does not fit", worker, ticket.job.id)
+        logger.error(
+            "what worker %s tells of job %s does not fit",
+            worker,
+            ticket.job.id,
+            extra=about(ticket.job),
+        )
         self._revive(ticket, "replies_lost")
 
     def _is_to_be_heard(
@@ -462,7 +472,7 @@ class Dispatcher:
         recovery = Recovery(
             ticket.attempt,
             ticket.worker,
-            ticket.rest(is_suspect=bool(ticket.strikes or losses)),
+            self._next_attempt(ticket, reason, is_suspect=bool(ticket.strikes or losses)),
             ticket.has_progressed,
             losses,
             is_returned=is_returned,
@@ -473,11 +483,25 @@ class Dispatcher:
         ticket.begin_attempt(recovery.attempt + 1)
         ticket.recovery = recovery
         telemetry.RESUMED_JOBS.labels(reason).inc()
-        logger.info("attempt %d of job %s is over: %s", recovery.attempt, ticket.job.id, reason)
+        logger.info(
+            "attempt %d of job %s is over: %s",
+            recovery.attempt,
+            ticket.job.id,
+            reason,
+            extra=about(recovery.job),
+        )
         self._recoveries.start(ticket, recovery)
+
+    @staticmethod
+    def _next_attempt(ticket: Ticket, reason: str, *, is_suspect: bool) -> GenerationJob:
+        """Return what another worker is to go on with; the spans go on to it as well."""
+        ticket.attempts.end(reason, is_failure=True)
+        return ticket.attempts.begin(ticket.rest(is_suspect=is_suspect), ticket.attempt + 1)
 
     def _go_on(self, ticket: Ticket, recovery: Recovery) -> None:
         """Follow an attempt that is not over, or has come to its end."""
+        # The span of that attempt has ended with the fear that it was lost, and says so.
+        ticket.attempts.end("not_needed")
         ticket.recovery = None
         ticket.begin_attempt(recovery.attempt)
         ticket.worker = recovery.worker
@@ -505,6 +529,7 @@ class Dispatcher:
 
     def _end(self, ticket: Ticket, failed: JobFailed) -> None:
         del self._tickets[ticket.job.handle]
+        _end_attempt(ticket, failed)
         ticket.generation.push(ticket.prompt_index, failed)
 
     async def _drop(self, ticket: Ticket) -> None:
@@ -621,3 +646,10 @@ class Dispatcher:
             self._fail(ticket, FailureCode.QUEUE_TIMEOUT)
         elif not self._catalogue.is_served(ticket.model):
             self._fail(ticket, FailureCode.NO_WORKER)
+
+
+def _end_attempt(ticket: Ticket, end: JobFinished | JobFailed) -> None:
+    if isinstance(end, JobFinished):
+        ticket.attempts.end("finished")
+    else:
+        ticket.attempts.end(end.code.value, is_failure=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from contract import clock
 from contract.messages import (
     Delta,
     GenerationJob,
@@ -19,6 +20,7 @@ from contract.messages import (
 from contract.metrics import LightHistogramChild
 from contract.outcomes import FinishReason
 from gateway import telemetry
+from gateway.dispatch.attempts import Attempts
 from gateway.dispatch.generation import Generation, JobMessage
 
 MOST_KEPT = 4096
@@ -129,9 +131,12 @@ class Ticket:
     """When the last tokens came of each of them; 0 if none have come yet."""
     latency: LightHistogramChild = field(init=False)
     """Where the time between tokens is noted."""
+    attempts: Attempts = field(init=False)
+    """Their spans."""
     _is_replicated: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.attempts = Attempts(self.job, self.model)
         self._is_replicated = self.job.is_replicated
         self.sequences = [Progress() for _ in range(self.job.sequences)]
         self.received = [0] * (self.job.n if self._is_replicated else self.job.sequences)
@@ -192,7 +197,10 @@ class Ticket:
     def rest(self, *, is_suspect: bool) -> GenerationJob:
         """Return the job as another worker is to go on with it."""
         return msgspec.structs.replace(
-            self.job, resumption=self._resumption(), is_suspect=is_suspect
+            self.job,
+            resumption=self._resumption(),
+            is_suspect=is_suspect,
+            enqueued_ms=clock.now_ms(),
         )
 
     def as_it_took(self, finished: JobFinished, now: float) -> JobFinished:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import redis
 from celery import Celery
 from celery.beat import Scheduler
-from celery.signals import worker_shutting_down
+from celery.signals import setup_logging, worker_shutting_down
 from typing_extensions import override
 
 from contract.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
@@ -28,13 +28,13 @@ SENTINEL_SECONDS: Final = 1.0
 """How long a sentinel may take to answer before the next one is asked."""
 SILENT_SECONDS: Final = 60.0
 """After so long without a look at the timetable its keeper counts as stuck."""
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> Celery:
-    """Return the application, knowing its broker and when to run what."""
+    """Return the application, knowing its broker and when to run what. It logs as this process does."""
+    setup_logging.connect(_leave_logs_alone)
     url = settings.celery_broker_url or settings.redis_url
     sentinels = sentinel_address(url)
     app = Celery("sluice", broker=url if sentinels is None else _sentinel_urls(sentinels))
@@ -47,10 +47,8 @@ def create_app(settings: Settings) -> Celery:
         accept_content=["json"],
         timezone="UTC",
         worker_prefetch_multiplier=1,
-        worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
-        worker_log_format=LOG_FORMAT,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
@@ -142,6 +140,10 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
             return False
         self._is_away = False
         return bool(waiting < MOST_WAITING)
+
+
+def _leave_logs_alone(**_details: object) -> None:
+    """Keep Celery, which asks this first, from setting up logs of its own."""
 
 
 def _sentinel_urls(address: SentinelAddress) -> str:

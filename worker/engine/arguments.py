@@ -4,6 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from contract.logs import LogFormat
 from contract.sampling import LOGPROBS, MAX_BAD_WORDS
 from worker.samplers.arguments import PROCESSOR
 from worker.settings import Settings
@@ -14,6 +15,9 @@ first grammar it sees."""
 
 MAX_BAD_WORD_TOKENS = 4096
 """Tokens of all bad words of a request together, in both of their forms, at most."""
+
+_JSON_LOGS = Path(__file__).with_name("logging.json")
+"""How vLLM's processes log where the worker logs JSON: what they would else write is no JSON."""
 
 _DEFAULT_MAX_IMAGES = 8
 _CPU_STEP_TOKENS = 4096
@@ -68,6 +72,7 @@ def offers_sampler_chain(settings: Settings) -> bool:
 
 def environment_variables(settings: Settings) -> dict[str, str]:
     """Return the environment variables that vLLM's processes are to find, unless set otherwise."""
+    logs = {"VLLM_LOGGING_CONFIG_PATH": str(_JSON_LOGS)}
     return {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "INFO" if settings.log_level == "DEBUG" else "ERROR",
@@ -77,6 +82,7 @@ def environment_variables(settings: Settings) -> dict[str, str]:
         # Each word is forbidden at the start of a word and inside one.
         "VLLM_MAX_NUM_BAD_WORDS": str(2 * MAX_BAD_WORDS),
         "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS": str(MAX_BAD_WORD_TOKENS),
+        **(logs if settings.log_format is LogFormat.JSON else {}),
     }
 
 

@@ -1,0 +1,110 @@
+"""How every process writes its log: lines of text for people, or JSON for machines."""
+
+import json
+import logging
+import sys
+import threading
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Final
+
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, format_span_id, format_trace_id
+from opentelemetry.trace import get_current_span as current_span
+from typing_extensions import override
+
+from contract.messages import GenerationJob
+
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TRACE_ID: Final = slice(3, 35)
+"""Where a `traceparent` has the id of its trace."""
+_IDS: Final = ("trace_id", "span_id", "request_id", "job_id")
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The `x-request-id` of the request that is being served, where one is."""
+
+_log = logging.getLogger(__name__)
+
+
+class LogFormat(StrEnum):
+    """What a log is made of."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes one JSON object in one line of each record.
+
+    Its members are `time` (RFC 3339, UTC), `level`, `logger` and `message`; `trace_id`, `span_id`, `request_id`
+    and `job_id` where the line is about one; `exception`, a traceback, where there was one.
+    """
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_ids_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        # ASCII, so that nothing in a message keeps the line from being written.
+        return json.dumps(line)
+
+
+def configure_logs(form: LogFormat, *, level: int | str) -> None:
+    """Write the log of this process to its standard error. What was set up before is over."""
+    if form is LogFormat.TEXT:
+        logging.basicConfig(level=level, format=TEXT_FORMAT, force=True)
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def about(job: GenerationJob) -> dict[str, str]:
+    """Return what a log line about a job gets as `extra`."""
+    ids = {
+        "job_id": job.id,
+        "request_id": job.request_id,
+        "trace_id": job.traceparent[_TRACE_ID],
+    }
+    return {name: value for name, value in ids.items() if value}
+
+
+def _ids_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the ids that a record was given, and else those of the request that is being served."""
+    ids = {}
+    if (context := current_span().get_span_context()) != INVALID_SPAN_CONTEXT:
+        ids["trace_id"] = format_trace_id(context.trace_id)
+        ids["span_id"] = format_span_id(context.span_id)
+    if served := request_id.get():
+        ids["request_id"] = served
+    return ids | {name: record.__dict__[name] for name in _IDS if name in record.__dict__}
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        _log.critical("The process ends by an error", exc_info=(kind, error, traceback))
+
+
+def _log_uncaught_in_thread(details: "threading.ExceptHookArgs") -> None:
+    if details.exc_value is not None:
+        _log.critical(
+            "A thread ended by an error",
+            exc_info=(details.exc_type, details.exc_value, details.exc_traceback),
+        )

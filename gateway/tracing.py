@@ -1,0 +1,224 @@
+"""The spans of a gateway process: one tracer for all of it, like the metrics of `gateway.telemetry`.
+
+While traces are off, everything here does nothing, in less than a microsecond. Spans carry ids, counts and
+names; what clients wrote stands in them only if `shows_content`.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    format_span_id,
+    format_trace_id,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from contract import tracing
+from gateway.errors import ApiError
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+SERVICE: Final = "sluice-gateway"
+MOST_CONTENT: Final = 16_384
+"""Characters of content in one attribute; what is longer is cut off."""
+
+Attributes = Mapping[str, str | bool | int | float]
+
+_propagator = TraceContextTextMapPropagator()
+
+
+@dataclass(slots=True)
+class _Tracing:
+    """What traces are made with while they are on."""
+
+    provider: "TracerProvider | None" = None
+    tracer: Tracer | None = None
+    shows_content: bool = False
+
+
+_tracing = _Tracing()
+
+
+def start(settings: Settings) -> None:
+    """Begin to make spans, if the settings want it. Raises ValueError for an `OTEL_` variable that makes no sense."""
+    if settings.traces:
+        provider = tracing.open_provider(SERVICE)
+        _tracing.provider = provider
+        _tracing.tracer = provider.get_tracer(tracing.INSTRUMENTATION)
+        _tracing.shows_content = settings.trace_content
+
+
+def stop() -> None:
+    """Make no more spans, and export those that wait, within seconds."""
+    provider = _tracing.provider
+    _tracing.provider, _tracing.tracer, _tracing.shows_content = None, None, False
+    if provider is not None:
+        tracing.close_provider(provider)
+
+
+def is_on() -> bool:
+    """Whether spans are made."""
+    return _tracing.tracer is not None
+
+
+def shows_content() -> bool:
+    """Whether what clients wrote may stand in spans."""
+    return _tracing.shows_content
+
+
+# --- spans ---------------------------------------------------------------------------------------
+
+
+def span(name: str, *, parent: Context | None = None) -> AbstractContextManager[Span]:
+    """Return a block in which a span is the current one; by default it belongs to the current one before.
+
+    An error that leaves the block is named in the span, without its message.
+    """
+    if _tracing.tracer is None:
+        return _NO_SPAN
+    return _Current(_tracing.tracer.start_span(name, parent))
+
+
+def request_span(
+    method: str, headers: Mapping[str, str], attributes: Attributes
+) -> AbstractContextManager[Span]:
+    """Return the block of a whole HTTP request, which goes on with its client's trace if it has one."""
+    if _tracing.tracer is None:
+        return _NO_SPAN
+    context = _propagator.extract(headers, Context())
+    return _Current(
+        _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
+    )
+
+
+def attempt_span(
+    traceparent: str, *, earlier: SpanContext | None, attributes: Attributes
+) -> Span | None:
+    """Begin the span of an attempt of a job, in the trace that the job's request belongs to, if there is one.
+
+    It is linked to the span of the attempt before it. End it by `end`.
+    """
+    parent = context_of(traceparent)
+    if _tracing.tracer is None or parent is None:
+        return None
+    links = [Link(earlier)] if earlier is not None else []
+    return _tracing.tracer.start_span(
+        tracing.ATTEMPT, parent, SpanKind.PRODUCER, attributes=attributes, links=links
+    )
+
+
+def note(attributes: Attributes) -> None:
+    """Set attributes of the current span."""
+    if _tracing.tracer is not None:
+        get_current_span().set_attributes(attributes)
+
+
+def note_in(context: Context | None, attributes: Attributes) -> None:
+    """Set attributes of the span that a context is in, unless it has ended."""
+    span = get_current_span(context)
+    if span.is_recording():
+        span.set_attributes(attributes)
+
+
+def fail(span: Span, error_type: str) -> None:
+    """Say that what a span stands for has failed, and by which code or class of error."""
+    span.set_attribute(tracing.ERROR_TYPE, error_type)
+    span.set_status(StatusCode.ERROR)
+
+
+# --- where things stand --------------------------------------------------------------------------
+
+
+def current() -> Span:
+    """Return the current span; one that takes nothing if there is none."""
+    return INVALID_SPAN if _tracing.tracer is None else get_current_span()
+
+
+def here() -> Context | None:
+    """Return what makes the current span the parent of one that begins later, in another task."""
+    return None if _tracing.tracer is None else get_current()
+
+
+def traceparent() -> str:
+    """Return how the current span is named in a job; empty if there is none."""
+    if _tracing.tracer is None:
+        return ""
+    return tracing.traceparent_of(get_current_span().get_span_context())
+
+
+def context_of(traceparent: str) -> Context | None:
+    """Return what makes the span that a job names a parent; None if it names none, or traces are off."""
+    if _tracing.tracer is None or not traceparent:
+        return None
+    named = tracing.span_of(traceparent)
+    return None if named is None else tracing.context_of(named)
+
+
+def exemplar() -> dict[str, str] | None:
+    """Return what a histogram remembers of the current request; None if nobody will find its trace."""
+    return None if _tracing.tracer is None else exemplar_of(get_current_span())
+
+
+def exemplar_of(span: Span | None) -> dict[str, str] | None:
+    """Return what a histogram remembers of what a span stands for; None if that is not sampled."""
+    if span is None:
+        return None
+    context = span.get_span_context()
+    if not context.is_valid or not context.trace_flags.sampled:
+        return None
+    return {
+        "trace_id": format_trace_id(context.trace_id),
+        "span_id": format_span_id(context.span_id),
+    }
+
+
+class _Current:
+    """A span that is the current one in a block, and ends with it."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> Span:
+        self._token = attach(set_span_in_context(self._span))
+        return self._span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        detach(self._token)
+        if error is not None:
+            self._note(error)
+        self._span.end()
+
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._span.set_attribute(tracing.ERROR_TYPE, "cancelled")
+        elif isinstance(error, ApiError) and error.status < 500:
+            # Refusing is what the gateway is there for.
+            self._span.set_attribute(tracing.ERROR_TYPE, error.code)
+        else:
+            fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)
+
+
+_NO_SPAN: Final[AbstractContextManager[Span]] = nullcontext(INVALID_SPAN)

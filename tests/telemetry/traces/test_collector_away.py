@@ -1,0 +1,128 @@
+"""A collector that is dead, hangs or refuses costs spans and nothing else."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from contract import tracing as shared
+from gateway import tracing
+from gateway.settings import Settings
+from tests.support.processes import free_port, wait_until
+from tests.support.stack import Stack, running_stack
+from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.collector import Collector, running_collector
+
+REQUESTS = 8
+MOST_SECONDS = 5.0
+"""For a request of some twenty steps of 20 ms; the exporter waits 10 s for its collector."""
+
+
+@pytest.fixture
+def hanging() -> Iterator[Collector]:
+    with running_collector() as collector:
+        collector.hangs.set()
+        yield collector
+
+
+@contextmanager
+def traced_stack(url: str) -> Iterator[Stack]:
+    traced = {
+        "SLUICE_TRACES": "true",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+        # Every request fills the queue, so that spans are dropped from the second one on.
+        "OTEL_BSP_MAX_QUEUE_SIZE": "4",
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    with running_stack() as stack:
+        stack.start_gateway(**traced)
+        stack.start_worker(SLUICE_ENGINE="scripted", **traced)
+        yield stack
+
+
+def assert_requests_are_served(stack: Stack) -> None:
+    stack.key()
+    for number in range(REQUESTS):
+        began = time.monotonic()
+        asked = ask(stack, stream=number % 2 == 0)
+        assert asked.response.status_code == 200
+        if number % 2 == 0:
+            assert asked.chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert time.monotonic() - began < MOST_SECONDS
+
+
+def assert_processes_end_in_time(stack: Stack) -> None:
+    for name in ("worker", "gateway"):
+        began = time.monotonic()
+        assert stack.stop(name) == 0
+        assert time.monotonic() - began < shared.FLUSH_SECONDS + MOST_SECONDS
+
+
+def test_requests_do_not_feel_that_the_collector_hangs(hanging: Collector) -> None:
+    with traced_stack(hanging.url) as stack:
+        assert_requests_are_served(stack)
+        wait_until(lambda: hanging.hung > 0, seconds=10, what="an export")
+        assert_processes_end_in_time(stack)
+
+
+def test_requests_do_not_feel_that_there_is_no_collector() -> None:
+    with traced_stack(f"http://127.0.0.1:{free_port()}") as stack:
+        assert_requests_are_served(stack)
+        wait_until(
+            lambda: "spans batch" in stack.log("gateway"), seconds=20, what="a word in the log"
+        )
+        assert_processes_end_in_time(stack)
+        # It is said, and not again and again.
+        assert stack.log("gateway").count("spans batch") <= 2
+
+
+def test_spans_that_nobody_takes_are_bounded_and_cost_no_time(
+    hanging: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", hanging.url)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    tracing.start(Settings(traces=True))
+    try:
+        began = time.monotonic()
+        for _ in range(5_000):
+            with tracing.span("plan"):
+                pass
+        assert time.monotonic() - began < MOST_SECONDS
+        provider = tracing._tracing.provider
+        assert provider is not None
+        [processor] = provider._active_span_processor._span_processors
+        assert len(processor._batch_processor._queue) <= 100  # type: ignore[attr-defined]
+    finally:
+        began = time.monotonic()
+        tracing.stop()
+        assert time.monotonic() - began < shared.FLUSH_SECONDS + 1
+    assert not tracing.is_on()
+
+
+def test_last_spans_are_exported_when_the_process_stops(collector: Collector) -> None:
+    with running_stack() as stack:
+        slow = {**collector.environment, "OTEL_BSP_SCHEDULE_DELAY": "60000"}
+        stack.start_gateway(**slow)
+        stack.start_worker(SLUICE_ENGINE="scripted", **slow)
+        asked = ask(stack)
+        assert collector.trace(asked.trace_id) == []
+        stack.stop("worker")
+        stack.stop("gateway")
+        trace = collector.wait_for(asked.trace_id, "POST /v1/completions", "attempt", "generate")
+        assert {span.service for span in trace} == {"sluice-gateway", "sluice-worker"}
+
+
+def test_names_of_the_operator_stand_in_for_ours(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    tracing.start(Settings(traces=True))
+    with tracing.span("plan") as span:
+        trace_id = f"{span.get_span_context().trace_id:032x}"
+    tracing.stop()
+    [exported] = collector.wait_for(trace_id, "plan")
+    assert exported.service == "mine"

@@ -1,0 +1,94 @@
+"""Traces that are off: nothing is made, loaded, sent or carried; and what old messages lack."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from contract.messages import GenerationJob, decode_job, encode
+from contract.sampling import SamplingSpec
+from contract.tracing import span_of
+from gateway import tracing
+from gateway.settings import Settings
+from tests.support.stack import REPOSITORY, running_stack
+from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.collector import Collector
+
+NEW_FIELDS = ("request_id", "enqueued_ms", "traceparent", "earlier_traceparent")
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def job(**changes: object) -> GenerationJob:
+    known = GenerationJob(
+        id="cmpl-a-0",
+        handle=1,
+        gateway="gw",
+        tenant="acme",
+        cache_salt="salt",
+        prompt_token_ids=[1, 2],
+        max_tokens=3,
+        sampling=SamplingSpec(seed=1),
+        deadline_ms=4,
+    )
+    return msgspec.structs.replace(known, **changes)
+
+
+def test_everything_does_nothing_while_traces_are_off() -> None:
+    tracing.start(Settings())
+    assert not tracing.is_on()
+    assert tracing.span("plan") is tracing.span("settle")
+    with tracing.span("plan") as span:
+        assert not span.is_recording()
+        tracing.note({"a": 1})
+        assert tracing.traceparent() == ""
+        assert tracing.exemplar() is None
+        assert tracing.here() is None
+        assert tracing.context_of(PARENT) is None
+        assert tracing.attempt_span(PARENT, earlier=None, attributes={}) is None
+    tracing.stop()
+
+
+@pytest.mark.parametrize("module", ["gateway.app", "worker.runner"])
+def test_sdk_is_not_loaded_by_processes_that_do_not_trace(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('opentelemetry.sdk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
+
+
+def test_nothing_is_exported_unless_it_is_switched_on(collector: Collector) -> None:
+    with running_stack() as stack:
+        untraced = {**collector.environment, "SLUICE_TRACES": "false"}
+        stack.start_gateway(**untraced)
+        # A worker that would trace what its gateway does not.
+        stack.start_worker(SLUICE_ENGINE="scripted", **collector.environment)
+        assert ask(stack).response.status_code == 200
+        stack.stop("worker")
+        stack.stop("gateway")
+    assert collector.bodies == []
+
+
+def test_job_of_an_older_gateway_can_be_read() -> None:
+    fields = msgspec.msgpack.decode(encode(job(request_id="req_a", traceparent=PARENT)))
+    old = {name: value for name, value in fields.items() if name not in NEW_FIELDS}
+    assert len(old) == len(fields) - 2
+    assert decode_job(msgspec.msgpack.encode(old)) == job()
+
+
+def test_older_worker_can_read_a_job_with_a_trace() -> None:
+    names = [each.name for each in msgspec.structs.fields(GenerationJob)]
+    assert tuple(names[-len(NEW_FIELDS) :]) == NEW_FIELDS
+    older = msgspec.defstruct("Older", [("id", str), ("prompt_token_ids", list[int])], kw_only=True)
+    read = msgspec.msgpack.decode(encode(job(traceparent=PARENT)), type=older)
+    assert (read.id, read.prompt_token_ids) == ("cmpl-a-0", [1, 2])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", PARENT[:-1]])
+def test_malformed_place_in_a_trace_is_none(text: str) -> None:
+    assert span_of(text) is None
+
+
+def test_place_in_a_trace_comes_back_as_it_was() -> None:
+    span = span_of(PARENT)
+    assert span is not None
+    assert f"{span.trace_id:032x}" == "a" * 32
+    assert span.trace_flags.sampled

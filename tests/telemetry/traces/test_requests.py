@@ -1,0 +1,272 @@
+"""One request is one trace, across gateway, queue and worker."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.support.secrets import scan_for_secrets
+from tests.support.stack import MODEL, Stack
+from tests.telemetry.traces.asking import PROMPT, ask, client_trace
+from tests.telemetry.traces.collector import Collector, Span
+
+ROOM_SPANS = ("authenticate", "plan", "reserve", "attempt", "settle")
+"""Children of the request's span."""
+WORKER_SPANS = ("claim", "prefill", "decode")
+"""Children of the worker's span."""
+WHOLE = ("POST /v1/completions", *ROOM_SPANS, "queue", "generate", *WORKER_SPANS)
+
+
+def by_name(trace: list[Span]) -> dict[str, Span]:
+    named = {span.name: span for span in trace}
+    assert len(named) == len(trace), [span.name for span in trace]
+    return named
+
+
+def test_streamed_request_has_all_spans_with_the_right_parents(
+    stack: Stack, collector: Collector
+) -> None:
+    asked = ask(stack, stream=True, stream_options={"include_usage": True})
+    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
+    assert sorted(trace) == sorted(WHOLE)
+    request, attempt, generate = (
+        trace[name] for name in ("POST /v1/completions", "attempt", "generate")
+    )
+    parents = {
+        request.name: asked.client_span_id,
+        **dict.fromkeys(ROOM_SPANS, request.span_id),
+        "queue": attempt.span_id,
+        "generate": attempt.span_id,
+        **dict.fromkeys(WORKER_SPANS, generate.span_id),
+    }
+    assert {name: span.parent_id for name, span in trace.items()} == parents
+    worker = {"queue", "generate", *WORKER_SPANS}
+    assert {name for name, span in trace.items() if span.service == "sluice-worker"} == worker
+    assert {name for name in trace if name not in worker} == {
+        name for name, span in trace.items() if span.service == "sluice-gateway"
+    }
+    kinds = {request.name: "SERVER", "attempt": "PRODUCER", "generate": "CONSUMER"}
+    assert {name: span.kind for name, span in trace.items()} == {
+        **dict.fromkeys(trace, "INTERNAL"),
+        **kinds,
+    }
+    assert not any(span.is_error or span.events or span.links for span in trace.values())
+
+
+def test_spans_follow_each_other_as_the_request_walks(stack: Stack, collector: Collector) -> None:
+    asked = ask(stack, stream=True)
+    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
+    walk = ["authenticate", "plan", "reserve", "queue", "claim", "prefill", "decode"]
+    starts = [trace[name].start for name in walk]
+    assert starts == sorted(starts)
+    assert all(span.start <= span.end for span in trace.values())
+    assert trace["queue"].end == trace["claim"].start == trace["generate"].start
+    assert trace["claim"].end == trace["prefill"].start
+    assert trace["prefill"].end == trace["decode"].start
+    assert trace["decode"].end == trace["generate"].end
+    # The engine makes a step each 20 ms, and each step is a token.
+    assert trace["decode"].end - trace["decode"].start > 19 * 0.015 * 1e9
+    request = trace["POST /v1/completions"]
+    assert all(request.start <= trace[name].start <= request.end for name in ROOM_SPANS)
+    assert trace["settle"].end <= request.end
+
+
+def test_spans_carry_the_attributes_of_the_conventions(stack: Stack, collector: Collector) -> None:
+    asked = ask(
+        stack,
+        stream=True,
+        stream_options={"include_usage": True},
+        headers={"x-request-id": "req_from_the_client"},
+    )
+    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
+    last = asked.chunks[-1]
+    usage, completion_id = last["usage"], last["id"]
+    counts = {
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+    }
+    about = {"sluice.tenant.id": "acme", "sluice.request.id": "req_from_the_client"}
+    expected = counts | about
+    request = trace["POST /v1/completions"].attributes
+    assert usage["completion_tokens"] == 20
+    assert request.items() >= expected.items()
+    assert (
+        request.items()
+        >= {
+            "http.request.method": "POST",
+            "http.route": "/v1/completions",
+            "http.response.status_code": 200,
+            "server.address": "127.0.0.1",
+            "server.port": int(stack.url.rpartition(":")[2]),
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.provider.name": "sluice",
+            "gen_ai.request.model": MODEL,
+            "gen_ai.request.max_tokens": 20,
+            "gen_ai.request.stream": True,
+            "gen_ai.response.id": completion_id,
+        }.items()
+    )
+    assert 0 < request["gen_ai.response.time_to_first_chunk"] < 20
+    generate = trace["generate"].attributes
+    job = {"sluice.job.id": f"{completion_id}-0", "sluice.attempt": 1, **about}
+    assert generate.items() >= (counts | job).items()
+    assert generate["gen_ai.response.finish_reasons"] == ["length"]
+    assert generate["sluice.outcome"] == "finished"
+    assert trace["attempt"].attributes.items() >= {**job, "sluice.outcome": "finished"}.items()
+    settled = {"gen_ai.response.id": completion_id, "sluice.outcome": "finished"}
+    assert trace["settle"].attributes.items() >= settled.items()
+
+
+def test_whole_chat_of_several_choices_is_traced_as_well(
+    stack: Stack, collector: Collector
+) -> None:
+    asked = ask(
+        stack,
+        path="/v1/chat/completions",
+        prompt=None,
+        messages=[{"role": "user", "content": PROMPT}],
+        n=2,
+    )
+    assert asked.response.status_code == 200
+    names = ["POST /v1/chat/completions", *WHOLE[1:]]
+    trace = by_name(collector.wait_for(asked.trace_id, *names))
+    attributes = trace["POST /v1/chat/completions"].attributes
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.choice.count"] == 2
+    assert len(trace["generate"].attributes["gen_ai.response.finish_reasons"]) == 2
+
+
+def test_each_prompt_of_a_request_has_an_attempt(stack: Stack, collector: Collector) -> None:
+    asked = ask(stack, prompt=[PROMPT, PROMPT, PROMPT])
+    names = [*WHOLE, "attempt", "attempt", "generate", "generate", "decode", "decode"]
+    trace = collector.wait_for(asked.trace_id, *names)
+    attempts = {span.span_id: span for span in trace if span.name == "attempt"}
+    assert len(attempts) == 3
+    assert {span.parent_id for span in trace if span.name == "generate"} == set(attempts)
+
+
+def test_request_without_a_client_trace_begins_one(stack: Stack, collector: Collector) -> None:
+    response = httpx.post(
+        f"{stack.url}/v1/completions",
+        headers={"authorization": f"Bearer {stack.key()}", "x-request-id": "req_alone"},
+        json={"model": MODEL, "prompt": PROMPT, "max_tokens": 2},
+        timeout=60,
+    )
+    assert response.status_code == 200
+    asked = ask(stack)
+    collector.wait_for(asked.trace_id, *WHOLE)
+    [first] = [
+        span
+        for span in collector.spans
+        if span.kind == "SERVER" and span.attributes["sluice.request.id"] == "req_alone"
+    ]
+    assert first.parent_id == ""
+    collector.wait_for(first.trace_id, *WHOLE)
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    ["", "nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01", "0" * 500],
+    ids=["empty", "nonsense", "no trace", "unknown version", "long"],
+)
+def test_malformed_traceparent_is_ignored(stack: Stack, traceparent: str) -> None:
+    response = httpx.get(
+        f"{stack.url}/v1/models",
+        headers={"authorization": f"Bearer {stack.key()}", "traceparent": traceparent},
+    )
+    assert response.status_code == 200
+
+
+def test_what_the_client_does_not_sample_is_not_exported(
+    stack: Stack, collector: Collector
+) -> None:
+    unsampled = ask(stack, sampled=False, stream=True)
+    assert unsampled.response.status_code == 200
+    sampled = ask(stack)
+    collector.wait_for(sampled.trace_id, *WHOLE)
+    assert collector.trace(unsampled.trace_id) == []
+
+
+def test_refusals_are_named_by_their_codes(stack: Stack, collector: Collector) -> None:
+    for asked, name, code in (
+        (ask(stack, key="sk-nobody"), "authenticate", "invalid_api_key"),
+        (ask(stack, max_tokens=10_000_000), "plan", "context_length_exceeded"),
+    ):
+        assert 400 <= asked.response.status_code < 500
+        trace = by_name(collector.wait_for(asked.trace_id, "POST /v1/completions"))
+        assert trace[name].attributes["error.type"] == code
+        request = trace["POST /v1/completions"]
+        assert request.attributes["error.type"] == code
+        assert request.attributes["http.response.status_code"] == asked.response.status_code
+        assert not request.is_error
+        assert "attempt" not in trace
+
+
+def test_management_routes_are_named_by_their_templates(stack: Stack, collector: Collector) -> None:
+    trace_id, span_id, header = client_trace()
+    httpx.get(
+        f"{stack.url}/v1/models/{MODEL}",
+        headers={"authorization": f"Bearer {stack.key()}", **header},
+    )
+    [request] = collector.wait_for(trace_id, "GET /v1/models/{model_id:path}")[:1]
+    assert request.parent_id == span_id
+    assert request.attributes["http.route"] == "/v1/models/{model_id:path}"
+
+
+def test_probes_are_not_traced(stack: Stack, collector: Collector) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        httpx.get(f"{stack.url}{path}")
+    collector.wait_for(ask(stack).trace_id, *WHOLE)
+    names = {span.name for span in collector.spans}
+    assert not {"GET /healthz", "GET /readyz", "GET /metrics", "GET"} & names
+
+
+def test_neither_content_nor_keys_are_exported_or_logged(
+    stack: Stack, collector: Collector
+) -> None:
+    key = stack.key()
+    bearer = {"authorization": f"Bearer {key}"}
+    asked = ask(stack, stream=True)
+    chat = ask(
+        stack,
+        path="/v1/chat/completions",
+        prompt=None,
+        messages=[{"role": "user", "content": PROMPT}],
+    )
+    # Keys where they do not belong, and content in what is refused.
+    httpx.get(f"{stack.url}/v1/keys/{key}", headers=bearer)
+    httpx.get(f"{stack.url}/{key}?key={key}", headers=bearer)
+    ask(stack, key=f"{key[:-1]}x")
+    ask(stack, nonsense=PROMPT, temperature=PROMPT)
+    httpx.post(f"{stack.url}/v1/completions", headers=bearer, content=f'{{"prompt": "{PROMPT}')
+    last = ask(stack)
+    for each in (asked, last):
+        collector.wait_for(each.trace_id, *WHOLE)
+    collector.wait_for(chat.trace_id, "POST /v1/chat/completions", "decode")
+    text = asked.chunks[0]["choices"][0]["text"] + asked.chunks[1]["choices"][0]["text"]
+    logs = {name: stack.log(name) for name in ("gateway", "worker")}
+    sources = {"exported": b"".join(collector.bodies), **logs}
+    assert scan_for_secrets(sources, [key]) == []
+    for source in sources.values():
+        told = source if isinstance(source, str) else source.decode(errors="replace")
+        assert "walrus" not in told
+        assert text not in told
+
+
+def test_content_is_exported_where_that_is_switched_on(stack: Stack, collector: Collector) -> None:
+    url = stack.start_gateway(
+        "telling gateway", **collector.environment, SLUICE_TRACE_CONTENT="true"
+    )
+    try:
+        asked = ask(stack, url=url)
+        [request] = [
+            span
+            for span in collector.wait_for(asked.trace_id, *WHOLE)
+            if span.name == "POST /v1/completions"
+        ]
+        told = json.loads(request.attributes["gen_ai.input.messages"])
+        assert told == [{"role": "user", "parts": [{"type": "text", "content": PROMPT}]}]
+        assert scan_for_secrets({"exported": b"".join(collector.bodies)}, [stack.key()]) == []
+    finally:
+        stack.gateways.remove(url)
+        stack.stop("telling gateway")

@@ -1,0 +1,138 @@
+"""A job that goes on elsewhere: each attempt has spans of its own, and is linked to the one before."""
+
+import json
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.stack import MODEL, Stack, metric, running_stack
+from tests.telemetry.traces.asking import PROMPT, client_trace
+from tests.telemetry.traces.collector import Collector, Span
+
+LEASE_SECONDS = 1.0
+TOKENS = 100
+WORKERS = ("worker-1", "worker-2")
+
+
+@pytest.fixture
+def stack(collector: Collector) -> Iterator[Stack]:
+    """A gateway and two slow workers, which hand back at once what they run when they are stopped."""
+    with running_stack() as stack:
+        stack.start_gateway(**collector.environment, SLUICE_LOG_FORMAT="json")
+        for name in WORKERS:
+            start_worker(stack, collector, name)
+        yield stack
+
+
+class Told(NamedTuple):
+    """A stream that was read."""
+
+    trace_id: str
+    first: str
+    """The worker that ended."""
+    second: str
+    """The one that went on."""
+
+
+def start_worker(stack: Stack, collector: Collector, name: str) -> None:
+    stack.start_worker(
+        name,
+        SLUICE_ENGINE="scripted",
+        SLUICE_WORKER_ID=name,
+        SLUICE_SCRIPTED_STEP_SECONDS="0.05",
+        SLUICE_LEASE_SECONDS=str(LEASE_SECONDS),
+        SLUICE_DRAIN_SECONDS="0",
+        SLUICE_LOG_FORMAT="json",
+        **collector.environment,
+    )
+
+
+def stream_over_an_end(stack: Stack, *, is_killed: bool) -> Told:
+    """Read a stream whose worker ends when it has begun."""
+    trace_id, _, header = client_trace()
+    tokens = 0
+    first = ""
+    with httpx.stream(
+        "POST",
+        f"{stack.url}/v1/completions",
+        headers={"authorization": f"Bearer {stack.key()}", **header},
+        json={"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "stream": True},
+        timeout=60,
+    ) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            assert "error" not in json.loads(line.removeprefix("data: ")), line
+            tokens += 1
+            if tokens == 3:
+                [first] = [name for name in WORKERS if is_running_a_job(stack, name)]
+                if is_killed:
+                    stack.kill(first)
+                else:
+                    stack.stop(first)
+    assert tokens > 10
+    return Told(trace_id, first, *{*WORKERS} - {first})
+
+
+def is_running_a_job(stack: Stack, worker: str) -> bool:
+    return metric(stack.worker_url(worker), "sluice_worker_jobs_running") == 1
+
+
+def split(trace: list[Span], name: str) -> list[Span]:
+    return sorted(
+        (span for span in trace if span.name == name),
+        key=lambda span: int(span.attributes["sluice.attempt"]),
+    )
+
+
+def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
+    stack: Stack, collector: Collector
+) -> None:
+    trace_id, _, second = stream_over_an_end(stack, is_killed=True)
+    trace = collector.wait_for(
+        trace_id, "POST /v1/completions", "attempt", "attempt", "generate", "decode", "settle"
+    )
+    [request] = [span for span in trace if span.name == "POST /v1/completions"]
+    lost, resumed = split(trace, "attempt")
+    assert lost.parent_id == resumed.parent_id == request.span_id
+    assert (lost.links, resumed.links) == ([], [(trace_id, lost.span_id)])
+    assert lost.is_error
+    assert lost.attributes["error.type"] == lost.attributes["sluice.outcome"] == "lease_expired"
+    assert not resumed.is_error
+    assert (lost.attributes["sluice.attempt"], resumed.attributes["sluice.attempt"]) == (1, 2)
+    # What the killed worker had to tell died with it.
+    [generate] = split(trace, "generate")
+    assert generate.parent_id == resumed.span_id
+    assert generate.links == [(trace_id, lost.span_id)]
+    assert generate.attributes["sluice.worker.id"] == second
+    assert generate.attributes["gen_ai.usage.output_tokens"] == TOKENS
+    assert lost.end <= resumed.start <= generate.start
+    assert not request.is_error
+    assert request.attributes["gen_ai.usage.output_tokens"] == TOKENS
+
+
+def test_attempts_of_a_worker_that_stops_both_have_spans_of_their_worker(
+    stack: Stack, collector: Collector
+) -> None:
+    trace_id, first, second = stream_over_an_end(stack, is_killed=False)
+    trace = collector.wait_for(
+        trace_id, "POST /v1/completions", "attempt", "attempt", "generate", "generate", "settle"
+    )
+    attempts, generates = split(trace, "attempt"), split(trace, "generate")
+    assert [span.parent_id for span in generates] == [span.span_id for span in attempts]
+    assert [span.attributes["sluice.worker.id"] for span in generates] == [first, second]
+    assert [span.attributes["sluice.outcome"] for span in generates] == ["handed_back", "finished"]
+    assert [span.links for span in generates] == [[], [(trace_id, attempts[0].span_id)]]
+    assert len([span for span in trace if span.name == "queue"]) == 2
+
+
+def test_line_about_a_lost_attempt_names_trace_request_and_job(stack: Stack) -> None:
+    trace_id, *_ = stream_over_an_end(stack, is_killed=True)
+    lines = [json.loads(line) for line in stack.log("gateway").splitlines()]
+    [line] = [line for line in lines if "is over: lease_expired" in line["message"]]
+    assert line["trace_id"] == trace_id
+    assert line["request_id"].startswith("req_")
+    assert line["job_id"].startswith("cmpl-")
+    assert line["level"] == "INFO"
