@@ -63,6 +63,11 @@ def waiting(model: str) -> str:
     return f"{{m:{model}}}:waiting"
 
 
+def arrivals(model: str) -> str:
+    """Sorted set: id of a waiting job -> when it was put on the queue, in Unix milliseconds of the Redis server."""
+    return f"{{m:{model}}}:arrivals"
+
+
 def sheddable(model: str) -> str:
     """Sorted set: `RANK TENANT` -> rank of a tier * 2^40 + the tenant's waiting jobs of it that never began."""
     return f"{{m:{model}}}:sheddable"

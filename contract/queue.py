@@ -93,6 +93,8 @@ class Claim(NamedTuple):
 
     job: GenerationJob
     attempt: int
+    waited_seconds: float | None = None
+    """Since it was put on the queue, the last time; None if that is not known."""
 
 
 class ClaimResult(NamedTuple):
@@ -140,6 +142,10 @@ class ModelStatus(NamedTuple):
     ready_workers: int
     waiting_jobs: int
     leased_jobs: int
+    waiting_tenants: int = 0
+    """Tenants that have jobs waiting."""
+    oldest_wait_seconds: float = 0.0
+    """How long the oldest of the waiting jobs has waited; 0 if there is none."""
 
 
 class JobQueue:
@@ -154,6 +160,7 @@ class JobQueue:
         self._leases = keys.leases(model)
         self._waiting = keys.waiting(model)
         self._doorbell = keys.doorbell(model)
+        self._arrivals = keys.arrivals(model)
         self._sheddable = keys.sheddable(model)
         self._pace = keys.pace(model)
         self._pace_prefix = keys.pace_prefix(model)
@@ -187,6 +194,7 @@ class JobQueue:
             self._pace_prefix + tenant,
             keys.promises(self.model),
             keys.tenant_promises(self.model, tenant),
+            self._arrivals,
             *(keys.job(self.model, job.id) for job in jobs),
         ]
         arguments: list[str | bytes | int | float] = [
@@ -232,6 +240,7 @@ class JobQueue:
                 self._doorbell,
                 self._sheddable,
                 self._pace,
+                self._arrivals,
             ],
             [
                 keys.queue_prefix(self.model),
@@ -248,8 +257,12 @@ class JobQueue:
             ],
         )
         claims = [
-            Claim(messages.decode_job(payload), int(attempt))
-            for _, attempt, payload in _grouped(rows, 3)
+            Claim(
+                messages.decode_job(payload),
+                int(attempt),
+                None if waited_ms < 0 else waited_ms / 1000,
+            )
+            for _, attempt, waited_ms, payload in _grouped(rows, 4)
         ]
         return ClaimResult(claims, bool(blocked))
 
@@ -316,6 +329,7 @@ class JobQueue:
                 self._sheddable,
                 self._pace,
                 self._pace_prefix + tenant,
+                self._arrivals,
             ],
             [job_id, tenant, keys.control_prefix(self.model)],
         )
@@ -403,11 +417,19 @@ class JobQueue:
         )
 
     async def status(self) -> ModelStatus:
-        """Count ready workers, waiting jobs and leased jobs."""
-        reply = await _STATUS.run(
-            self._executor, [keys.workers(self.model), self._waiting, self._leases], []
+        """Count ready workers, waiting jobs, leased jobs, and who waits since when."""
+        *counts, oldest_ms = await _STATUS.run(
+            self._executor,
+            [
+                keys.workers(self.model),
+                self._waiting,
+                self._leases,
+                self._active,
+                self._arrivals,
+            ],
+            [keys.job_prefix(self.model)],
         )
-        return ModelStatus(*reply)
+        return ModelStatus(*counts, oldest_wait_seconds=oldest_ms / 1000)
 
     def _keys_of(self, job: GenerationJob) -> list[str]:
         """Return what changes when a job goes back to its tenant's queue."""
@@ -420,6 +442,7 @@ class JobQueue:
             self._waiting,
             self._doorbell,
             keys.job(self.model, job.id),
+            self._arrivals,
         ]
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:

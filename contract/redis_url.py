@@ -69,22 +69,24 @@ def sentinel_address(url: str) -> SentinelAddress | None:
     return _read_sentinels(parts) if parts.scheme == SENTINEL_SCHEME else None
 
 
-def redis_client(url: str, **options: Any) -> "Redis":
+def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "Redis":
     """Return a client of the server, or of whichever is the master whenever a connection is made.
 
-    Nothing is connected yet. `options` are those of a connection (time-outs, retries). Raises ValueError.
+    Nothing is connected yet. `kind` is the class of the client, `options` are those of a connection (time-outs,
+    retries). Raises ValueError.
     """
     address = sentinel_address(check_redis_url(url))
     if address is None:
-        return _guarded(Redis.from_url(url, **options))
+        return _guarded(kind.from_url(url, **options))
     sentinels: Any = Sentinel(  # type: ignore[no-untyped-call] # redis-py's own
         address.hosts, sentinel_kwargs=_sentinel_options(address, options)
     )
     for client in sentinels.sentinels:
         _ = _guarded(client)
+    master = type("Master", (_EndsSentinels, kind), {})
     return _guarded(
         sentinels.master_for(
-            address.service, redis_class=_Master, **options | address.server_options
+            address.service, redis_class=master, **options | address.server_options
         )
     )
 
@@ -129,14 +131,15 @@ class _Guard:
             raise RedisConnectionError("the connection is closed already") from error
 
 
-class _Master(Redis):
-    """A client of the master that takes its connections to the sentinels along when it is closed."""
+class _EndsSentinels:
+    """Makes a client of the master take its connections to the sentinels along when it is closed."""
 
-    @override
-    async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        await super().aclose(close_connection_pool)
-        pool: Any = self.connection_pool
-        await pool.sentinel_manager.aclose()
+    connection_pool: Any
+
+    async def aclose(self, *args: Any) -> None:
+        above: Any = super()
+        await above.aclose(*args)
+        await self.connection_pool.sentinel_manager.aclose()
 
 
 class _BlockingMaster(redis.Redis):

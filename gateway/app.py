@@ -26,6 +26,7 @@ from gateway.api.context import open_context
 from gateway.api.documentation import install_documentation
 from gateway.api.draining import Drain, DrainMiddleware
 from gateway.api.error_handlers import install_error_handlers
+from gateway.api.http_metrics import HttpMetricsMiddleware
 from gateway.api.request_id import RequestIdMiddleware
 from gateway.settings import Settings
 
@@ -56,6 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.drain = drain
     app.add_middleware(DrainMiddleware, drain=drain)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(HttpMetricsMiddleware)
     app.include_router(generation.router)
     app.include_router(kept_answers.router)
     app.include_router(tokenize.router)

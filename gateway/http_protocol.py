@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway import telemetry
 from gateway.dialects.profile import PROFILES
 from gateway.errors import (
     ApiError,
@@ -246,6 +247,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         lines += [name + b": " + value for name, value in self.server_state.default_headers]
         lines += [f"{name}: {value}".encode() for name, value in headers.items()]
         self.transport.write(b"\r\n".join([*lines, b"", content]))
+        telemetry.http_answered(telemetry.OTHER, telemetry.OTHER, error.status)
         self._stop_timers()
         self._is_in_body = True
         self.close_behind_answer()

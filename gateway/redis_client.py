@@ -1,15 +1,22 @@
-"""Connections to Redis, and the executor that lets requests share round trips."""
+"""Connections to Redis, and the executor that lets requests share round trips. All of it is measured."""
 
 import asyncio
+import time
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from typing_extensions import override
 
+from contract.metrics import UNKNOWN
 from contract.redis_url import redis_client
+from contract.scripts import LuaScript
+from gateway import store_telemetry
 
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
@@ -18,6 +25,10 @@ FLUSH_TIMEOUT_SECONDS: Final = 1.5
 MOST_FLUSHES: Final = 8
 """Pipelines on their way at once, each on a connection of its own; while Redis pauses, the rest gathers."""
 
+_WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
+"""Answered when there is something to tell, so that their time says nothing of Redis."""
+_PIPELINE: Final = "pipeline"
+
 
 def connect(url: str, *, max_connections: int) -> "Redis":
     """Return a client that fails fast: a request rather gets its 503 at once than waits for Redis.
@@ -25,14 +36,65 @@ def connect(url: str, *, max_connections: int) -> "Redis":
     One retry covers the ordinary case of a pooled connection that the server closed while idle. What took
     too long is not tried again.
     """
+    has_tls = url.startswith("rediss:")
     return redis_client(
         url,
+        kind=MeasuredRedis,
+        redis_connect_func=_connect_and_look_at_certificate if has_tls else None,
         max_connections=max_connections,
         socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
         socket_timeout=COMMAND_TIMEOUT_SECONDS,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
     )
+
+
+async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
+    """Ask Redis how much memory it uses and may use; neither is known if it does not answer."""
+    used = most = UNKNOWN
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            told: Any = await client.info("memory")
+        used, most = told["used_memory"], told["maxmemory"] or told["total_system_memory"]
+    except (RedisError, TimeoutError):
+        pass
+    store_telemetry.REDIS_USED_MEMORY.set(used)
+    store_telemetry.REDIS_MAX_MEMORY.set(most)
+
+
+class MeasuredRedis(Redis):
+    """A client that notes how long each of its commands and pipelines takes, and which fail."""
+
+    @override
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            reply = await super().execute_command(*args, **options)
+        except Exception as error:
+            _note_failure(args, error)
+            raise
+        if args[0] not in _WAITING_COMMANDS:
+            store_telemetry.redis_answered(_name_of(args), began)
+        return reply
+
+    @override
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
+        return _MeasuredPipeline(
+            self.connection_pool, self.response_callbacks, transaction, shard_hint
+        )
+
+
+class _MeasuredPipeline(Pipeline):
+    @override
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        began = time.perf_counter()
+        try:
+            replies = await super().execute(raise_on_error)
+        except Exception:
+            store_telemetry.redis_failed(_PIPELINE)
+            raise
+        store_telemetry.redis_answered(_PIPELINE, began)
+        return replies
 
 
 class PipeliningExecutor:
@@ -51,11 +113,18 @@ class PipeliningExecutor:
 
     async def execute_command(self, *args: Any, **_options: Any) -> Any:
         """Send one command and return its raw reply."""
+        began = time.perf_counter()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
         self._pending.append((args, reply))
         self._schedule()
-        return await reply
+        try:
+            value = await reply
+        except Exception as error:
+            _note_failure(args, error)
+            raise
+        store_telemetry.redis_answered(_name_of(args), began)
+        return value
 
     def _schedule(self) -> None:
         if self._pending and not self._is_scheduled and len(self._flushes) < MOST_FLUSHES:
@@ -74,7 +143,8 @@ class PipeliningExecutor:
         self._schedule()
 
     async def _flush(self, batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
+        # Not measured as a pipeline: its commands are, one by one, as those who wait for them see it.
+        pipeline = Redis.pipeline(self._client, transaction=False)
         for args, _ in batch:
             pipeline.execute_command(*args)
         try:
@@ -100,3 +170,23 @@ class PipeliningExecutor:
         for _, future in pending:
             if not future.done():
                 future.set_exception(error)
+
+
+def _name_of(args: tuple[Any, ...]) -> str:
+    """Return what a command is called in metrics: a script by its file."""
+    if args[0] == "EVALSHA":
+        return LuaScript.names.get(args[1], "evalsha")
+    return str(args[0]).lower()
+
+
+def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
+    # That a server does not know a script yet is how it is told of it.
+    if not isinstance(error, NoScriptError):
+        store_telemetry.redis_failed(_name_of(args))
+
+
+async def _connect_and_look_at_certificate(connection: Any) -> None:
+    await connection.on_connect()
+    encrypted = connection._writer.get_extra_info("ssl_object")  # noqa: SLF001 - told nowhere else
+    if (certificate := encrypted.getpeercert(binary_form=True)) is not None:
+        store_telemetry.certificate_shown("redis", certificate)

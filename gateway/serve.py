@@ -6,6 +6,7 @@ import sys
 
 import uvicorn
 
+from contract.metrics import begin_metrics
 from gateway.app import create_app
 from gateway.http_protocol import allow_connections, http_protocol
 from gateway.leaving import LeavingServer
@@ -24,6 +25,7 @@ def run(settings: Settings) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    begin_metrics("gateway")
     allow_connections(settings.max_connections)
     app = create_app(settings)
     # What was made at start-up lives as long as the process, so the collector need not look at it again;

@@ -131,6 +131,12 @@ class Settings(BaseSettings):
     jobs_concurrency: Annotated[int, Field(gt=0)] = 4
     """Background jobs that one `sluice jobs` runs at the same time."""
 
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Where `sluice jobs` and `sluice beat` answer /metrics and /healthz; with port 0 they do not."""
+    metrics_tenants: Annotated[tuple[str, ...], NoDecode] = ()
+    """Ids of tenants, comma-separated, that have a label of their own in metrics; all others share one."""
+
     webhook_allow_private: bool = False
     """Whether webhooks may be plain http and lie in private networks."""
 
@@ -149,7 +155,12 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _split_lists(cls, values: dict[str, object]) -> dict[str, object]:
-        for name in ("jwt_algorithms", "trusted_proxies", "image_url_hosts"):
+        for name in (
+            "jwt_algorithms",
+            "trusted_proxies",
+            "image_url_hosts",
+            "metrics_tenants",
+        ):
             value = values.get(name)
             if isinstance(value, str):
                 values[name] = [part.strip() for part in value.split(",") if part.strip()]

@@ -1,7 +1,28 @@
-"""Every metric of a gateway process."""
+"""Every metric of a gateway process, but for those of its stores."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from contract.metrics import LightHistogram
+
+OTHER: Final = "other"
+"""Label of whatever has none of its own: unknown routes and methods, tenants that are not set to be told."""
+_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+
+_HTTP_REQUESTS: Final = Counter(
+    "sluice_gateway_http_requests_total",
+    "Requests answered, of every route.",
+    ["route", "method", "status"],
+)
+_HTTP_REQUEST_DURATION: Final = Histogram(
+    "sluice_gateway_http_request_duration_seconds",
+    "From the head of a request to the last byte of its answer.",
+    ["route", "method"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+)
 REQUESTS = Counter(
     "sluice_gateway_requests_total",
     "Generation requests answered, by endpoint, HTTP status and error code.",
@@ -10,18 +31,38 @@ REQUESTS = Counter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests being served."
 )
-PROMPT_TOKENS = Counter(
-    "sluice_gateway_prompt_tokens_total", "Prompt tokens of finished requests.", ["model"]
+ADMITTED_REQUESTS = Counter(
+    "sluice_gateway_admitted_requests_total",
+    "Generation requests whose reservation was granted, by model and service tier.",
+    ["model", "tier"],
 )
-CACHED_TOKENS = Counter(
+REFUSED_REQUESTS = Counter(
+    "sluice_gateway_refused_requests_total",
+    "Generation requests refused before any work, by error code.",
+    ["reason"],
+)
+_PROMPT_TOKENS = Counter(
+    "sluice_gateway_prompt_tokens_total", "Prompt tokens of ended requests.", ["model"]
+)
+_CACHED_TOKENS = Counter(
     "sluice_gateway_cached_tokens_total", "Prompt tokens found in the prefix cache.", ["model"]
 )
-COMPLETION_TOKENS = Counter(
-    "sluice_gateway_completion_tokens_total", "Completion tokens of finished requests.", ["model"]
+_COMPLETION_TOKENS = Counter(
+    "sluice_gateway_completion_tokens_total", "Completion tokens of ended requests.", ["model"]
+)
+_TENANT_REQUESTS = Counter(
+    "sluice_gateway_tenant_requests_total",
+    "Generation requests answered, by tenant and HTTP status.",
+    ["tenant", "status"],
+)
+_TENANT_TOKENS = Counter(
+    "sluice_gateway_tenant_tokens_total",
+    "Tokens of ended requests by tenant; kind is prompt, cached or completion.",
+    ["tenant", "kind"],
 )
 TIME_TO_FIRST_TOKEN = Histogram(
     "sluice_gateway_time_to_first_token_seconds",
-    "From the request's arrival to the first reply of a worker.",
+    "From a streamed request's arrival to its first token.",
     ["model"],
     buckets=(
         0.005,
@@ -43,6 +84,32 @@ TIME_TO_FIRST_TOKEN = Histogram(
         40,
         80,
         160,
+    ),
+)
+INTER_TOKEN_LATENCY = LightHistogram(
+    "sluice_gateway_inter_token_latency_seconds",
+    "Between two replies of a choice that carry tokens, divided by the tokens of the second.",
+    label="model",
+    buckets=(
+        0.0025,
+        0.005,
+        0.01,
+        0.025,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        10,
+        20,
+        40,
     ),
 )
 REQUEST_DURATION = Histogram(
@@ -94,11 +161,27 @@ FENCED_MESSAGES = Counter(
     "sluice_gateway_fenced_messages_total",
     "Messages of attempts that were over already; none of them reaches a client.",
 )
+REPLY_FRAMES = Counter(
+    "sluice_gateway_reply_frames_total", "Reply frames read from workers, and from other gateways."
+)
 JOBS_IN_FLIGHT = Gauge(
     "sluice_gateway_jobs_in_flight", "Jobs enqueued by this gateway and not finished."
 )
+RESERVED_REQUESTS = Gauge(
+    "sluice_gateway_reserved_requests", "Reservations that this gateway holds."
+)
 WAITING_JOBS = Gauge(
     "sluice_queue_waiting_jobs", "Jobs waiting in the queue of a model.", ["model"]
+)
+OLDEST_WAIT = Gauge(
+    "sluice_queue_oldest_wait_seconds",
+    "How long the oldest of the jobs that wait in the queue of a model has waited; 0 if none does.",
+    ["model"],
+)
+WAITING_TENANTS = Gauge(
+    "sluice_queue_waiting_tenants",
+    "Tenants that have jobs waiting in the queue of a model.",
+    ["model"],
 )
 LEASED_JOBS = Gauge("sluice_queue_leased_jobs", "Jobs leased to workers.", ["model"])
 READY_WORKERS = Gauge(
@@ -109,3 +192,67 @@ ANSWERS_TAKEN_OVER = Counter(
     "Answers that this gateway went on with: running ones of a gateway that is gone, or left ones.",
     ["state"],
 )
+IMAGE_FETCHES = Counter(
+    "sluice_gateway_image_fetches_total",
+    "Images named by URL; outcome is fetched, refused (before anything was sent), failed or late.",
+    ["outcome"],
+)
+
+
+class TenantLabels:
+    """Which tenants have a label of their own: a set that the operator bounds."""
+
+    def __init__(self) -> None:
+        self._told: frozenset[str] = frozenset()
+
+    def tell(self, tenant_ids: Iterable[str]) -> None:
+        """Give these tenants, and no others, a label of their own."""
+        self._told = frozenset(tenant_ids)
+
+    def of(self, tenant_id: str) -> str:
+        """Return the label of a tenant."""
+        return tenant_id if tenant_id in self._told else OTHER
+
+
+TENANTS: Final = TenantLabels()
+
+
+def method_label(name: str) -> str:
+    """Return the label of an HTTP method, of which clients make up any number."""
+    return name if name in _METHODS else OTHER
+
+
+def http_answered(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
+    """Count a request by its route's template and its `method`; without `seconds` if it was not understood."""
+    _http_requests(route, method, status).inc()
+    if seconds is not None:
+        _http_request_duration(route, method).observe(seconds)
+
+
+def tenant_answered(tenant_id: str, status: int) -> None:
+    """Count a generation request of a tenant."""
+    _TENANT_REQUESTS.labels(TENANTS.of(tenant_id), str(status)).inc()
+
+
+def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:
+    """Count what an ended request has used."""
+    for by_model, kind, tokens in (
+        (_PROMPT_TOKENS, "prompt", prompt),
+        (_CACHED_TOKENS, "cached", cached),
+        (_COMPLETION_TOKENS, "completion", completion),
+    ):
+        by_model.labels(model).inc(tokens)
+        _TENANT_TOKENS.labels(TENANTS.of(tenant_id), kind).inc(tokens)
+
+
+# The series that are looked up with every request.
+
+
+@cache
+def _http_requests(route: str, method: str, status: int) -> Counter:
+    return _HTTP_REQUESTS.labels(route, method, str(status))
+
+
+@cache
+def _http_request_duration(route: str, method: str) -> Histogram:
+    return _HTTP_REQUEST_DURATION.labels(route, method)

@@ -19,6 +19,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from contract.health import HealthServer
+from contract.metrics import begin_metrics
 from contract.queue import JobQueue
 from contract.redis_url import redis_client
 from worker import telemetry
@@ -26,7 +28,6 @@ from worker.backoff import keep_doing
 from worker.catalogue import ANNOUNCE_SECONDS, Catalogue
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.health import HealthServer
 from worker.link import Link
 from worker.runner import Runner
 from worker.settings import Settings
@@ -48,6 +49,7 @@ def run(settings: Settings) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
+    begin_metrics("worker")
     return uvloop.run(serve(settings, partial(make_engine, settings)))
 
 
@@ -167,6 +169,7 @@ class _Process:
         )
         _settle_memory()
         telemetry.READY.set(1)
+        telemetry.MAX_SEQUENCES.set(engine.info.max_sequences)
         self._catalogue.engine_started(engine.info)
         self._log_ready(engine.info)
         announced = asyncio.create_task(self._announce_once())
@@ -177,6 +180,7 @@ class _Process:
         finally:
             self._runner = None
             telemetry.READY.set(0)
+            telemetry.MAX_SEQUENCES.set(0)
             await cancel([announced])
         return None
 
@@ -203,8 +207,12 @@ class _Process:
         return HealthServer(
             settings.health_host,
             settings.health_port,
-            is_healthy=lambda: self._supervisor.down_seconds < settings.restart_seconds,
-            is_ready=lambda: self._catalogue.is_announced_ready,
+            {
+                # Fails when the process should be restarted.
+                "/healthz": lambda: self._supervisor.down_seconds < settings.restart_seconds,
+                # Fails when it claims no jobs.
+                "/readyz": lambda: self._catalogue.is_announced_ready,
+            },
         )
 
     def _on_signal(self) -> None:

@@ -194,6 +194,8 @@ class Runner:
         taken = []
         for claim in claims:
             telemetry.JOBS_CLAIMED.inc()
+            if claim.waited_seconds is not None:
+                telemetry.QUEUE_WAIT.observe(claim.waited_seconds)
             if not await self._gateways.is_alive(claim.job.gateway):
                 self._turn_away(claim)
             elif (generation := self._take_in(claim)) is not None:

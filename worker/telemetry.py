@@ -10,11 +10,19 @@ from worker.engine.base import EngineStep
 JOBS_CLAIMED = Counter("sluice_worker_jobs_claimed", "Jobs leased from the queue.")
 JOBS_ENDED = Counter("sluice_worker_jobs_ended", "Jobs that left the worker.", ["outcome"])
 JOBS_RUNNING = Gauge("sluice_worker_jobs_running", "Jobs the worker holds.")
+QUEUE_WAIT = Histogram(
+    "sluice_worker_queue_wait_seconds",
+    "Time from a job's enqueueing, the last one, to its claim.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+)
 SEQUENCES_RUNNING = Gauge(
     "sluice_worker_sequences_running", "Sequences the engine samples in each step."
 )
 SEQUENCES_WAITING = Gauge(
     "sluice_worker_sequences_waiting", "Sequences that wait for room inside the engine."
+)
+MAX_SEQUENCES = Gauge(
+    "sluice_worker_max_sequences", "Sequences the engine may run at once; 0 while there is none."
 )
 KV_CACHE_USAGE = Gauge("sluice_worker_kv_cache_usage_ratio", "Part of the KV cache in use, 0 to 1.")
 PROMPT_TOKENS = Counter(
@@ -22,6 +30,9 @@ PROMPT_TOKENS = Counter(
 )
 COMPLETION_TOKENS = Counter("sluice_worker_completion_tokens", "Tokens sampled by the engine.")
 ENGINE_STEPS = Counter("sluice_worker_engine_steps", "Engine steps that produced tokens.")
+PREEMPTIONS = Counter(
+    "sluice_worker_preemptions", "Sequences that the engine put off for lack of room."
+)
 JOB_SECONDS = Histogram(
     "sluice_worker_job_seconds",
     "Time from claim to the end of a job.",
@@ -51,6 +62,8 @@ def note_step(step: EngineStep) -> None:
     """Count one engine step."""
     ENGINE_STEPS.inc()
     COMPLETION_TOKENS.inc(sum([len(output.token_ids) for output in step.outputs]))
+    if step.preemptions:
+        PREEMPTIONS.inc(step.preemptions)
     if step.stats is not None:
         SEQUENCES_RUNNING.set(step.stats.running)
         SEQUENCES_WAITING.set(step.stats.waiting)

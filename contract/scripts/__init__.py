@@ -7,7 +7,7 @@ an older process could not understand becomes a new file, so that both can run d
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from redis.exceptions import NoScriptError
 
@@ -24,6 +24,9 @@ class CommandExecutor(Protocol):
 class LuaScript:
     """One Lua file of a package, of this one unless another is named; after a prelude, if it needs one."""
 
+    names: ClassVar[dict[str, str]] = {}
+    """Digest -> name of every script of this process."""
+
     def __init__(self, name: str, package: str = __name__, *, prelude: str | None = None) -> None:
         self.name = name
         files = [f"{each}.lua" for each in (prelude, name) if each is not None]
@@ -32,6 +35,7 @@ class LuaScript:
         )
         # Redis names scripts by SHA-1; nothing here depends on its strength.
         self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+        self.names[self.digest] = name
 
     async def run(
         self, executor: CommandExecutor, keys: Sequence[str], arguments: Sequence[Argument]

@@ -6,7 +6,7 @@
 -- charged; a job that only waited is not charged at all.
 --
 -- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases  KEYS[5] waiting  KEYS[6] job
--- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] the tenant's pace
+-- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] the tenant's pace  KEYS[10] arrivals
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
 -- Output 0 unknown or ended, 1 was waiting and is gone, 2 is leased, 3 was lost and has ended
 local active, last, queue, leases, waiting, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -28,6 +28,7 @@ if worker == '' then
   local place = redis.call('ZSCORE', queue, ARGV[1])
   if place then
     redis.call('ZREM', queue, ARGV[1])
+    redis.call('ZREM', KEYS[10], ARGV[1])
     redis.call('DECR', waiting)
     -- As on a claim, one job less can be shed.
     recount(KEYS[7], queue, ARGV[2], math.floor(place / tier_span))

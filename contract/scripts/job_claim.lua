@@ -8,14 +8,16 @@
 -- next (see job_enqueue).
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
--- KEYS[7] sheddable  KEYS[8] the model's pace
+-- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] arrivals
 -- ARGV[1] queue prefix  ARGV[2] job prefix  ARGV[3] worker  ARGV[4] most jobs  ARGV[5] free KV-cache tokens
 -- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for  ARGV[8] 1 if the engine is empty
 -- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token  ARGV[11] pace prefix
--- Output {blocked, id, attempt, payload, ...}: blocked is 1 if the next job does not fit, else 0
+-- Output {blocked, id, attempt, milliseconds that it waited, payload, ...}: blocked is 1 if the next job does not
+-- fit, else 0; -1 milliseconds if a process that notes no arrivals put the job on the queue
 local active, counters, last, leases, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local queue_prefix, job_prefix, worker = ARGV[1], ARGV[2], ARGV[3]
 local room_tokens, room_sequences, most_sequences = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local arrivals = KEYS[9]
 local empty, prompt_cost = ARGV[8] == '1', tonumber(ARGV[10])
 local now = now_ms()
 local expiry = now + ARGV[9]
@@ -70,11 +72,14 @@ while taken < most_jobs and visits < 1000 do
     taken = taken + 1
     claims[tenant] = (claims[tenant] or 0) + 1
     out[#out + 1] = id
+    local arrived = redis.call('ZSCORE', arrivals, id)
     out[#out + 1] = attempt
+    out[#out + 1] = arrived and math.max(now - arrived, 0) or -1
     out[#out + 1] = job[5]
   end
   if id then
     redis.call('ZREM', queue, id)
+    redis.call('ZREM', arrivals, id)
     redis.call('DECR', waiting)
     recount(KEYS[7], queue, tenant, math.floor(place / tier_span))
   end

@@ -14,7 +14,7 @@
 -- KEYS[1] active tenants   KEYS[2] service counters   KEYS[3] last active   KEYS[4] the tenant's queue
 -- KEYS[5] waiting          KEYS[6] doorbell           KEYS[7] sequence      KEYS[8] sheddable
 -- KEYS[9] the model's pace KEYS[10] the tenant's pace KEYS[11] the model's promises
--- KEYS[12] the tenant's promises  KEYS[13..] one job hash for each job
+-- KEYS[12] the tenant's promises  KEYS[13] arrivals  KEYS[14..] one job hash for each job
 -- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model  ARGV[4] most waiting jobs of the tenant
 -- ARGV[5] milliseconds after which an abandoned job disappears  ARGV[6] rank of the jobs' tier, 0 goes first
 -- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix  ARGV[10] pace prefix
@@ -26,7 +26,8 @@ local active, counters, last, queue, waiting, doorbell = KEYS[1], KEYS[2], KEYS[
 local sheddable, model_pace, tenant_pace, model_promises, tenant_promises = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
-local first_job, first_argument, fields = 12, 11, 7
+local arrivals = KEYS[13]
+local first_job, first_argument, fields = 13, 11, 7
 local jobs = #KEYS - first_job
 local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
 local depth = tonumber(redis.call('GET', waiting) or '0')
@@ -128,6 +129,7 @@ local function shed(owner, tier)
   local victim = redis.call('HMGET', job_prefix .. newest, 'gateway', 'handle')
   redis.call('DEL', job_prefix .. newest)
   redis.call('ZREM', its_queue, newest)
+  redis.call('ZREM', arrivals, newest)
   redis.call('DECR', waiting)
   recount(sheddable, its_queue, owner, tier)
   if redis.call('ZCARD', its_queue) == 0 and redis.call('ZREM', active, owner) == 1 then
@@ -164,6 +166,7 @@ for i = 1, jobs do
     'place', place, 'attempt', 0, 'charged', 0, 'worker', '')
   redis.call('PEXPIRE', key, ARGV[5])
   redis.call('ZADD', queue, before + begun_span + i, ARGV[a])
+  redis.call('ZADD', arrivals, now, ARGV[a])
 end
 recount(sheddable, queue, tenant, rank)
 redis.call('INCRBY', waiting, jobs)

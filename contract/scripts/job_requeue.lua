@@ -1,7 +1,7 @@
 -- Put a lost job back at its old place, the head of its tier in its tenant's queue, for another worker.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
--- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job
+-- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] the attempt that was lost  ARGV[4] 1 if its worker gave it back, else 0
 -- ARGV[5] KV-cache tokens needed  ARGV[6] payload
 -- ARGV[7] completion tokens that were received of it  ARGV[8] prompt tokens  ARGV[9] cached tokens, for its receipt
@@ -24,6 +24,7 @@ redis.call('ZREM', leases, ARGV[1])
 redis.call('HSET', key, 'worker', '', 'need_tokens', ARGV[5], 'payload', ARGV[6],
   'completion', ARGV[7], 'prompt', ARGV[8], 'cached', ARGV[9])
 redis.call('ZADD', queue, job[3], ARGV[1])
+redis.call('ZADD', KEYS[9], now_ms(), ARGV[1])
 if redis.call('ZCARD', queue) == 1 then begin_waiting(active, counters, last, ARGV[2]) end
 redis.call('INCR', waiting)
 redis.call('RPUSH', doorbell, 1)

@@ -2,8 +2,8 @@
 -- waiting, or ended and to be continued. Whoever runs it now is fenced off by the attempt.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
--- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] sequence
--- KEYS[10] sheddable
+-- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals  KEYS[10] sequence
+-- KEYS[11] sheddable
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] an attempt that is over  ARGV[4] KV-cache tokens needed  ARGV[5] payload
 -- ARGV[6] weight  ARGV[7] rank of the job's tier  ARGV[8] prompt tokens  ARGV[9] sequences
 -- ARGV[10] gateway  ARGV[11] handle  ARGV[12] milliseconds after which an abandoned job disappears
@@ -15,7 +15,7 @@ local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'co
 -- All that an ended job came to has been charged; of one that is not known, what was received must have been.
 local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(ARGV[13]))
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
-local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + redis.call('INCR', KEYS[9]))
+local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + redis.call('INCR', KEYS[10]))
 redis.call('ZREM', leases, ARGV[1])
 if redis.call('ZREM', queue, ARGV[1]) == 1 then redis.call('DECR', waiting) end
 redis.call('DEL', key)
@@ -26,7 +26,8 @@ redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', A
 redis.call('PEXPIRE', key, ARGV[12])
 -- As on arrival (see job_enqueue), one that never began stands behind all that have, and can be shed.
 redis.call('ZADD', queue, over > 0 and place or place + begun_span, ARGV[1])
-recount(KEYS[10], queue, ARGV[2], ARGV[7])
+redis.call('ZADD', KEYS[9], now_ms(), ARGV[1])
+recount(KEYS[11], queue, ARGV[2], ARGV[7])
 if not redis.call('ZSCORE', active, ARGV[2]) then begin_waiting(active, counters, last, ARGV[2]) end
 redis.call('INCR', waiting)
 redis.call('RPUSH', doorbell, 1)

@@ -1,7 +1,27 @@
 -- Tell how a model is served right now.
 --
--- KEYS[1] workers  KEYS[2] waiting  KEYS[3] leases
--- Output {workers that claim jobs, waiting jobs, leased jobs}
+-- Whoever takes a job off the queue takes it out of the arrivals, but for processes that do not know of them, and
+-- for jobs that expired: what they leave in front is dropped here, some of it each time.
+--
+-- KEYS[1] workers  KEYS[2] waiting  KEYS[3] leases  KEYS[4] active tenants  KEYS[5] arrivals
+-- ARGV[1] job prefix
+-- Output {workers that claim jobs, waiting jobs, leased jobs, tenants with waiting jobs, milliseconds that the
+--   oldest of these jobs has waited}
+local workers, waiting, leases, active, arrivals = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local most_dropped = 100
 local time = redis.call('TIME')
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', time[1] * 1000 + math.floor(time[2] / 1000))
-return {redis.call('ZCARD', KEYS[1]), tonumber(redis.call('GET', KEYS[2]) or '0'), redis.call('ZCARD', KEYS[3])}
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', workers, '-inf', now)
+
+local oldest = 0
+for _ = 1, most_dropped do
+  local first = redis.call('ZRANGE', arrivals, 0, 0, 'WITHSCORES')
+  if not first[1] then break end
+  if redis.call('HGET', ARGV[1] .. first[1], 'worker') == '' then
+    oldest = math.max(now - first[2], 0)
+    break
+  end
+  redis.call('ZREM', arrivals, first[1])
+end
+return {redis.call('ZCARD', workers), tonumber(redis.call('GET', waiting) or '0'), redis.call('ZCARD', leases),
+  redis.call('ZCARD', active), oldest}

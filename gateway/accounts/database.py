@@ -19,6 +19,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from gateway.accounts.measuring import measure
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 
 POOL_SIZE: Final = 5
@@ -36,6 +37,7 @@ class Database:
         self, url: str, *, statement_timeout_seconds: float | None = TIMEOUT_SECONDS
     ) -> None:
         self.engine = create_engine(url, statement_timeout_seconds)
+        measure(self.engine.sync_engine)
         self.writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         """The same connections; on SQLite a transaction takes the write lock at its beginning."""
 

@@ -1,9 +1,12 @@
-"""Writes down that keys have expired. They stop working by themselves; this is for the audit log."""
+"""Writes down that keys have expired. They stop working by themselves; this is for the audit log.
 
-from datetime import datetime
+And counts those that are going to.
+"""
+
+from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, and_, exists, select
+from sqlalchemy import ColumnElement, and_, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit import SYSTEM, AuditLog
@@ -27,6 +30,20 @@ async def audit_expired_keys(database: Database, now: datetime, *, actor: str = 
         appended += found
         if found < AT_ONCE:
             return appended
+
+
+async def count_expiring_keys(database: Database, now: datetime, within: timedelta) -> int:
+    """Return how many keys that work now expire within a time. Raises StoreUnavailableError."""
+    expire_soon = and_(
+        ApiKeyRow.expires_at > now,
+        ApiKeyRow.expires_at <= now + within,
+        ApiKeyRow.revoked_at.is_(None),
+    )
+    async with database.reading() as transaction:
+        counted = await transaction.scalar(
+            select(func.count()).select_from(ApiKeyRow).where(expire_soon)
+        )
+    return counted or 0
 
 
 async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> int:

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from contract import clock
 from contract.receipts import JobReceipt, JobState
+from gateway import telemetry
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.store import Counts
 from gateway.dispatch.catalogue import Catalogue
@@ -226,6 +227,13 @@ class Account:
             code=code,
             ended_ms=clock.now_ms(),
             first_token_ms=self._first_token_ms,
+        )
+        telemetry.tokens_used(
+            record.model,
+            record.tenant_id,
+            prompt=record.prompt_tokens,
+            cached=record.cached_tokens,
+            completion=record.completion_tokens,
         )
         await self._desk.reservations.settle(record.priced())
         return record

@@ -50,7 +50,6 @@ async def answer_whole(
         if work.done():
             answer = work.result()
             await reading.finish()
-            measure.finished(answer.usage)
             return _response(reading, answer, {**_times(measure), **headers})
         if watch.gone:
             reading.leave()

@@ -41,7 +41,7 @@ async def read_call(request: Request) -> Call:
 
 
 async def authorize(request: Request, *scopes: Scope) -> Principal:
-    """Return who the request acts as.
+    """Return who the request acts as; `request.state.tenant_id` tells whose it is from then on.
 
     Raises what `Authenticator.authenticate` raises, and PermissionDeniedError without one of the scopes.
     """
@@ -49,6 +49,7 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
     principal = await context_of(request).authenticator.authenticate(
         request.headers.get("authorization"), address=None if client is None else client.host
     )
+    request.state.tenant_id = principal.tenant_id
     principal.require_scope(*scopes)
     return principal
 

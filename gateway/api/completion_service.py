@@ -13,6 +13,7 @@ import msgspec
 from contract import clock
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
+from gateway import telemetry
 from gateway.accounts.times import utc_now
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.answers import Answer, AnswerState
@@ -62,6 +63,7 @@ async def submit(
         ),
         is_openai=call.profile.name is Dialect.OPENAI,
     )
+    telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
     try:
         # Only now: who may not run a request has nothing fetched for it, and keeps nobody from fetching.
         plan = await with_images(call, plan)

@@ -11,6 +11,7 @@ from fastapi import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from gateway import telemetry
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.price_book import PriceBook
@@ -84,6 +85,7 @@ async def open_context(
             logger.critical("a loop of the gateway ended; stopping", exc_info=error)
             on_failure()
 
+    telemetry.TENANTS.tell(settings.metrics_tenants)
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.aclose)

@@ -39,7 +39,7 @@ async def create_completion(request: Request, endpoint: Endpoint) -> Response:
 
     A client that comes back for a stream, or with an Idempotency-Key, gets what it has asked for before.
     """
-    measure = RequestMeasure(endpoint.name)
+    measure = RequestMeasure(endpoint.name, request.state, generates=True)
     return await measured(request, measure, _create(request, endpoint, measure))
 
 
@@ -69,7 +69,7 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
         submission = await _submit_with_key(
             request, call, endpoint, idempotent, request_id=request_id
         )
-    measure.accepted(submission.completion.model)
+    measure.accepted(submission.plan.card.model)
     return await _answer(request, call, endpoint, submission, measure)
 
 

@@ -3,13 +3,14 @@
 import asyncio
 from typing import Final
 
-import prometheus_client
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 
+from contract.metrics import exposition
 from gateway import telemetry
 from gateway.api.context import context_of
+from gateway.redis_client import observe_memory
 
 PING_SECONDS: Final = 1.5
 """How long Redis may take to answer."""
@@ -38,14 +39,17 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return all metrics of this process in Prometheus' text format."""
+    """Return all metrics of this process in Prometheus' text format, or as OpenMetrics where that is asked for."""
     context = context_of(request)
+    await observe_memory(context.redis, timeout_seconds=PING_SECONDS)
     telemetry.JOBS_IN_FLIGHT.set(context.dispatcher.jobs_in_flight)
+    telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
     for model in context.catalogue.models:
         name, status = model.card.model, model.status
         telemetry.WAITING_JOBS.labels(name).set(status.waiting_jobs)
         telemetry.LEASED_JOBS.labels(name).set(status.leased_jobs)
         telemetry.READY_WORKERS.labels(name).set(status.ready_workers)
-    return Response(
-        prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST
-    )
+        telemetry.OLDEST_WAIT.labels(name).set(status.oldest_wait_seconds)
+        telemetry.WAITING_TENANTS.labels(name).set(status.waiting_tenants)
+    content, content_type = exposition(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})

@@ -35,13 +35,13 @@ _ENDED: Final = {
 
 async def get_completion(request: Request, endpoint: Endpoint) -> Response:
     """Tell a completion that is kept: the whole of it, how it stands, or as a stream."""
-    measure = RequestMeasure(f"{endpoint.name}.get")
+    measure = RequestMeasure(f"{endpoint.name}.get", request.state, generates=False)
     return await measured(request, measure, _get(request, endpoint, measure))
 
 
 async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
     """End a completion that is kept, and tell how it stands. One that has ended stays as it is."""
-    measure = RequestMeasure(f"{endpoint.name}.cancel")
+    measure = RequestMeasure(f"{endpoint.name}.cancel", request.state, generates=False)
     return await measured(request, measure, _cancel(request, endpoint))
 
 

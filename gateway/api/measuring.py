@@ -1,20 +1,32 @@
 """What is measured of one generation request, from its arrival to the end of its answer."""
 
 import time
+from collections.abc import Iterable
 
+from starlette.datastructures import State
+
+from contract.messages import Delta
 from gateway import telemetry
+from gateway.dispatch.generation import Reply
 from gateway.errors import ApiError, ErrorStyle, InternalError
-from gateway.stream.completion import Usage
 
 
 class RequestMeasure:
-    """Counts a request exactly once, whichever way it ends."""
+    """Counts a request exactly once, whichever way it ends.
 
-    def __init__(self, endpoint: str) -> None:
+    Args:
+        endpoint: what it is counted as.
+        state: of the request; its `tenant_id` is set once the caller is known.
+        generates: whether it asks for text, rather than for what became of an earlier request.
+    """
+
+    def __init__(self, endpoint: str, state: State, *, generates: bool) -> None:
         self._endpoint = endpoint
+        self._state = state
+        self._generates = generates
         self._started_at = time.perf_counter()
         self._model = ""
-        self._waits_for_reply = False
+        self._waits_for_token = False
         self._status, self._code = 200, "ok"
         self._closed = False
         telemetry.REQUESTS_IN_PROGRESS.inc()
@@ -26,27 +38,21 @@ class RequestMeasure:
     def accepted(self, model: str) -> None:
         """The request's jobs are on the queue. One that reads the answer of another has none."""
         self._model = model
-        self._waits_for_reply = True
+        self._waits_for_token = True
 
-    def replied(self) -> None:
-        """A worker was heard of; the first time counts."""
-        if self._waits_for_reply:
-            self._waits_for_reply = False
+    def replied(self, replies: Iterable[Reply]) -> None:
+        """Replies have come that the client reads at once; the first one with a token counts."""
+        if self._waits_for_token and any(isinstance(each.message, Delta) for each in replies):
+            self._waits_for_token = False
             elapsed = time.perf_counter() - self._started_at
             telemetry.TIME_TO_FIRST_TOKEN.labels(self._model).observe(elapsed)
-
-    def finished(self, usage: Usage) -> None:
-        """All choices are complete."""
-        if not self._model:
-            return
-        telemetry.PROMPT_TOKENS.labels(self._model).inc(usage.prompt_tokens)
-        telemetry.CACHED_TOKENS.labels(self._model).inc(usage.cached_tokens)
-        telemetry.COMPLETION_TOKENS.labels(self._model).inc(usage.completion_tokens)
 
     def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
         """The request ends with an error, told in a style that decides its status."""
         known = error if isinstance(error, ApiError) else InternalError()
         self._status, self._code = known.status_for(style), known.code
+        if self._generates and not self._model and not isinstance(known, InternalError):
+            telemetry.REFUSED_REQUESTS.labels(known.code).inc()
 
     def disconnected(self) -> None:
         """The client had gone before the end."""
@@ -60,6 +66,9 @@ class RequestMeasure:
         self._closed = True
         telemetry.REQUESTS_IN_PROGRESS.dec()
         telemetry.REQUESTS.labels(self._endpoint, str(self._status), self._code).inc()
+        tenant_id = getattr(self._state, "tenant_id", None)
+        if tenant_id is not None:
+            telemetry.tenant_answered(tenant_id, self._status)
         if self._model:
             elapsed = time.perf_counter() - self._started_at
             telemetry.REQUEST_DURATION.labels(self._model).observe(elapsed)

@@ -139,7 +139,6 @@ class StreamedCompletion(Response):
                     return
                 if renderer.finished:
                     await self._reading.finish()
-                    self._measure.finished(renderer.usage)
                     await _send(send, events, more=False)
                     return
                 if events:
@@ -170,7 +169,7 @@ class StreamedCompletion(Response):
         replies = await self._generation.replies()
         if replies:
             self._reading.replied()
-            self._measure.replied()
+            self._measure.replied(replies)
         return self._renderer.render(replies)
 
     def _failure(self) -> ApiError | None:

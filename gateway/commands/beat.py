@@ -4,6 +4,8 @@ import logging
 
 import click
 
+from contract.metrics import begin_metrics
+from gateway.commands.health import answering
 from gateway.settings import load_settings
 
 EPILOG = """\
@@ -25,4 +27,7 @@ def command(redis_url: str | None) -> None:
     from gateway.jobs.app import LOG_FORMAT, create_app, run_beat
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-    run_beat(create_app(settings))
+    begin_metrics("beat")
+    app = create_app(settings)
+    with answering(settings, app.conf.sluice_heartbeat.is_recent):
+        run_beat(app)

@@ -6,8 +6,10 @@ import sys
 
 import click
 
+from contract.metrics import begin_metrics
 from gateway.accounts.database import Database
 from gateway.accounts.schema import require_current_schema
+from gateway.commands.health import answering
 from gateway.commands.options import database_option
 from gateway.settings import Settings, load_settings
 
@@ -44,7 +46,8 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
     from gateway.jobs.schedule import DRAIN
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-    with running(settings) as runner:
+    begin_metrics("jobs")
+    with running(settings) as runner, answering(settings, runner.is_well):
         status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
         # What gateways have settled until they stopped is not left in Redis.
         runner.run(DRAIN)

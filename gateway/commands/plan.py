@@ -82,7 +82,9 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
             ChildSpec(
                 name=name,
                 command=(*SLUICE, command),
-                environment=environment,
+                # Both would take the port that the environment may name; one of them can have it.
+                environment=environment
+                | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
                 log=folder / "logs" / f"{command}.log",
                 stop_seconds=stop_seconds,
             )

@@ -321,6 +321,8 @@ class Dispatcher:
         if ticket.paused_at is not None and ticket.has_progressed:
             telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at)
             ticket.paused_at = None
+        if delta.token_ids:
+            ticket.note_latency(delta.choice, len(delta.token_ids), now)
         if not ticket.generation.push(ticket.prompt_index, delta):
             in_background(self.cancel(ticket.generation))
 

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from contract import messages
 from contract.messages import Frame
+from gateway import telemetry
 from gateway.tasks import raise_if_cancelled
 
 READ_BLOCK_MS = 1_000
@@ -97,6 +98,7 @@ class ReplyReader:
             # The worker's next frame shows the gap.
             logger.exception("a reply frame cannot be read")
             return
+        telemetry.REPLY_FRAMES.inc()
         if frame.number == 0 or self._is_next(frame, entry_id):
             self._on_frame(frame)
 

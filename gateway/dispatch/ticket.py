@@ -16,7 +16,9 @@ from contract.messages import (
     Resumption,
     SequenceProgress,
 )
+from contract.metrics import LightHistogramChild
 from contract.outcomes import FinishReason
+from gateway import telemetry
 from gateway.dispatch.generation import Generation, JobMessage
 
 MOST_KEPT = 4096
@@ -123,12 +125,18 @@ class Ticket:
     """What was received of each sequence."""
     received: list[int] = field(init=False)
     """Tokens received of each choice, or of each candidate where sequences are ranked."""
+    heard_of: list[float] = field(init=False)
+    """When the last tokens came of each of them; 0 if none have come yet."""
+    latency: LightHistogramChild = field(init=False)
+    """Where the time between tokens is noted."""
     _is_replicated: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_replicated = self.job.is_replicated
         self.sequences = [Progress() for _ in range(self.job.sequences)]
         self.received = [0] * (self.job.n if self._is_replicated else self.job.sequences)
+        self.heard_of = [0.0] * len(self.received)
+        self.latency = telemetry.INTER_TOKEN_LATENCY.labels(self.model)
 
     def begin_attempt(self, attempt: int) -> None:
         """Follow another claim from now on."""
@@ -167,6 +175,13 @@ class Ticket:
                 self.revivals = 0
                 self.first_token_at = self.first_token_at or now
         return True
+
+    def note_latency(self, choice: int, tokens: int, now: float) -> None:
+        """Note the time that tokens of a choice, at least one, took which came now."""
+        before = self.heard_of[choice]
+        if before:
+            self.latency.observe((now - before) / tokens)
+        self.heard_of[choice] = now
 
     def is_known(self, message: JobMessage) -> bool:
         """Whether an earlier attempt has told the same."""

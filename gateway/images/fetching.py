@@ -7,6 +7,7 @@ from typing import Final
 
 import httpx
 
+from gateway import telemetry
 from gateway.dialects.request import ImageSource
 from gateway.errors import InvalidParameterError
 from gateway.images.fetcher import Allowance, FetchError, ImageFetcher
@@ -49,6 +50,7 @@ def _checked(source: ImageSource, fetcher: ImageFetcher) -> bytes | _Target:
     try:
         return _Target(fetcher.check(source.url), source.param)
     except FetchError as error:
+        telemetry.IMAGE_FETCHES.labels("refused").inc()
         raise _refusal(source.param, error) from None
 
 
@@ -66,12 +68,16 @@ class _Fetching:
             return source
         try:
             async with asyncio.timeout_at(self._deadline), self._places:
-                return await self._fetcher.fetch(source.url, self._allowance)
+                image = await self._fetcher.fetch(source.url, self._allowance)
         except TimeoutError:
+            telemetry.IMAGE_FETCHES.labels("late").inc()
             late = FetchError(f"did not arrive within {self._fetcher.timeout_seconds:g} seconds")
             raise _refusal(source.param, late) from None
         except FetchError as error:
+            telemetry.IMAGE_FETCHES.labels("failed").inc()
             raise _refusal(source.param, error) from None
+        telemetry.IMAGE_FETCHES.labels("fetched").inc()
+        return image
 
 
 def _refusal(param: str, error: FetchError) -> InvalidParameterError:

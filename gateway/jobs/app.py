@@ -1,6 +1,7 @@
 """The Celery application: when jobs run, and who runs them. What they do is in `gateway.jobs.schedule`."""
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
@@ -25,6 +26,8 @@ BROKER_SECONDS: Final = 5.0
 """How long the broker may take to answer, and how often a silent one is looked at."""
 SENTINEL_SECONDS: Final = 1.0
 """How long a sentinel may take to answer before the next one is asked."""
+SILENT_SECONDS: Final = 60.0
+"""After so long without a look at the timetable its keeper counts as stuck."""
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger(__name__)
@@ -62,8 +65,20 @@ def create_app(settings: Settings) -> Celery:
         beat_max_loop_interval=1,
         beat_schedule={job.name: _entry(job) for job in JOBS},
         sluice_broker=url,
+        sluice_heartbeat=Heartbeat(),
     )
     return app
+
+
+class Heartbeat:
+    """When the timetable was looked at last."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+    def is_recent(self) -> bool:
+        """Whether that was a short while ago."""
+        return time.monotonic() - self.at < SILENT_SECONDS
 
 
 def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
@@ -104,8 +119,14 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, app: Celery, **options: Any) -> None:
         self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
+        self._heartbeat: Heartbeat = app.conf.sluice_heartbeat
         self._is_away = False
         super().__init__(app, **options)
+
+    @override
+    def tick(self, *args: Any, **options: Any) -> Any:
+        self._heartbeat.at = time.monotonic()
+        return super().tick(*args, **options)
 
     @override
     def apply_async(self, entry: Any, **options: Any) -> Any:

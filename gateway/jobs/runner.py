@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -10,13 +11,20 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from contract import clock
 from gateway.errors import StoreUnavailableError
+from gateway.jobs import telemetry
+from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings
 
 GRACE_SECONDS: Final = 5.0
 """How long jobs may go on when the process is to end."""
+ANSWER_SECONDS: Final = 2.0
+"""How long the loop may take to answer before the process counts as stuck."""
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +50,21 @@ class Runner:
         """Cancel what runs when the grace is over. Called from other threads."""
         self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._cancel_all)
 
+    def is_well(self) -> bool:
+        """Whether the loop answers. Called from other threads."""
+        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+        try:
+            answer.result(ANSWER_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
     async def _run(self, job: Job) -> None:
         if job.name in self._running:
             return
         self._running[job.name] = asyncio.current_task()
+        began = time.perf_counter()
+        outcome = FAILED
         try:
             async with asyncio.timeout(job.limit_seconds):
                 await job.run(self._services)
@@ -57,8 +76,12 @@ class Runner:
             logger.warning("job %s was broken off", job.name)
         else:
             self._failing.discard(job.name)
+            outcome = SUCCEEDED
+            telemetry.LAST_SUCCESS.labels(job.name).set(clock.now_ms() / 1000)
         finally:
             del self._running[job.name]
+            telemetry.TASKS.labels(job.name, outcome).inc()
+            telemetry.TASK_DURATION.labels(job.name).observe(time.perf_counter() - began)
 
     def _cancel_all(self) -> None:
         for task in self._running.values():
@@ -75,11 +98,20 @@ def running(settings: Settings) -> Iterator[Runner]:
     opened = open_services(settings)
     try:
         services = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result()
+        observer = Observer(services.redis, services.database)
+        observing = asyncio.run_coroutine_threadsafe(observer.run(), loop)
+        observing.add_done_callback(_tell_of_bug)
         try:
             yield Runner(loop, services)
         finally:
+            observing.cancel()
             asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _tell_of_bug(observing: "Future[None]") -> None:
+    if not observing.cancelled() and (error := observing.exception()) is not None:
+        logger.error("metrics are not up to date any more", exc_info=error)

@@ -11,6 +11,7 @@ from gateway.accounts.alert_service import find_alerts
 from gateway.accounts.key_expiry import audit_expired_keys
 from gateway.accounts.ledger.partitions import make_partitions, months_from
 from gateway.accounts.times import utc_now
+from gateway.jobs import telemetry
 from gateway.jobs.reconcile import reconcile
 from gateway.jobs.services import Services
 
@@ -43,6 +44,7 @@ async def roll_up(services: Services) -> None:
 async def sweep(services: Services) -> None:
     """Settle requests whose gateway died."""
     if settled := await services.sweep.run():
+        telemetry.SWEPT_RESERVATIONS.inc(settled)
         logger.warning("%d requests of dead gateways were settled as lost", settled)
 
 

@@ -14,6 +14,7 @@ TOGETHER: Final = {
     "tests/worker/test_vllm_process.py": ENGINES,
     "tests/samplers/test_engine.py": ENGINES,
     "tests/samplers/test_resumption.py": ENGINES,
+    "tests/telemetry/test_vllm_metrics.py": ENGINES,
     "tests/kills/": ENGINES,
     "tests/e2e/": ENGINES,
     # They share a deployment.

@@ -110,6 +110,8 @@ class EngineStep(NamedTuple):
 
     outputs: list[SequenceOutput]
     stats: EngineStats | None
+    preemptions: int = 0
+    """Sequences that were put off for lack of room, since the last step that told of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from worker.engine.parsers import VllmParsers
 from worker.engine.processes import EngineProcesses
 from worker.engine.prompts import Prompts, fitting_max_tokens
 from worker.engine.resumption import ResumedSequences, replayed_token_ids
+from worker.engine.vllm_metrics import EngineMetrics
 from worker.parsing.base import NO_PARSERS, Parsers
 from worker.settings import Settings
 
@@ -130,6 +131,7 @@ class VllmEngine:
     async def abort(self, sequence_ids: Sequence[str]) -> None:
         """End sequences at once, without a further output. Unknown ids are ignored."""
         self._resumed.forget(sequence_ids)
+        self._metrics.forget(sequence_ids)
         try:
             await self._llm.engine_core.abort_requests_async(list(sequence_ids))
         except self._dead_errors as error:
@@ -141,14 +143,9 @@ class VllmEngine:
             outputs = await self._llm.engine_core.get_output_async()
         except Exception as error:  # noqa: BLE001  (whatever ends the stream of outputs)
             raise EngineDeadError(str(error)) from None
-        if outputs.scheduler_stats is not None:
-            self._llm.logger_manager.record(
-                scheduler_stats=outputs.scheduler_stats,
-                iteration_stats=None,
-                engine_idx=outputs.engine_index,
-            )
+        preemptions = self._metrics.note(outputs)
         step = step_of(outputs)
-        return EngineStep(self._resumed.own(step.outputs), step.stats)
+        return EngineStep(self._resumed.own(step.outputs), step.stats, preemptions)
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -166,6 +163,7 @@ class VllmEngine:
         from vllm.tokenizers import cached_tokenizer_from_config
         from vllm.v1.engine import exceptions
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics import stats
         from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
         is_cpu = current_platform.is_cpu()
@@ -184,6 +182,7 @@ class VllmEngine:
             raise EngineDeadError("closed while starting")
         # Made outside of an event loop, AsyncLLM does not start its own output handling.
         self._llm = AsyncLLM.from_engine_args(arguments)
+        self._metrics = EngineMetrics(self._llm.logger_manager, stats)
         self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
         self._prompts = Prompts(
@@ -290,12 +289,14 @@ class VllmEngine:
         return sibling
 
     async def _add(self, core_request: Any) -> None:
+        self._metrics.added(core_request)
         try:
             await self._llm.engine_core.add_request_async(core_request)
         except self._dead_errors as error:
             raise EngineDeadError(str(error)) from None
         except (OverflowError, TypeError, ValueError):
             # Raised while the request is put into bytes, so nothing of it has been sent.
+            self._metrics.forget([core_request.request_id])
             raise InvalidRequestError("A number of the request is too large.") from None
 
 

@@ -1,6 +1,9 @@
-"""A small HTTP server, in a thread of its own, for /metrics, /healthz and /readyz."""
+"""A small HTTP server, in a thread of its own, for /metrics and what tells whether a process is well.
 
-from collections.abc import Callable, Iterable
+It serves processes that answer no HTTP otherwise: workers, `sluice jobs` and `sluice beat`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -16,18 +19,14 @@ if TYPE_CHECKING:
 class HealthServer:
     """Answers until it is closed.
 
-    `/healthz` fails when the process should be restarted, `/readyz` when it claims no jobs.
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 for any free one.
+        checks: by path, such as `/healthz`, what must hold for a 200; else the answer is 503.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        is_healthy: Callable[[], bool],
-        is_ready: Callable[[], bool],
-    ) -> None:
-        self._checks = {"/healthz": is_healthy, "/readyz": is_ready}
+    def __init__(self, host: str, port: int, checks: Mapping[str, Callable[[], bool]]) -> None:
+        self._checks = checks
         self._metrics = make_wsgi_app()
         self._server = make_server(
             host, port, self._answer, server_class=ThreadingWSGIServer, handler_class=_Silent

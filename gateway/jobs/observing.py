@@ -1,0 +1,98 @@
+"""Looks, as long as `sluice jobs` runs, at what alerts are about: usage and reservations that are left, keys that end."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from contract import keys
+from contract.metrics import UNKNOWN
+from gateway.accounts.database import Database
+from gateway.accounts.key_expiry import count_expiring_keys
+from gateway.accounts.times import utc_now
+from gateway.errors import StoreUnavailableError
+from gateway.jobs import telemetry
+from gateway.redis_client import observe_memory
+
+LOOK_SECONDS: Final = 5.0
+"""How old what is told of Redis may be."""
+KEYS_SECONDS: Final = 60.0
+"""The same of keys."""
+ANSWER_SECONDS: Final = 5.0
+OVERDUE_MS: Final = 60_000
+"""After so long without a renewal and without the sweep something is wrong: both come every few seconds."""
+WITHIN: Final = {"1d": timedelta(days=1), "7d": timedelta(days=7)}
+
+_COMMANDS = 4
+"""For each bucket."""
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Sets gauges. What cannot be seen is told as unknown, and not as it was."""
+
+    def __init__(self, redis: Redis, database: Database) -> None:
+        self._redis = redis
+        self._database = database
+        self._keys_are_due_at = -math.inf
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Look once."""
+        await observe_memory(self._redis, timeout_seconds=ANSWER_SECONDS)
+        await self._look_at_buckets()
+        if time.monotonic() >= self._keys_are_due_at:
+            self._keys_are_due_at = time.monotonic() + KEYS_SECONDS
+            await self._look_at_keys()
+
+    async def _look_at_buckets(self) -> None:
+        try:
+            lag, pending, opened, overdue = await self._bucket_numbers()
+        except (RedisError, OSError):
+            lag = pending = opened = overdue = UNKNOWN
+        telemetry.LEDGER_LAG.set(lag)
+        telemetry.PENDING_RECORDS.set(pending)
+        telemetry.OPEN_RESERVATIONS.set(opened)
+        telemetry.OVERDUE_RESERVATIONS.set(overdue)
+
+    async def _bucket_numbers(self) -> tuple[float, float, float, float]:
+        """Return the lag of the ledger, its pending records, and open and overdue reservations."""
+        seconds, micros = await self._redis.time()
+        now_ms = seconds * 1000 + micros // 1000
+        pipeline = self._redis.pipeline(transaction=False)
+        for bucket in range(keys.BUCKETS):
+            usage, reservations = keys.usage(bucket), keys.open_reservations(bucket)
+            pipeline.execute_command("XRANGE", usage, "-", "+", "COUNT", 1)
+            pipeline.execute_command("XLEN", usage)
+            pipeline.execute_command("ZCARD", reservations)
+            pipeline.execute_command("ZCOUNT", reservations, "-inf", now_ms - OVERDUE_MS)
+        replies: list[Any] = await pipeline.execute()
+        oldest, pending, opened, overdue = (replies[i::_COMMANDS] for i in range(_COMMANDS))
+        return _lag_seconds(oldest, now_ms), sum(pending), sum(opened), sum(overdue)
+
+    async def _look_at_keys(self) -> None:
+        now = utc_now()
+        for name, within in WITHIN.items():
+            try:
+                expiring: float = await count_expiring_keys(self._database, now, within)
+            except StoreUnavailableError:
+                expiring = UNKNOWN
+            telemetry.EXPIRING_KEYS.labels(name).set(expiring)
+
+
+def _lag_seconds(oldest: Iterable[Sequence[Any]], now_ms: int) -> float:
+    """Return the age of the oldest entry of the buckets' first ones, by the time in their ids."""
+    times_ms = [int(page[0][0].partition(b"-")[0]) for page in oldest if page]
+    return max(now_ms - min(times_ms), 0) / 1000 if times_ms else 0.0

@@ -1,0 +1,40 @@
+"""Every metric of `sluice jobs`, but for those of its stores."""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+TASKS: Final = Counter(
+    "sluice_jobs_tasks_total",
+    "Celery tasks run; outcome is succeeded or failed.",
+    ["task", "outcome"],
+)
+TASK_DURATION: Final = Histogram(
+    "sluice_jobs_task_duration_seconds",
+    "How long Celery tasks took.",
+    ["task"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600, 3000),
+)
+LAST_SUCCESS: Final = Gauge(
+    "sluice_jobs_last_success_timestamp_seconds",
+    "When each task last succeeded in this process, in seconds since 1970.",
+    ["task"],
+)
+LEDGER_LAG: Final = Gauge(
+    "sluice_ledger_lag_seconds",
+    "Age of the oldest usage record that is not in the ledger yet; 0 if there is none.",
+)
+PENDING_RECORDS: Final = Gauge(
+    "sluice_ledger_pending_records", "Usage records that are not in the ledger yet."
+)
+OPEN_RESERVATIONS: Final = Gauge("sluice_quota_open_reservations", "Reservations in Redis.")
+OVERDUE_RESERVATIONS: Final = Gauge(
+    "sluice_quota_overdue_reservations",
+    "Reservations whose lease ran out a minute ago or longer: the sweep should have ended them.",
+)
+SWEPT_RESERVATIONS: Final = Counter(
+    "sluice_quota_swept_reservations_total", "Abandoned reservations that the sweep has ended."
+)
+EXPIRING_KEYS: Final = Gauge(
+    "sluice_keys_expiring", "Live API keys that expire within 1d or 7d.", ["within"]
+)

@@ -1,0 +1,76 @@
+"""Every metric of Redis and of the database, as the process that uses them sees them."""
+
+import time
+from functools import cache
+from typing import Final
+
+from cryptography import x509
+from prometheus_client import Counter, Gauge, Histogram
+
+_REDIS_SECONDS: Final = Histogram(
+    "sluice_redis_command_duration_seconds",
+    "Round trips to Redis, by command or script; commands that wait by design are left out.",
+    ["command"],
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+)
+_REDIS_ERRORS: Final = Counter(
+    "sluice_redis_errors_total", "Commands that Redis failed or did not answer.", ["command"]
+)
+REDIS_USED_MEMORY: Final = Gauge("sluice_redis_used_memory_bytes", "Memory that Redis uses.")
+REDIS_MAX_MEMORY: Final = Gauge(
+    "sluice_redis_max_memory_bytes",
+    "Memory that Redis may use: its maxmemory, or the memory of its machine.",
+)
+_SQL_SECONDS: Final = Histogram(
+    "sluice_sql_statement_duration_seconds",
+    "Statements of the database, by kind.",
+    ["operation"],
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+)
+_SQL_ERRORS: Final = Counter(
+    "sluice_sql_errors_total", "Statements of the database that failed.", ["operation"]
+)
+_CERTIFICATE_EXPIRY: Final = Gauge(
+    "sluice_certificate_expiry_timestamp_seconds",
+    "End of the certificate that a TLS peer (redis, database) showed, in seconds since 1970.",
+    ["peer"],
+)
+
+
+def redis_answered(command: str, began: float) -> None:
+    """Note that a command or script was answered that was sent at `began` of `time.perf_counter`."""
+    _redis_seconds(command).observe(time.perf_counter() - began)
+
+
+def redis_failed(command: str) -> None:
+    """Note that a command or script failed."""
+    _REDIS_ERRORS.labels(command).inc()
+
+
+def statement_ended(operation: str, began: float) -> None:
+    """Note that a statement was executed that began at `began` of `time.perf_counter`."""
+    _sql_seconds(operation).observe(time.perf_counter() - began)
+
+
+def statement_failed(operation: str) -> None:
+    """Note that a statement failed."""
+    _SQL_ERRORS.labels(operation).inc()
+
+
+def certificate_shown(peer: str, der: bytes) -> None:
+    """Note the certificate (in DER) that `redis` or `database` has shown for a new connection."""
+    expiry = x509.load_der_x509_certificate(der).not_valid_after_utc
+    _CERTIFICATE_EXPIRY.labels(peer).set(expiry.timestamp())
+
+
+# The series that are looked up with every command and every statement.
+
+
+@cache
+def _redis_seconds(command: str) -> Histogram:
+    return _REDIS_SECONDS.labels(command)
+
+
+@cache
+def _sql_seconds(operation: str) -> Histogram:
+    return _SQL_SECONDS.labels(operation)

@@ -1,0 +1,67 @@
+"""A deployment that answers /metrics everywhere: a gateway, a scripted worker, background jobs and their timetable."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.support.processes import free_port, wait_until
+from tests.support.stack import Stack, http_status, running_stack
+
+TOLD_TENANT = "acme"
+STEP_SECONDS = 0.01
+MOST_WAITING = 4
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The deployment, and the base URLs of its processes."""
+
+    stack: Stack
+    gateway: str
+    worker: str
+    jobs: str
+    beat: str
+
+
+@pytest.fixture(scope="session")
+def observed() -> Iterator[Observed]:
+    """One of each process; the tenant `acme` has a label of its own."""
+    ports = {"jobs": free_port(), "beat": free_port()}
+    with running_stack() as stack:
+        gateway = stack.start_gateway(
+            SLUICE_METRICS_TENANTS=f"{TOLD_TENANT},unknown",
+            SLUICE_MAX_WAITING_JOBS=str(MOST_WAITING),
+        )
+        stack.start_worker(
+            SLUICE_ENGINE="scripted",
+            SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS),
+            SLUICE_MAX_SEQUENCES="2",
+        )
+        stack.start_jobs(SLUICE_METRICS_PORT=str(ports["jobs"]))
+        stack.start_beat(SLUICE_METRICS_PORT=str(ports["beat"]))
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        for name, url in urls.items():
+            wait_until(
+                lambda url=url: http_status(f"{url}/healthz") == 200,  # type: ignore[misc]
+                seconds=30,
+                what=f"{name} answering",
+            )
+        yield Observed(stack, gateway, stack.worker_url(), urls["jobs"], urls["beat"])
+
+
+@pytest.fixture
+async def client(observed: Observed) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the tenant that has a label of its own."""
+    async with client_of(observed, TOLD_TENANT) as client:
+        yield client
+
+
+def client_of(observed: Observed, tenant: str) -> httpx.AsyncClient:
+    """Return a client that sends a key of a tenant."""
+    return httpx.AsyncClient(
+        base_url=observed.gateway,
+        headers={"authorization": f"Bearer {observed.stack.key(tenant)}"},
+        timeout=30,
+    )

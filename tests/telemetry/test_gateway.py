@@ -1,0 +1,232 @@
+"""What a gateway counts, and under which labels."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import asking, eventually
+from tests.support.stack import MODEL
+from tests.telemetry.conftest import MOST_WAITING, STEP_SECONDS, TOLD_TENANT, Observed, client_of
+from tests.telemetry.page import Scrape, scrape
+
+HTTP = "sluice_gateway_http_requests_total"
+REFUSED = "sluice_gateway_refused_requests_total"
+TENANT_TOKENS = "sluice_gateway_tenant_tokens_total"
+
+Growth = Callable[..., float]
+
+
+@pytest.fixture
+async def growth(observed: Observed) -> Growth:
+    """By how much a counter of the gateway has grown since the test began."""
+    before = await asyncio.to_thread(scrape, observed.gateway)
+
+    def grown(name: str, **labels: str) -> float:
+        return scrape(observed.gateway).value(name, **labels) - before.value(name, **labels)
+
+    return grown
+
+
+async def streamed(client: httpx.AsyncClient, **parameters: object) -> dict[str, int]:
+    """Read a stream to its end; return its usage."""
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    response = await client.post("/v1/completions", json=asking(**options, **parameters))
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if "{" in line]
+    usage: dict[str, int] = json.loads(events[-1])["usage"]
+    return usage
+
+
+async def test_requests_are_counted_by_the_template_of_their_route(
+    client: httpx.AsyncClient, growth: Growth
+) -> None:
+    for number in range(3):
+        await client.get(f"/v1/completions/cmpl-{number}")
+        await client.get(f"/nobody/knows/{number}")
+    await client.put("/v1/models")
+    await client.request("PROPFIND", "/v1/models")
+    await client.get("/v1/models")
+    template = "/v1/completions/{completion_id}"
+    assert growth(HTTP, route=template, method="GET", status="404") == 3
+    assert growth(HTTP, route="other", method="GET", status="404") == 3
+    assert growth(HTTP, route="/v1/models", method="PUT", status="405") == 1
+    assert growth(HTTP, route="/v1/models", method="other", status="405") == 1
+    assert growth(HTTP, route="/v1/models", method="GET", status="200") == 1
+    duration = "sluice_gateway_http_request_duration_seconds_count"
+    assert growth(duration, route=template, method="GET") == 3
+
+
+async def test_a_request_that_cannot_be_read_is_counted_without_its_route(
+    observed: Observed, growth: Growth
+) -> None:
+    url = httpx.URL(observed.gateway)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n")
+    assert b" 431 " in await reader.readline()
+    writer.close()
+    assert growth(HTTP, route="other", method="other", status="431") == 1
+
+
+async def test_the_duration_of_a_stream_is_that_of_all_of_it(
+    client: httpx.AsyncClient, growth: Growth
+) -> None:
+    tokens = 40
+    await streamed(client, max_tokens=tokens)
+    labels = {"route": "/v1/completions", "method": "POST"}
+    assert growth("sluice_gateway_http_request_duration_seconds_count", **labels) == 1
+    seconds = growth("sluice_gateway_http_request_duration_seconds_sum", **labels)
+    assert seconds > tokens * STEP_SECONDS / 2
+
+
+async def test_refusals_are_counted_by_their_code(
+    observed: Observed, client: httpx.AsyncClient, growth: Growth
+) -> None:
+    refused = [
+        await client.post("/v1/completions", json=asking(temperature="hot")),
+        await client.post("/v1/completions", json=asking(model="nobody/knows")),
+        await client.post(
+            "/v1/completions", json=asking(), headers={"authorization": "Bearer sk-wrong"}
+        ),
+        # Of chats as well.
+        await client.post("/v1/chat/completions", json={"model": MODEL}),
+    ]
+    codes = [response.json()["error"]["code"] for response in refused]
+    assert len(set(codes)) == len(codes)
+    for code in codes:
+        assert growth(REFUSED, reason=code) == 1, code
+    assert growth("sluice_gateway_admitted_requests_total") == 0
+    await client.get("/v1/completions/cmpl-unknown")
+    assert growth(REFUSED) == len(refused), "a look at an earlier answer is no generation request"
+
+
+async def test_a_full_queue_is_an_admission_and_a_refusal(
+    client: httpx.AsyncClient, growth: Growth
+) -> None:
+    too_many = ["x"] * (MOST_WAITING + 1)
+    response = await client.post("/v1/completions", json=asking(prompt=too_many))
+    assert response.status_code == 503
+    assert growth(REFUSED, reason=response.json()["error"]["code"]) == 1
+    assert growth("sluice_gateway_admitted_requests_total", model=MODEL, tier="default") == 1
+
+
+async def test_tokens_and_requests_have_the_label_of_a_tenant_that_is_told_only(
+    observed: Observed, client: httpx.AsyncClient, growth: Growth
+) -> None:
+    usage = (await client.post("/v1/completions", json=asking())).json()["usage"]
+    async with client_of(observed, "rival") as rival:
+        rivals = await streamed(rival, max_tokens=5)
+        await rival.post("/v1/completions", json=asking(temperature="hot"))
+    for tenant, spent in ((TOLD_TENANT, usage), ("other", rivals)):
+        assert growth(TENANT_TOKENS, tenant=tenant, kind="prompt") == spent["prompt_tokens"]
+        assert growth(TENANT_TOKENS, tenant=tenant, kind="completion") == spent["completion_tokens"]
+    requests = "sluice_gateway_tenant_requests_total"
+    assert growth(requests, tenant=TOLD_TENANT, status="200") == 1
+    assert growth(requests, tenant="other", status="200") == 1
+    assert growth(requests, tenant="other", status="400") == 1
+    completion = usage["completion_tokens"] + rivals["completion_tokens"]
+    assert growth("sluice_gateway_completion_tokens_total", model=MODEL) == completion
+    labels = await asyncio.to_thread(tenants_of, observed.gateway)
+    assert labels == {TOLD_TENANT, "other"}
+
+
+def tenants_of(url: str) -> set[str]:
+    """Return every value of the label `tenant`."""
+    families = scrape(url).families.values()
+    return {
+        sample.labels["tenant"]
+        for family in families
+        for sample in family.samples
+        if "tenant" in sample.labels
+    }
+
+
+async def test_times_of_tokens_are_those_of_the_engine(
+    client: httpx.AsyncClient, growth: Growth
+) -> None:
+    tokens = 30
+    await streamed(client, max_tokens=tokens, n=2, temperature=1.0)
+    latency = "sluice_gateway_inter_token_latency_seconds"
+    replies = growth(f"{latency}_count", model=MODEL)
+    assert 2 <= replies <= 2 * (tokens - 1)
+    mean = growth(f"{latency}_sum", model=MODEL) / replies
+    assert STEP_SECONDS / 2 < mean < 20 * STEP_SECONDS
+    first = "sluice_gateway_time_to_first_token_seconds"
+    assert growth(f"{first}_count", model=MODEL) == 1
+    assert growth(f"{latency}_bucket", model=MODEL, le="+Inf") == replies
+    # Nobody waits for the first token of an answer that is told as a whole.
+    await client.post("/v1/completions", json=asking())
+    assert growth(f"{first}_count", model=MODEL) == 1
+    assert growth("sluice_gateway_request_duration_seconds_count", model=MODEL) == 2
+
+
+async def test_tokens_of_a_client_that_went_away_are_counted_when_they_are_settled(
+    client: httpx.AsyncClient, growth: Growth
+) -> None:
+    async with client.stream(
+        "POST", "/v1/completions", json=asking(stream=True, max_tokens=200)
+    ) as response:
+        await anext(response.aiter_lines())
+    counted = "sluice_gateway_completion_tokens_total"
+    await eventually(
+        lambda: asyncio.to_thread(growth, counted, model=MODEL), seconds=10, what="the settling"
+    )
+    assert 0 < growth(counted, model=MODEL) < 200
+    assert growth("sluice_gateway_disconnects_total") == 1
+
+
+async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
+    observed: Observed, client: httpx.AsyncClient
+) -> None:
+    async with client_of(observed, "rival") as rival:
+        # Two run; the others wait.
+        body = asking(max_tokens=250)
+        work = [
+            asyncio.create_task(each.post("/v1/completions", json=body))
+            for each in (client, client, client, rival)
+        ]
+
+        async def all_wait() -> Scrape | None:
+            told = await asyncio.to_thread(scrape, observed.gateway)
+            waits = told.value("sluice_queue_waiting_jobs", model=MODEL)
+            tenants = told.value("sluice_queue_waiting_tenants", model=MODEL)
+            oldest = told.value("sluice_queue_oldest_wait_seconds", model=MODEL)
+            return told if (waits, tenants) == (2, 2) and oldest > 0.5 else None
+
+        await eventually(all_wait, seconds=10, what="two jobs of two tenants waiting for a while")
+        told = await asyncio.to_thread(scrape, observed.gateway)
+        assert told.value("sluice_queue_ready_workers", model=MODEL) == 1
+        assert told.value("sluice_gateway_reserved_requests") == 4
+        assert told.value("sluice_gateway_jobs_in_flight") == 4
+        assert told.value("sluice_gateway_requests_in_progress") == 4
+        await asyncio.gather(*work)
+
+    async def none_waits() -> bool:
+        told = await asyncio.to_thread(scrape, observed.gateway)
+        return told.value("sluice_queue_oldest_wait_seconds", model=MODEL) == 0
+
+    await eventually(none_waits, seconds=10, what="the end of the wait")
+    waits = await asyncio.to_thread(scrape, observed.worker)
+    assert waits.value("sluice_worker_queue_wait_seconds_count") >= 4
+    assert waits.value("sluice_worker_queue_wait_seconds_sum") > 1
+    assert waits.value("sluice_worker_max_sequences") == 2
+
+
+async def test_round_trips_have_the_names_of_scripts_and_statements_their_kind(
+    observed: Observed, client: httpx.AsyncClient, growth: Growth
+) -> None:
+    async with client_of(observed, "newcomer") as newcomer:
+        assert (await newcomer.post("/v1/completions", json=asking())).status_code == 200
+    seconds = "sluice_redis_command_duration_seconds"
+    for command in ("quota_reserve", "quota_end", "job_enqueue"):
+        assert growth(f"{seconds}_count", command=command) == 1, command
+        assert 0 < growth(f"{seconds}_sum", command=command) < 5, command
+    assert growth(f"{seconds}_count", command="xread") == 0
+    assert growth("sluice_sql_statement_duration_seconds_count", operation="select") >= 1
+    assert growth("sluice_gateway_reply_frames_total") >= 1
+    told = await asyncio.to_thread(scrape, observed.gateway)
+    used = told.value("sluice_redis_used_memory_bytes")
+    assert 100_000 < used < told.value("sluice_redis_max_memory_bytes")
+
+

@@ -1,0 +1,151 @@
+"""What `sluice jobs` and `sluice beat` tell of usage, reservations, keys, and of themselves."""
+
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
+from gateway.accounts.times import utc_now
+from gateway.accounts.usage import encode_usage
+from gateway.auth.key_service import KeyService
+from gateway.commands.health import answering
+from gateway.errors import StartupError
+from gateway.jobs.app import Heartbeat, create_app
+from gateway.jobs.observing import OVERDUE_MS, Observer
+from gateway.jobs.schedule import sweep
+from gateway.settings import Settings, load_settings
+from tests.support.processes import free_port
+from tests.support.redis_server import RedisServer, running_redis
+from tests.support.stack import http_status
+from tests.support.usage import usage_record
+
+
+def told(name: str, **labels: str) -> float:
+    """Return the value of a series of this process."""
+    value = REGISTRY.get_sample_value(name, labels)
+    assert value is not None, name
+    return value
+
+
+async def test_the_lag_of_the_ledger_is_the_age_of_its_oldest_missing_record(
+    redis: Redis, database: Database
+) -> None:
+    observer = Observer(redis, database)
+    await observer.look()
+    assert (told("sluice_ledger_lag_seconds"), told("sluice_ledger_pending_records")) == (0, 0)
+    seconds, _ = await redis.time()
+    for number, age in ((1, 40), (2, 90), (3, 5)):
+        record = usage_record(number, tenant_id=f"tenant-{number}")
+        stream = keys.usage(keys.bucket_of(record.tenant_id))
+        await redis.xadd(stream, {"u": encode_usage(record)}, id=f"{(seconds - age) * 1000}-0")
+    await observer.look()
+    assert 90 <= told("sluice_ledger_lag_seconds") < 95
+    assert told("sluice_ledger_pending_records") == 3
+
+
+async def test_reservations_are_overdue_a_minute_after_their_lease(
+    redis: Redis, database: Database
+) -> None:
+    seconds, _ = await redis.time()
+    now_ms = seconds * 1000
+    expiries = {"live": now_ms + 30_000, "late": now_ms - 5_000, "lost": now_ms - OVERDUE_MS - 1}
+    for bucket, (request_id, expiry) in enumerate(expiries.items()):
+        await redis.zadd(keys.open_reservations(bucket), {request_id: expiry})
+    await Observer(redis, database).look()
+    assert told("sluice_quota_open_reservations") == 3
+    assert told("sluice_quota_overdue_reservations") == 1
+
+
+async def test_keys_that_expire_soon_are_counted_while_they_live(
+    redis: Redis, database: Database
+) -> None:
+    announcer = ChangeAnnouncer(redis)
+    await TenantService(database, announcer).create("Acme", tenant_id="acme")
+    service = KeyService(database, announcer)
+    for days in (0.5, 0.6, 3.0, 30.0, None):
+        expires_at = None if days is None else utc_now() + timedelta(days=days)
+        await service.create("acme", name="test", expires_at=expires_at)
+    revoked = await service.create("acme", name="x", expires_at=utc_now() + timedelta(hours=1))
+    await service.revoke("acme", revoked.record.id)
+    await Observer(redis, database).look()
+    assert told("sluice_keys_expiring", within="1d") == 2
+    assert told("sluice_keys_expiring", within="7d") == 3
+
+
+async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> None:
+    with running_redis() as server:
+        async with Redis.from_url(server.url, socket_timeout=1) as redis:
+            observer = Observer(redis, database)
+            await observer.look()
+            assert told("sluice_quota_open_reservations") == 0
+            assert told("sluice_redis_used_memory_bytes") > 0
+            server.stop()
+            await observer.look()
+            for name in (
+                "sluice_ledger_lag_seconds",
+                "sluice_ledger_pending_records",
+                "sluice_quota_open_reservations",
+                "sluice_quota_overdue_reservations",
+                "sluice_redis_used_memory_bytes",
+                "sluice_redis_max_memory_bytes",
+            ):
+                assert math.isnan(told(name)), name
+            server.start()
+            await observer.look()
+            assert told("sluice_quota_open_reservations") == 0
+
+
+async def test_what_the_sweep_has_ended_is_counted() -> None:
+    async def end_three() -> int:
+        return 3
+
+    services: Any = SimpleNamespace(sweep=SimpleNamespace(run=end_three))
+    before = told("sluice_quota_swept_reservations_total")
+    await sweep(services)
+    assert told("sluice_quota_swept_reservations_total") - before == 3
+
+
+def test_nothing_listens_without_a_port_and_a_taken_one_is_named() -> None:
+    with answering(Settings(), lambda: True):
+        pass
+    settings = load_settings(metrics_port=str(free_port()))
+    url = f"http://127.0.0.1:{settings.metrics_port}"
+    with answering(settings, lambda: False):
+        assert http_status(f"{url}/healthz") == 503
+        assert http_status(f"{url}/readyz") == 404
+        assert http_status(f"{url}/metrics") == 200
+        with (
+            pytest.raises(StartupError, match=f"SLUICE_METRICS_PORT.*{settings.metrics_port}"),
+            answering(settings, lambda: True),
+        ):
+            pass
+    assert http_status(f"{url}/healthz") == 0
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+def test_the_timetable_is_well_while_it_is_looked_at(server: RedisServer) -> None:
+    app = create_app(load_settings(redis_url=server.url))
+    heartbeat: Heartbeat = app.conf.sluice_heartbeat
+    heartbeat.at -= 120
+    assert not heartbeat.is_recent()
+    scheduler = app.conf.beat_scheduler(app)
+    try:
+        scheduler.tick()
+    finally:
+        scheduler.close()
+        app.close()
+    assert heartbeat.is_recent()

@@ -1,0 +1,116 @@
+"""docs/metrics.md is what running processes answer: every metric of it, and no other."""
+
+import time
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+
+import gateway.jobs.telemetry
+import gateway.store_telemetry
+import gateway.telemetry
+import worker.telemetry
+from contract.metrics import LightHistogram
+from tests.gateway.conftest import asking
+from tests.support.processes import wait_until
+from tests.telemetry.conftest import Observed
+from tests.telemetry.page import PREFIX, documented, fetch, scrape
+
+GATEWAY, QUEUE, STORES = "Gateway", "Queue", "Redis and database"
+JOBS, WORKER, EVERY = "Background jobs", "Worker", "Every process"
+TOLD_BY = {
+    "gateway": {GATEWAY, QUEUE, STORES, EVERY},
+    "worker": {WORKER, EVERY},
+    "jobs": {JOBS, STORES, EVERY},
+    "beat": {EVERY},
+}
+"""Process -> sections of the page that are about it."""
+
+NEED_A_MISHAP = {
+    "sluice_gateway_shed_jobs_total",
+    "sluice_gateway_resumed_jobs_total",
+    "sluice_gateway_answers_taken_over_total",
+    "sluice_gateway_image_fetches_total",
+    "sluice_redis_errors_total",
+    "sluice_sql_errors_total",
+    "sluice_certificate_expiry_timestamp_seconds",
+}
+"""Metrics with labels of which a deployment that works has no series; other tests see them."""
+
+ROWS = documented()
+
+
+def test_the_page_is_read_as_a_whole() -> None:
+    assert {row.section for row in ROWS} == {GATEWAY, QUEUE, STORES, JOBS, WORKER, EVERY}
+    assert len(ROWS) > 60
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_the_labels_of_the_page_are_those_that_are_declared() -> None:
+    modules = (gateway.telemetry, gateway.store_telemetry, gateway.jobs.telemetry, worker.telemetry)
+    assert all(module.__doc__ for module in modules)
+    declared = {}
+    for collector in list(REGISTRY._collector_to_names):
+        if isinstance(collector, MetricWrapperBase):
+            # The states of a set are told in a label of its own name.
+            states = {collector._name} if collector._type == "stateset" else set()
+            declared[collector._name] = {*collector._labelnames, *states}
+        elif isinstance(collector, LightHistogram):
+            declared[collector._name] = {collector._label}
+    ours = {name: labels for name, labels in declared.items() if name.startswith(PREFIX)}
+    assert ours == {row.family: set(row.labels) for row in ROWS}
+
+
+@pytest.fixture(scope="module")
+def used(observed: Observed) -> Observed:
+    """The deployment, after everything that needs no mishap has happened once."""
+    headers = {"authorization": f"Bearer {observed.stack.key('acme')}"}
+    with httpx.Client(base_url=observed.gateway, headers=headers, timeout=30) as client:
+        assert client.post("/v1/completions", json=asking()).status_code == 200
+        assert client.post("/v1/completions", json=asking(stream=True)).status_code == 200
+        assert client.post("/v1/completions", json=asking(max_tokens=0.5)).status_code == 400
+    wait_until(
+        lambda: scrape(observed.jobs).value("sluice_jobs_last_success_timestamp_seconds") > 0,
+        seconds=30,
+        what="a background job",
+    )
+    return observed
+
+
+@pytest.mark.parametrize("process", TOLD_BY)
+def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, process: str) -> None:
+    told = scrape(getattr(used, process))
+    expected = {row.family: row for row in ROWS if row.section in TOLD_BY[process]}
+    assert {family.name for family in told.ours()} == expected.keys()
+    for family in told.ours():
+        row = expected[family.name]
+        assert family.type == row.type, row.name
+        assert family.documentation
+        labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        if row.name in NEED_A_MISHAP or (process, row.section) == ("jobs", STORES):
+            assert labels <= {row.labels}, row.name
+        else:
+            assert labels == {row.labels}, row.name
+    assert told.value("sluice_build_info", component=process) == 1
+    assert told.value("process_resident_memory_bytes") > 0
+
+
+@pytest.mark.parametrize("process", TOLD_BY)
+def test_openmetrics_is_told_to_those_who_ask_for_it(observed: Observed, process: str) -> None:
+    url = getattr(observed, process)
+    content_type, text = fetch(url, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+    content_type, text = fetch(url)
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert "# EOF" not in text
+
+
+def test_background_jobs_tell_when_they_succeeded(used: Observed) -> None:
+    told = scrape(used.jobs)
+    assert told.value("sluice_jobs_tasks_total", task="drain", outcome="succeeded") >= 1
+    assert told.value("sluice_jobs_tasks_total", outcome="failed") == 0
+    assert told.value("sluice_jobs_task_duration_seconds_count", task="drain") >= 1
+    last = told.value("sluice_jobs_last_success_timestamp_seconds", task="drain")
+    assert 0 <= time.time() - last < 30

@@ -1,0 +1,133 @@
+"""vLLM's own metrics, passed through: what its engine did is what they tell."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from prometheus_client import REGISTRY
+
+from contract.messages import GenerationJob
+from contract.sampling import SamplingSpec
+from tests.worker.conftest import make_job
+from tests.worker.real_engine import MARKS, Results, run_jobs, running_engine
+from tests.worker.conftest import MODEL_FOLDER
+from worker import telemetry
+from worker.engine.base import EngineRequest
+from worker.engine.vllm import VllmEngine
+
+pytestmark = MARKS
+
+BLOCKS = 12
+"""Of the KV cache: less than what the sequences of these tests come to, so that some are preempted."""
+SEQUENCES, TOKENS = 8, 60
+ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[VllmEngine]:
+    async with running_engine(
+        model_path=str(MODEL_FOLDER),
+        context_window=128,
+        max_sequences=SEQUENCES,
+        engine_arguments={"num_gpu_blocks_override": BLOCKS, "block_size": 16},
+    ) as engine:
+        yield engine
+
+
+def vllm(name: str, **labels: str) -> float:
+    """Return the sum of the samples of one of vLLM's metrics."""
+    samples = [
+        sample
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == f"vllm:{name}" and labels.items() <= sample.labels.items()
+    ]
+    assert samples, name
+    return sum(sample.value for sample in samples)
+
+
+async def test_what_the_engine_did_is_told(engine: VllmEngine) -> None:
+    names = (
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "num_preemptions_total",
+        "time_to_first_token_seconds_count",
+        "e2e_request_latency_seconds_count",
+        "request_queue_time_seconds_count",
+        "request_prefill_time_seconds_count",
+        "request_decode_time_seconds_count",
+        "request_time_per_output_token_seconds_count",
+        "request_prompt_tokens_sum",
+        "request_generation_tokens_sum",
+    )
+    before = {name: vllm(name) for name in names}
+    finished = vllm("request_success_total", finished_reason="length")
+    jobs = [job(number) for number in range(SEQUENCES)]
+    steps = await run(engine, jobs)
+    grown = {name: vllm(name) - value for name, value in before.items()}
+    prompt_tokens = sum(len(each.prompt_token_ids) for each in jobs)
+    assert grown["prompt_tokens_total"] == prompt_tokens
+    assert grown["request_prompt_tokens_sum"] == prompt_tokens
+    assert grown["generation_tokens_total"] == SEQUENCES * TOKENS
+    assert grown["request_generation_tokens_sum"] == SEQUENCES * TOKENS
+    assert vllm("request_success_total", finished_reason="length") - finished == SEQUENCES
+    for name in names[3:-2]:
+        assert grown[name] == SEQUENCES, name
+    # The cache is too small for all of them.
+    assert grown["num_preemptions_total"] == steps > 0
+    assert vllm("num_requests_waiting") == 0
+    assert 0 <= vllm("kv_cache_usage_perc") <= 1
+    assert vllm("cache_config_info", num_gpu_blocks=str(BLOCKS)) == 1
+    # Told by gateways instead (docs/metrics.md).
+    assert vllm("inter_token_latency_seconds_count") == 0
+
+
+async def test_an_aborted_sequence_is_forgotten(engine: VllmEngine) -> None:
+    request = EngineRequest(
+        id="aborted",
+        prompt_token_ids=[5, 6, 7],
+        max_tokens=100,
+        sampling=ENDLESS,
+        seed=1,
+        cache_salt="salt",
+    )
+    await engine.submit([request])
+    await engine.step()
+    assert "aborted" in engine._metrics._followed
+    await engine.abort(["aborted"])
+    assert engine._metrics._followed == {}
+
+
+async def test_the_labels_are_those_of_vllm(engine: VllmEngine) -> None:
+    await run_jobs(engine, [job(100)])
+    labels = {"model_name": MODEL_FOLDER.name, "engine": "0"}
+    assert vllm("generation_tokens_total", **labels) > 0
+
+
+def job(number: int) -> GenerationJob:
+    """Return a job that comes to many blocks."""
+    return make_job(
+        f"j{number}", prompt_token_ids=[3 + number] * 10, max_tokens=TOKENS, sampling=ENDLESS
+    )
+
+
+async def run(engine: VllmEngine, jobs: list[GenerationJob]) -> int:
+    """Run jobs to their ends; return how many preemptions the steps have told of."""
+    preemptions = 0
+    step = engine.step
+
+    async def noted() -> object:
+        nonlocal preemptions
+        made = await step()
+        telemetry.note_step(made)
+        preemptions += made.preemptions
+        return made
+
+    before = telemetry.PREEMPTIONS._value.get()
+    engine.step = noted  # type: ignore[method-assign, assignment]
+    try:
+        results: Results = await run_jobs(engine, jobs)
+    finally:
+        del engine.step
+    assert len(results.generations) == len(jobs)
+    assert telemetry.PREEMPTIONS._value.get() - before == preemptions
+    return preemptions
