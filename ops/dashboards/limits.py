@@ -43,12 +43,12 @@ def alert_limit(alert: str) -> Limit:
     Raises:
         ValueError: its expression does not end with a comparison with one number.
     """
-    (rule,) = alerts()[alert]
-    match _COMPARISON.findall(rule["expr"]):
+    expressions = [rule["expr"] for rule in alerts()[alert]]
+    match [found for expr in expressions for found in _COMPARISON.findall(expr)]:
         case [(sign, value)]:
             return Limit(float(value), is_minimum=sign == "<")
         case comparisons:
-            raise ValueError(f"{alert} has {len(comparisons)} limits: {rule['expr']}")
+            raise ValueError(f"{alert} has {len(comparisons)} limits: {expressions}")
 
 
 def runbook(alert: str) -> str:
