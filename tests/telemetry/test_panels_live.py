@@ -1,15 +1,11 @@
 """A real Prometheus reads a running Sluice under load: every panel and every recording rule has data."""
 
-import asyncio
 import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
-import httpx
 import pytest
 
-from tests.gateway.conftest import asking
 from tests.support.prometheus_server import (
     PROMETHEUS,
     PrometheusServer,
@@ -17,6 +13,7 @@ from tests.support.prometheus_server import (
     running_prometheus,
 )
 from tests.telemetry.conftest import Observed
+from tests.telemetry.load import load
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import RULES, rules_of
 
@@ -25,7 +22,8 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-LOAD_SECONDS = 15.0
+WARM_UP_SECONDS = 15.0
+"""Until rates over ten seconds are those of the load."""
 CLIENTS = 6
 NAMESPACE = "live"
 
@@ -59,37 +57,13 @@ def prometheus(observed: Observed) -> Iterator[PrometheusServer]:
         Target(observed.jobs, "sluice-jobs", labels),
         Target(observed.beat, "sluice-beat", labels),
     ]
-    with running_prometheus(PROMETHEUS, targets, RULES) as server:
-        asyncio.run(_load(observed))
-        yield server
-
-
-async def _load(observed: Observed) -> None:
-    """Send whatever a gateway is asked for, from several clients at once."""
-    until = time.monotonic() + LOAD_SECONDS
     keys = [observed.stack.key(tenant) for tenant in ("acme", "other")]
-    async with httpx.AsyncClient(base_url=observed.gateway, timeout=30) as client:
-        await asyncio.gather(
-            *(_ask(client, keys[number % 2], number, until) for number in range(CLIENTS))
-        )
-
-
-async def _ask(client: httpx.AsyncClient, key: str, number: int, until: float) -> None:
-    headers = {"authorization": f"Bearer {key}"}
-    bodies = (
-        asking(stream=True, max_tokens=40),
-        asking(max_tokens=10, service_tier="priority"),
-        asking(stream=True, max_tokens=20, service_tier="flex"),
-        asking(max_tokens=0.5),
-    )
-    while time.monotonic() < until:
-        for body in bodies:
-            await client.post("/v1/completions", json=body, headers=headers)
-        if number == 0:
-            with suppress(httpx.TimeoutException):
-                await client.post(
-                    "/v1/completions", json=asking(max_tokens=100), headers=headers, timeout=0.2
-                )
+    with (
+        running_prometheus(PROMETHEUS, targets, RULES) as server,
+        load(observed.gateway, keys, clients=CLIENTS),
+    ):
+        time.sleep(WARM_UP_SECONDS)
+        yield server
 
 
 def has_data(server: PrometheusServer, expression: str, *, seconds: float = 10.0) -> bool:
