@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 from typing_extensions import override
 
@@ -23,11 +23,19 @@ class HealthServer:
         host: address to listen on.
         port: port to listen on; 0 for any free one.
         checks: by path, such as `/healthz`, what must hold for a 200; else the answer is 503.
+        registry: what /metrics tells.
     """
 
-    def __init__(self, host: str, port: int, checks: Mapping[str, Callable[[], bool]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        checks: Mapping[str, Callable[[], bool]],
+        *,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
         self._checks = checks
-        self._metrics = make_wsgi_app()
+        self._metrics = make_wsgi_app(registry)
         self._server = make_server(
             host, port, self._answer, server_class=ThreadingWSGIServer, handler_class=_Silent
         )

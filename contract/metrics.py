@@ -6,7 +6,16 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import REGISTRY, Gauge, Metric, disable_created_metrics
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Gauge,
+    GCCollector,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -28,6 +37,15 @@ def begin_metrics(component: str) -> None:
     # When each series began doubles the number of lines, and nobody asks for it.
     disable_created_metrics()
     _BUILD_INFO.labels(version("sluice"), component).set(1)
+
+
+def bare_registry() -> CollectorRegistry:
+    """Return what every process tells, for one that imports metrics of another's but has nothing to say of them."""
+    registry = CollectorRegistry()
+    registry.register(_BUILD_INFO)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        _ = collector(registry=registry)
+    return registry
 
 
 def exposition(accept: str) -> tuple[bytes, str]:

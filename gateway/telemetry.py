@@ -236,13 +236,10 @@ def tenant_answered(tenant_id: str, status: int) -> None:
 
 def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:
     """Count what an ended request has used."""
-    for by_model, kind, tokens in (
-        (_PROMPT_TOKENS, "prompt", prompt),
-        (_CACHED_TOKENS, "cached", cached),
-        (_COMPLETION_TOKENS, "completion", completion),
-    ):
-        by_model.labels(model).inc(tokens)
-        _TENANT_TOKENS.labels(TENANTS.of(tenant_id), kind).inc(tokens)
+    counters = _token_counters(model, TENANTS.of(tenant_id))
+    for (by_model, by_tenant), tokens in zip(counters, (prompt, cached, completion), strict=True):
+        by_model.inc(tokens)
+        by_tenant.inc(tokens)
 
 
 # The series that are looked up with every request.
@@ -256,3 +253,16 @@ def _http_requests(route: str, method: str, status: int) -> Counter:
 @cache
 def _http_request_duration(route: str, method: str) -> Histogram:
     return _HTTP_REQUEST_DURATION.labels(route, method)
+
+
+@cache
+def _token_counters(model: str, tenant: str) -> list[tuple[Counter, Counter]]:
+    """Return the counters by model and by tenant, for each kind of tokens."""
+    return [
+        (by_model.labels(model), _TENANT_TOKENS.labels(tenant, kind))
+        for by_model, kind in (
+            (_PROMPT_TOKENS, "prompt"),
+            (_CACHED_TOKENS, "cached"),
+            (_COMPLETION_TOKENS, "completion"),
+        )
+    ]

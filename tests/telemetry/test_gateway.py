@@ -228,5 +228,3 @@ async def test_round_trips_have_the_names_of_scripts_and_statements_their_kind(
     told = await asyncio.to_thread(scrape, observed.gateway)
     used = told.value("sluice_redis_used_memory_bytes")
     assert 100_000 < used < told.value("sluice_redis_max_memory_bytes")
-
-

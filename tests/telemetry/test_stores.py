@@ -19,7 +19,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.measuring import operation_of
 from gateway.redis_client import PipeliningExecutor, connect
 from tests.support.certificates import self_signed
-from tests.support.processes import free_port, spawn, stop, wait_until
+from tests.support.processes import free_port, spawn, stop
 from tests.support.redis_server import SYSTEM, RedisServer, running_redis
 
 SECONDS = "sluice_redis_command_duration_seconds_count"
@@ -161,18 +161,15 @@ async def test_the_certificate_of_redis_is_told_though_nobody_checks_it(
 
 
 @pytest.fixture
-async def encrypted_postgres(
-    postgres_sockets: str, tmp_path: Path
-) -> AsyncIterator[str]:
+async def encrypted_postgres(postgres_sockets: str, tmp_path: Path) -> AsyncIterator[str]:
     """URL of PostgreSQL behind what speaks TLS for it: the server of tests is built without."""
     serving, _ = self_signed("localhost", tmp_path)
-    (socket,) = Path(postgres_sockets).glob(".s.PGSQL.*[0-9]")
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)  # The request to begin with TLS.
         writer.write(b"S")
         await writer.start_tls(serving)
-        upstream = await asyncio.open_unix_connection(str(socket))
+        upstream = await asyncio.open_unix_connection(f"{postgres_sockets}/.s.PGSQL.5432")
         await asyncio.gather(copy(reader, upstream[1]), copy(upstream[0], writer))
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -76,7 +76,9 @@ class EngineMetrics:
     def _note_event(self, followed: _Followed, output: Any, iteration: Any, now: float) -> None:
         """Note what is not of every token; `now` is the engine core's own time."""
         stats, prefill = followed.stats, output.prefill_stats
-        if prefill is not None:
+        # A sequence that was preempted is read again, which is no second prompt.
+        is_first = prefill is not None and not stats.first_token_ts
+        if is_first:
             iteration.prompt_token_stats.update_from_output(prefill)
             stats.first_token_latency = iteration.iteration_timestamp - stats.arrival_time
             iteration.time_to_first_tokens_iter.append(stats.first_token_latency)
@@ -84,7 +86,7 @@ class EngineMetrics:
             followed.cached_tokens = prefill.num_cached_tokens
         if output.events is not None:
             iteration.update_from_events(
-                output.request_id, output.events, prefill is not None, stats, self._adapters, None
+                output.request_id, output.events, is_first, stats, self._adapters, None
             )
         if output.finish_reason is not None:
             stats.last_token_ts = now

@@ -1,0 +1,46 @@
+"""Images that are named by URL are counted by what became of them."""
+
+import asyncio
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gateway.errors import InvalidParameterError
+from tests.gateway.images.serving import (
+    SERVED,
+    Names,
+    fetch,
+    fetching,
+    image,
+    is_served,
+    serving,
+)
+
+
+def count(outcome: str) -> float:
+    """Return how many images had an outcome in this process."""
+    name = "sluice_gateway_image_fetches_total"
+    return REGISTRY.get_sample_value(name, {"outcome": outcome}) or 0.0
+
+
+async def test_each_image_is_counted_once_by_its_outcome() -> None:
+    async def keep_waiting(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    before = {outcome: count(outcome) for outcome in ("fetched", "refused", "failed", "late")}
+    async with serving() as server:
+        names = Names({"images.example": [[SERVED]]})
+        fetcher = fetching(
+            f"images.example:{server.port}",
+            names=names,
+            is_allowed=is_served,
+            timeout_seconds=0.3,
+        )
+        server.answers |= {"/a": image(), "/slow": keep_waiting, "/text": b"HTTP/1.1 404 X\r\n\r\n"}
+        url = f"http://images.example:{server.port}"
+        assert len(await fetch(fetcher, f"{url}/a", f"{url}/a")) == 2
+        for other in (f"{url}/text", f"{url}/slow", "http://elsewhere.example/a"):
+            with pytest.raises(InvalidParameterError):
+                await fetch(fetcher, other)
+    grown = {outcome: count(outcome) - value for outcome, value in before.items()}
+    assert grown == {"fetched": 2, "refused": 1, "failed": 1, "late": 1}
