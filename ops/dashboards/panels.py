@@ -79,8 +79,8 @@ def graph(
     """
     panel = _panel(timeseries.Panel(), title, unit, description, _links(alert, runbooks, link))
     panel.height(GRAPH_HEIGHT).span(width)
-    for name, query in zip("ABCDEFGH", queries, strict=False):
-        panel.with_target(_target(query, name))
+    for number_of_query, query in enumerate(queries):
+        panel.with_target(_target(query, "ABCDEFGH"[number_of_query]))
     panel.line_width(1).fill_opacity(20 if is_stacked else 5)
     panel.show_points(looks.VisibilityMode.NEVER).axis_soft_min(0)
     panel.tooltip(

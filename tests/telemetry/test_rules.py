@@ -23,6 +23,7 @@ from ops.dashboards.limits import (
     alerts,
 )
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
+from tests.support.stack import REPOSITORY
 from tests.telemetry.promql import (
     LEVELS,
     PROMTOOL,
@@ -35,6 +36,7 @@ from tests.telemetry.promql import (
     unknown,
 )
 
+PAGE = REPOSITORY / "ops" / "README.md"
 SEVERITIES = {"critical", "warning"}
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 ALL_RULES = [rule for path in RULES for rule in rules_of(path)]
@@ -109,6 +111,17 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS} == alerts().keys()
+
+
+def test_the_page_lists_every_alert_with_its_severity() -> None:
+    listed = {}
+    for row in re.findall(r"^\| (Sluice[^|]+) \| (\w+) \|", PAGE.read_text(), re.MULTILINE):
+        names, severity = row
+        severities = SEVERITIES if severity == "both" else {severity}
+        listed |= dict.fromkeys(names.split(", "), severities)
+    assert listed == {
+        name: {rule["labels"]["severity"] for rule in rules} for name, rules in alerts().items()
+    }
 
 
 @each_alert
