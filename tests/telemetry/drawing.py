@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +42,10 @@ STYLE: Final = {
     "font.family": "sans-serif",
 }
 GOOD, BAD = "#73bf69", "#f2495c"
+PALETTE: Final = (
+    *("#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#b877d9", "#5794f2", "#fade2a", "#ca95e5"),
+    *("#96d98d", "#ffb357", "#c0d8ff", "#ff7383"),
+)
 SUFFIXES: Final = {"reqps": " req/s", "cps": " /s", "short": "", "bytes": "B"}
 
 
@@ -72,7 +76,7 @@ def _axes(figure: Figure, place: Mapping[str, int], rows: int) -> Axes:
     left, width = place["x"] / COLUMNS, place["w"] / COLUMNS
     bottom = 1 - (place["y"] + 1 + place["h"]) / rows
     return figure.add_axes(
-        (left + 0.03, bottom + 1.5 / rows, width - 0.045, (place["h"] - 2.6) / rows)
+        (left + 0.04, bottom + 1.7 / rows, width - 0.055, (place["h"] - 2.9) / rows)
     )
 
 
@@ -95,22 +99,39 @@ def _colour(panel: Panel, value: float) -> str:
 
 
 def _graph(axes: Axes, panel: Panel, server: PrometheusServer, start: float, end: float) -> None:
-    lines = [
+    lines = sorted(
         (_called(query.legend, each["metric"]), _points(each["values"]))
         for query in panel.queries
         for each in _range(server, query.expr, start, end)
-    ]
-    for name, (times, values) in sorted(lines, key=lambda line: line[0]):
-        axes.plot(times, values, label=name)
+    )
+    custom = panel.json["fieldConfig"]["defaults"]["custom"]
+    if custom.get("stacking", {}).get("mode") == "normal":
+        _stack(axes, lines)
+    else:
+        for number, (name, (times, values)) in enumerate(lines):
+            axes.plot(times, values, label=name, color=PALETTE[number % len(PALETTE)])
     for limit in panel.thresholds:
+        # Far above everything that is, it would press the lines flat.
         if any(value > limit / 4 for _, (_, values) in lines for value in values):
             axes.axhline(limit, color=BAD, linestyle="--", linewidth=0.8)
     axes.set_title(panel.json["title"])
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _shown(value, panel.unit)))
     _time_axis(axes, start, end)
-    if len(lines) > 1 or (lines and lines[0][0]):
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=5, borderaxespad=0.1)
+    if any(name for name, _ in lines):
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=4, borderaxespad=0.1)
+
+
+def _stack(axes: Axes, lines: Sequence[tuple[str, tuple[list[float], list[float]]]]) -> None:
+    times = sorted({at for _, (times, _) in lines for at in times})
+    below = [0.0] * len(times)
+    for number, (name, (own_times, own_values)) in enumerate(lines):
+        values = dict(zip(own_times, own_values, strict=True))
+        above = [under + values.get(at, 0.0) for at, under in zip(times, below, strict=True)]
+        colour = PALETTE[number % len(PALETTE)]
+        axes.plot(times, above, label=name, color=colour)
+        axes.fill_between(times, below, above, color=colour, alpha=0.2, linewidth=0)
+        below = above
 
 
 def _heat(axes: Axes, panel: Panel, server: PrometheusServer, start: float, end: float) -> None:
