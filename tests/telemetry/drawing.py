@@ -138,16 +138,23 @@ def _heat(axes: Axes, panel: Panel, server: PrometheusServer, start: float, end:
     (query,) = panel.queries
     series = _range(server, query.expr, start, end)
     by_bound = sorted((float(each["metric"]["le"]), _points(each["values"])) for each in series)
-    below = [0.0] * POINTS
-    for number, (_, (times, values)) in enumerate(by_bound):
-        counts = [value - under for value, under in zip(values, below, strict=False)]
-        axes.scatter(
-            times, [number] * len(times), c=counts, cmap="Oranges_r", marker="s", s=9, vmin=0
-        )
-        below = [*values]
-    axes.set_yticks(range(len(by_bound)), [_shown(bound, "s") for bound, _ in by_bound])
+    times = sorted({at for _, (times, _) in by_bound for at in times})
+    below, counts = [0.0] * len(times), []
+    for _, (own_times, own_values) in by_bound:
+        found = dict(zip(own_times, own_values, strict=True))
+        values = [found.get(at, under) for at, under in zip(times, below, strict=True)]
+        counts.append([value - under for value, under in zip(values, below, strict=True)])
+        below = values
+    if counts:
+        axes.pcolormesh(times, range(len(counts)), counts, cmap="inferno", shading="nearest")
+    axes.grid(visible=False)
+    axes.set_yticks(range(len(by_bound)), [_bound(bound) for bound, _ in by_bound])
     axes.set_title(panel.json["title"])
     _time_axis(axes, start, end)
+
+
+def _bound(bound: float) -> str:
+    return "more" if math.isinf(bound) else _shown(bound, "s")
 
 
 def _time_axis(axes: Axes, start: float, end: float) -> None:
