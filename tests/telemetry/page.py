@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.stack import REPOSITORY
 
 PREFIX = "sluice_"
-_ROW = re.compile(r"\| `(\w+)` \| (counter|gauge|histogram) \|([^|]*)\| ")
+_ROW = re.compile(r"\| `(\w+)` \| (counter|gauge|histogram) \|([^|]*)\|")
 
 
 class Documented(NamedTuple):
