@@ -21,7 +21,7 @@ INCHES: Final = (16.0, 0.36)
 """Width of a dashboard, and height of one of its rows."""
 POINTS: Final = 180
 """Of each line."""
-STYLE: Final = {
+STYLE: Final[dict[Any, Any]] = {
     "figure.facecolor": "#111217",
     "axes.facecolor": "#181b1f",
     "axes.edgecolor": "#34373d",

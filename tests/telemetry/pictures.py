@@ -53,7 +53,7 @@ def _start(stack: Stack) -> list[Target]:
         url = stack.start_gateway(name, SLUICE_METRICS_TENANTS=",".join(TENANTS))
         targets.append(Target(url, "sluice-gateway", labels))
     for name in ("worker-0", "worker-1"):
-        _start_worker(stack, name)
+        _start_worker(stack, name, port=str(free_port()))
         targets.append(Target(stack.worker_url(name), "sluice-worker", labels | {"pool": "demo"}))
     for name, start in (("jobs", stack.start_jobs), ("beat", stack.start_beat)):
         port = free_port()
@@ -62,14 +62,14 @@ def _start(stack: Stack) -> list[Target]:
     return targets
 
 
-def _start_worker(stack: Stack, name: str, **environment: str) -> None:
+def _start_worker(stack: Stack, name: str, *, port: str) -> None:
     stack.start_worker(
         name,
         SLUICE_ENGINE="scripted",
         SLUICE_SCRIPTED_STEP_SECONDS="0.03",
         SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="0.004",
         SLUICE_MAX_SEQUENCES="4",
-        **environment,
+        SLUICE_HEALTH_PORT=port,
     )
 
 
@@ -84,7 +84,7 @@ def _use(stack: Stack, *, minutes: float) -> None:
                 stack.kill("worker-1")
                 time.sleep(quarter / 3)
                 port = stack.worker_url("worker-1").rpartition(":")[2]
-                _start_worker(stack, "worker-1", SLUICE_HEALTH_PORT=port)
+                _start_worker(stack, "worker-1", port=port)
                 time.sleep(quarter / 3)
             else:
                 time.sleep(quarter)

@@ -125,7 +125,7 @@ def vllm_series() -> dict[str, frozenset[str]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             kind = node.func.attr.strip("_").removesuffix("_cls")
             names = [
-                each.value.value
+                str(each.value.value)
                 for each in node.keywords
                 if each.arg == "name" and isinstance(each.value, ast.Constant)
             ]

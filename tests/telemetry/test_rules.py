@@ -114,7 +114,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 
 
 def test_the_page_lists_every_alert_with_its_severity() -> None:
-    listed = {}
+    listed: dict[str, set[str]] = {}
     for row in re.findall(r"^\| (Sluice[^|]+) \| (\w+) \|", PAGE.read_text(), re.MULTILINE):
         names, severity = row
         severities = SEVERITIES if severity == "both" else {severity}
