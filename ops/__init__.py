@@ -1,0 +1,1 @@
+"""What operators need beside the processes: dashboards, rules and runbooks."""

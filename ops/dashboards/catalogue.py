@@ -1,0 +1,17 @@
+"""Every dashboard there is, from what customers see to what machines do."""
+
+from collections.abc import Callable
+from typing import Final
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from ops.dashboards import engine, gateway, overview, queue, reliability, tenants
+
+DASHBOARDS: Final[tuple[Callable[[], Dashboard], ...]] = (
+    overview.build,
+    gateway.build,
+    queue.build,
+    engine.build,
+    tenants.build,
+    reliability.build,
+)

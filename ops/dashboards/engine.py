@@ -1,0 +1,224 @@
+"""What workers hold, what their engines do in each step, and how full they are."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from ops.dashboards.frame import dashboard, row
+from ops.dashboards.panels import Query, graph
+from ops.dashboards.promql import ENGINE, POOL, mean, quantile, rate, ratio, total
+
+PROCESS = f'{POOL}, job="sluice-worker"'
+
+
+def build() -> Dashboard:
+    """Return the dashboard."""
+    return dashboard(
+        "sluice-engine",
+        "Workers and engines",
+        "Workers, the batches of their engines, and vLLM's own metrics.",
+        row(
+            "Workers",
+            graph(
+                "Workers by state",
+                "short",
+                "Where workers are in their lives; only ready ones claim jobs.",
+                Query(
+                    f"sum by (sluice_worker_state) (sluice_worker_state{{{POOL}}})",
+                    "{{sluice_worker_state}}",
+                ),
+                is_stacked=True,
+            ),
+            graph(
+                "Jobs held",
+                "short",
+                "Jobs that each worker has claimed and not ended.",
+                Query(total("sluice_worker_jobs_running", POOL, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Jobs ended by outcome",
+                "cps",
+                "How jobs left the workers.",
+                Query(rate("sluice_worker_jobs_ended_total", POOL, "outcome"), "{{outcome}}"),
+                is_stacked=True,
+            ),
+        ),
+        row(
+            "The batch",
+            graph(
+                "Sequences",
+                "short",
+                "Sequences that engines sample in each step, those that wait inside them, and how "
+                "many may run.",
+                Query(total("sluice_worker_sequences_running", POOL, "pool"), "{{pool}} running"),
+                Query(total("sluice_worker_sequences_waiting", POOL, "pool"), "{{pool}} waiting"),
+                Query(total("sluice_worker_max_sequences", POOL, "pool"), "{{pool}} at most"),
+            ),
+            graph(
+                "In use",
+                "percentunit",
+                "Sequences that run, of those that may run at once.",
+                Query(
+                    ratio(
+                        total("sluice_worker_sequences_running", POOL, "instance"),
+                        total("sluice_worker_max_sequences", POOL, "instance"),
+                    ),
+                    "{{instance}}",
+                ),
+            ),
+            graph(
+                "Tokens of a step",
+                "suffix: tok",
+                "Tokens that an engine step brings on average: the batch that the GPU sees.",
+                Query(
+                    ratio(
+                        rate("sluice_worker_completion_tokens_total", POOL, "instance"),
+                        rate("sluice_worker_engine_steps_total", POOL, "instance"),
+                    ),
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        row(
+            "Throughput",
+            graph(
+                "Completion tokens",
+                "suffix: tok/s",
+                "Tokens that the engines of each pool sample.",
+                Query(rate("sluice_worker_completion_tokens_total", POOL, "pool"), "{{pool}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Prompt tokens",
+                "suffix: tok/s",
+                "Prompt tokens that the engines of each pool read.",
+                Query(rate("sluice_worker_prompt_tokens_total", POOL, "pool"), "{{pool}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Engine steps",
+                "cps",
+                "Steps that brought tokens. Fewer with the same batch: the engine became slower.",
+                Query(rate("sluice_worker_engine_steps_total", POOL, "instance"), "{{instance}}"),
+            ),
+        ),
+        row(
+            "Memory of the engine",
+            graph(
+                "KV cache in use",
+                "percentunit",
+                "At 100 % the engine puts sequences off and reads their prompts again later.",
+                Query(
+                    f"max by (instance) (sluice_worker_kv_cache_usage_ratio{{{POOL}}})",
+                    "{{instance}}",
+                ),
+            ),
+            graph(
+                "Preemptions",
+                "cps",
+                "Sequences put off for lack of room in the KV cache. More than a few: lower "
+                "SLUICE_MAX_SEQUENCES or give the cache more memory.",
+                Query(rate("sluice_worker_preemptions_total", POOL, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Length of jobs",
+                "s",
+                "From claim to the end.",
+                *(
+                    Query(quantile(share, "sluice_worker_job_seconds", POOL), f"p{share * 100:g}")
+                    for share in (0.5, 0.95, 0.99)
+                ),
+            ),
+        ),
+        row(
+            "Failures",
+            graph(
+                "Engine restarts in 15 minutes",
+                "short",
+                "Engines started in place of one that died or hung, and restarts of the process.",
+                Query(
+                    "sum by (instance) "
+                    f"(increase(sluice_worker_engine_restarts_total{{{POOL}}}[15m]))"
+                    " + sum by (instance) "
+                    f"(changes(process_start_time_seconds{{{PROCESS}}}[15m]))",
+                    "{{instance}}",
+                ),
+                alert="SluiceEngineCrashLoop",
+            ),
+            graph(
+                "Pause before the next start",
+                "s",
+                "How long each worker waits before it tries to start a dead engine again.",
+                Query(
+                    f"max by (instance) (sluice_worker_engine_start_pause_seconds{{{POOL}}})",
+                    "{{instance}}",
+                ),
+                runbooks=["SluiceEngineCrashLoop"],
+            ),
+            graph(
+                "Replies",
+                "cps",
+                "Frames written to gateways, and writes that Redis did not take.",
+                Query(rate("sluice_worker_frames_written_total", POOL), "written"),
+                Query(rate("sluice_worker_reply_write_failures_total", POOL), "failed"),
+                runbooks=["SluiceRedisErrors"],
+            ),
+        ),
+        row(
+            "vLLM",
+            graph(
+                "Requests in the engine",
+                "short",
+                "What vLLM's scheduler runs, and what it lets wait.",
+                Query(
+                    total("vllm:num_requests_running", ENGINE, "model_name"),
+                    "{{model_name}} running",
+                ),
+                Query(
+                    total("vllm:num_requests_waiting", ENGINE, "model_name"),
+                    "{{model_name}} waiting",
+                ),
+            ),
+            graph(
+                "Prefix cache hits",
+                "percentunit",
+                "Prompt tokens found in the prefix cache, of those looked for.",
+                Query(
+                    ratio(
+                        rate("vllm:prefix_cache_hits_total", ENGINE, "model_name"),
+                        rate("vllm:prefix_cache_queries_total", ENGINE, "model_name"),
+                    ),
+                    "{{model_name}}",
+                ),
+            ),
+            graph(
+                "Tokens of an iteration",
+                "suffix: tok",
+                "Prompt and completion tokens that the engine computes in a step, on average.",
+                Query(mean("vllm:iteration_tokens_total", ENGINE, "model_name"), "{{model_name}}"),
+            ),
+        ),
+        row(
+            "Processes",
+            graph(
+                "Processor time",
+                "percentunit",
+                "Of one core, by worker.",
+                Query(rate("process_cpu_seconds_total", PROCESS, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Memory",
+                "bytes",
+                "Resident memory of each worker's own process; the engine's is another one.",
+                Query(total("process_resident_memory_bytes", PROCESS, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Versions",
+                "short",
+                "Workers by version of Sluice: two while a rollout goes on.",
+                Query(
+                    f'count by (version) (sluice_build_info{{{POOL}, component="worker"}})',
+                    "{{version}}",
+                ),
+                is_stacked=True,
+            ),
+        ),
+    )

@@ -1,0 +1,204 @@
+"""What gateways answer, what they refuse, and how fast."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from ops.dashboards.frame import dashboard, row
+from ops.dashboards.panels import Query, graph, heat
+from ops.dashboards.promql import MODEL, NAMESPACE, quantile, rate, ratio, total
+
+PROCESS = f'{NAMESPACE}, job="sluice-gateway"'
+
+
+def build() -> Dashboard:
+    """Return the dashboard."""
+    return dashboard(
+        "sluice-gateway",
+        "Gateway",
+        "Requests, refusals and latencies of the gateways, and their processes.",
+        row(
+            "Every route: rate, errors, duration",
+            graph(
+                "Requests by route",
+                "reqps",
+                "Requests of every route, management and health checks included.",
+                Query(rate("sluice_gateway_http_requests_total", NAMESPACE, "route"), "{{route}}"),
+            ),
+            graph(
+                "Share of 5xx by route",
+                "percentunit",
+                "Answers with a status of 500 or more, of all answers of the route. A stream that "
+                "fails after its first byte counts with its 200 here, and as failed below.",
+                Query(
+                    ratio(
+                        "("
+                        + rate(
+                            "sluice_gateway_http_requests_total",
+                            f'{NAMESPACE}, status=~"5.."',
+                            "route",
+                        )
+                        + " or 0 * "
+                        + rate("sluice_gateway_http_requests_total", NAMESPACE, "route")
+                        + ")",
+                        rate("sluice_gateway_http_requests_total", NAMESPACE, "route"),
+                    ),
+                    "{{route}}",
+                ),
+                runbooks=["SluiceAvailabilityBudgetBurn"],
+            ),
+            graph(
+                "Duration by route, p99",
+                "s",
+                "From the head of a request to the last byte of its answer.",
+                Query(
+                    quantile(
+                        0.99, "sluice_gateway_http_request_duration_seconds", NAMESPACE, "route"
+                    ),
+                    "{{route}}",
+                ),
+            ),
+        ),
+        row(
+            "Generation requests",
+            graph(
+                "By endpoint",
+                "reqps",
+                "Generation requests answered.",
+                Query(rate("sluice_gateway_requests_total", NAMESPACE, "endpoint"), "{{endpoint}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "By status and error code",
+                "reqps",
+                "How they ended, also within a stream; the codes are those of the API.",
+                Query(
+                    rate("sluice_gateway_requests_total", NAMESPACE, "status", "code"),
+                    "{{status}} {{code}}",
+                ),
+                runbooks=["SluiceAvailabilityBudgetBurn"],
+                is_stacked=True,
+            ),
+            graph(
+                "In progress",
+                "short",
+                "Generation requests being served, by gateway, and the jobs they have in flight.",
+                Query(
+                    total("sluice_gateway_requests_in_progress", NAMESPACE, "instance"),
+                    "{{instance}} requests",
+                ),
+                Query(
+                    total("sluice_gateway_jobs_in_flight", NAMESPACE, "instance"),
+                    "{{instance}} jobs",
+                ),
+            ),
+        ),
+        row(
+            "Admission",
+            graph(
+                "Admitted by tier",
+                "reqps",
+                "Requests whose reservation was granted.",
+                Query(rate("sluice_gateway_admitted_requests_total", MODEL, "tier"), "{{tier}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Refused by reason",
+                "reqps",
+                "Requests refused before any work, by error code.",
+                Query(
+                    rate("sluice_gateway_refused_requests_total", NAMESPACE, "reason"), "{{reason}}"
+                ),
+                is_stacked=True,
+            ),
+            graph(
+                "Reservations held",
+                "short",
+                "Open reservations that each gateway renews.",
+                Query(
+                    total("sluice_gateway_reserved_requests", NAMESPACE, "instance"), "{{instance}}"
+                ),
+                runbooks=["SluiceReservationLeak"],
+            ),
+        ),
+        row(
+            "Latency of generation",
+            heat(
+                "Time to first token",
+                "s",
+                "How many requests got their first token after which time.",
+                Query(
+                    rate("sluice_gateway_time_to_first_token_seconds_bucket", MODEL, "le"), "{{le}}"
+                ),
+            ),
+            heat(
+                "Inter-token latency",
+                "s",
+                "How many replies took how long for each of their tokens.",
+                Query(
+                    rate("sluice_gateway_inter_token_latency_seconds_bucket", MODEL, "le"), "{{le}}"
+                ),
+            ),
+            graph(
+                "Time to first token by model",
+                "s",
+                "95 % of the first tokens came sooner.",
+                Query(
+                    quantile(0.95, "sluice_gateway_time_to_first_token_seconds", MODEL, "model"),
+                    "{{model}}",
+                    has_exemplars=True,
+                ),
+                runbooks=["SluiceFirstTokenBudgetBurn"],
+            ),
+        ),
+        row(
+            "Streams",
+            graph(
+                "Reply frames",
+                "cps",
+                "Frames that gateways read from workers; a frame has all deltas of an engine step.",
+                Query(
+                    rate("sluice_gateway_reply_frames_total", NAMESPACE, "instance"), "{{instance}}"
+                ),
+            ),
+            graph(
+                "Clients that left",
+                "reqps",
+                "Requests whose client went away before the end. Many at once: a proxy's time-out?",
+                Query(rate("sluice_gateway_disconnects_total", NAMESPACE), "left"),
+            ),
+            graph(
+                "Images fetched by URL",
+                "reqps",
+                "By how the fetch ended.",
+                Query(
+                    rate("sluice_gateway_image_fetches_total", NAMESPACE, "outcome"), "{{outcome}}"
+                ),
+            ),
+        ),
+        row(
+            "Processes",
+            graph(
+                "Processor time",
+                "percentunit",
+                "Of one core; a gateway process uses one at most, then more gateways are needed.",
+                Query(rate("process_cpu_seconds_total", PROCESS, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Memory",
+                "bytes",
+                "Resident memory of each gateway.",
+                Query(total("process_resident_memory_bytes", PROCESS, "instance"), "{{instance}}"),
+            ),
+            graph(
+                "Open files",
+                "percentunit",
+                "Of those that the process may open; each connection of a client is one.",
+                Query(
+                    ratio(
+                        total("process_open_fds", PROCESS, "instance"),
+                        total("process_max_fds", PROCESS, "instance"),
+                    ),
+                    "{{instance}}",
+                ),
+            ),
+        ),
+    )

@@ -1,0 +1,210 @@
+"""Who uses how much, and whether what is used reaches the ledger."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from ops.dashboards.frame import Variable, dashboard, row
+from ops.dashboards.limits import Limit
+from ops.dashboards.panels import Query, graph, number
+from ops.dashboards.promql import MODEL, NAMESPACE, TENANT, highest, increase, rate, ratio
+
+TENANTS = Variable(
+    "tenant",
+    "Tenant",
+    f"label_values(sluice_gateway_tenant_requests_total{{{NAMESPACE}}}, tenant)",
+)
+
+
+def build() -> Dashboard:
+    """Return the dashboard."""
+    return dashboard(
+        "sluice-tenants",
+        "Tenants and money",
+        "Usage by tenant, reservations, and the way of usage records into the ledger. "
+        "SLUICE_METRICS_TENANTS says which tenants are shown by name; invoices are made from the "
+        "ledger (`sluice usage show`), not from here.",
+        row(
+            "Tenants",
+            graph(
+                "Requests by tenant",
+                "reqps",
+                "Generation requests answered.",
+                Query(rate("sluice_gateway_tenant_requests_total", TENANT, "tenant"), "{{tenant}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Not served, by tenant",
+                "percentunit",
+                "Answers with a status of 400 or more, of all answers to the tenant.",
+                Query(
+                    "("
+                    + rate(
+                        "sluice_gateway_tenant_requests_total",
+                        f'{TENANT}, status=~"[45].."',
+                        "tenant",
+                    )
+                    + " or 0 * "
+                    + rate("sluice_gateway_tenant_requests_total", TENANT, "tenant")
+                    + ") / ("
+                    + rate("sluice_gateway_tenant_requests_total", TENANT, "tenant")
+                    + " > 0)",
+                    "{{tenant}}",
+                ),
+            ),
+            graph(
+                "Completion tokens by tenant",
+                "suffix: tok/s",
+                "Completion tokens, those that best_of discards included.",
+                Query(
+                    rate(
+                        "sluice_gateway_tenant_tokens_total",
+                        f'{TENANT}, kind="completion"',
+                        "tenant",
+                    ),
+                    "{{tenant}}",
+                ),
+                is_stacked=True,
+            ),
+        ),
+        row(
+            "Tokens",
+            graph(
+                "Tokens by kind",
+                "suffix: tok/s",
+                "Tokens of the chosen tenants; cached ones are part of the prompt's.",
+                Query(rate("sluice_gateway_tenant_tokens_total", TENANT, "kind"), "{{kind}}"),
+            ),
+            graph(
+                "Cached share of prompts",
+                "percentunit",
+                "Prompt tokens that were found in the prefix cache, and are cheaper.",
+                Query(
+                    ratio(
+                        rate("sluice_gateway_cached_tokens_total", MODEL, "model"),
+                        rate("sluice_gateway_prompt_tokens_total", MODEL, "model"),
+                    ),
+                    "{{model}}",
+                ),
+            ),
+            graph(
+                "Refused by limits and money",
+                "reqps",
+                "Requests that limits, budgets or credits refused: those customers want more.",
+                Query(
+                    rate(
+                        "sluice_gateway_refused_requests_total",
+                        f"{NAMESPACE}, "
+                        'reason=~"requests|tokens|concurrency|budget_exceeded|'
+                        'insufficient_credits|insufficient_quota"',
+                        "reason",
+                    ),
+                    "{{reason}}",
+                ),
+                is_stacked=True,
+            ),
+        ),
+        row(
+            "In the time shown",
+            number(
+                "Requests",
+                "short",
+                "Generation requests of the chosen tenants.",
+                Query(increase("sluice_gateway_tenant_requests_total", TENANT)),
+                decimals=0,
+            ),
+            number(
+                "Prompt tokens",
+                "short",
+                "Prompt tokens of the chosen tenants, cached ones included.",
+                Query(increase("sluice_gateway_tenant_tokens_total", f'{TENANT}, kind="prompt"')),
+                decimals=0,
+            ),
+            number(
+                "Completion tokens",
+                "short",
+                "Completion tokens of the chosen tenants.",
+                Query(
+                    increase("sluice_gateway_tenant_tokens_total", f'{TENANT}, kind="completion"')
+                ),
+                decimals=0,
+            ),
+            number(
+                "Keys that expire today",
+                "short",
+                "Live API keys that expire within a day.",
+                Query(highest("sluice_keys_expiring", f'{NAMESPACE}, within="1d"')),
+                runbooks=["SluiceKeyExpiry"],
+                limit=Limit(1),
+            ),
+            number(
+                "Keys that expire this week",
+                "short",
+                "Live API keys that expire within seven days.",
+                Query(highest("sluice_keys_expiring", f'{NAMESPACE}, within="7d"')),
+            ),
+            number(
+                "Overdue reservations",
+                "short",
+                "Reservations that nobody renews and the sweep has not ended.",
+                Query(highest("sluice_quota_overdue_reservations", NAMESPACE)),
+                runbooks=["SluiceReservationLeak"],
+                limit=Limit(1),
+            ),
+        ),
+        row(
+            "Into the ledger",
+            graph(
+                "Ledger lag",
+                "s",
+                "Age of the oldest usage record that is not in the ledger.",
+                Query(highest("sluice_ledger_lag_seconds", NAMESPACE, "namespace"), "lag"),
+                alert="SluiceLedgerLag",
+            ),
+            graph(
+                "Records on their way",
+                "short",
+                "Usage records in Redis that are not in the ledger yet.",
+                Query(highest("sluice_ledger_pending_records", NAMESPACE, "namespace"), "records"),
+                runbooks=["SluiceLedgerLag"],
+            ),
+            graph(
+                "Open reservations",
+                "short",
+                "Reservations in Redis, and those of them that nobody renews.",
+                Query(highest("sluice_quota_open_reservations", NAMESPACE), "open"),
+                Query(highest("sluice_quota_overdue_reservations", NAMESPACE), "overdue"),
+                runbooks=["SluiceReservationLeak"],
+            ),
+        ),
+        row(
+            "Background jobs",
+            graph(
+                "Runs by outcome",
+                "cps",
+                "Background jobs run.",
+                Query(
+                    rate("sluice_jobs_tasks_total", NAMESPACE, "task", "outcome"),
+                    "{{task}} {{outcome}}",
+                ),
+                runbooks=["SluiceJobsFailing"],
+            ),
+            graph(
+                "Since the last success",
+                "s",
+                "Jobs run each minute or more often, but for reconcile (hourly) and "
+                "prepare_partitions (each six hours).",
+                Query(
+                    "time() - "
+                    + highest("sluice_jobs_last_success_timestamp_seconds", NAMESPACE, "task"),
+                    "{{task}}",
+                ),
+                alert="SluiceJobsNotRunning",
+                runbooks=["SluiceReconciliationOverdue"],
+            ),
+            graph(
+                "Abandoned reservations swept",
+                "cps",
+                "Reservations of gateways that died, which the sweep has settled as lost.",
+                Query(rate("sluice_quota_swept_reservations_total", NAMESPACE), "swept"),
+            ),
+        ),
+    )

@@ -1,0 +1,61 @@
+"""Clients that ask a gateway for whatever it can be asked for, until they are told to stop."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import httpx
+
+from tests.gateway.conftest import asking
+
+BODIES = (
+    asking(stream=True, max_tokens=40),
+    asking(max_tokens=10, service_tier="priority"),
+    asking(stream=True, max_tokens=20, service_tier="flex"),
+    asking(max_tokens=0.5),
+)
+"""Two streams, a whole answer, and a request that is refused."""
+PATIENCE_SECONDS = 0.2
+"""Of a client that leaves before its answer has come."""
+
+
+@contextmanager
+def load(url: str, keys: Sequence[str], *, clients: int) -> Iterator[None]:
+    """Send requests for the length of a block, from as many clients at once, with each of the keys."""
+    stopping = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(_run(url, keys, clients, stopping.is_set)))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+async def _run(url: str, keys: Sequence[str], clients: int, is_over: Callable[[], bool]) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await asyncio.gather(
+            *(_ask(client, keys[each % len(keys)], is_over) for each in range(clients)),
+            _leave(client, keys[0], is_over),
+        )
+
+
+async def _ask(client: httpx.AsyncClient, key: str, is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        for body in BODIES:
+            await _post(client, key, body)
+
+
+async def _leave(client: httpx.AsyncClient, key: str, is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        await _post(client, key, asking(max_tokens=200), timeout=PATIENCE_SECONDS)
+
+
+async def _post(
+    client: httpx.AsyncClient, key: str, body: dict[str, object], timeout: float = 30
+) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    # Time-outs are what some clients are for, and a refused connection is for others to find.
+    with suppress(httpx.TransportError):
+        await client.post("/v1/completions", json=body, headers=headers, timeout=timeout)

@@ -1,0 +1,88 @@
+"""The committed dashboards, as tests read them."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from tests.support.stack import REPOSITORY
+
+FOLDER: Final = REPOSITORY / "ops" / "grafana" / "dashboards"
+OF_GRAFANA: Final = {"$__rate_interval": "10s", "$__range": "5m"}
+"""What Grafana puts in place of its own variables, for a Prometheus that reads each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query of a panel."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel that is not the heading of a row."""
+
+    name: str
+    """Dashboard, row and title: `sluice-queue/Waiting/Oldest wait`."""
+    json: Mapping[str, Any]
+
+    @property
+    def unit(self) -> str:
+        """Grafana's name of its unit."""
+        return str(self.json["fieldConfig"]["defaults"]["unit"])
+
+    @property
+    def queries(self) -> list[Query]:
+        """Its queries."""
+        return [Query(each["expr"], each.get("legendFormat", "")) for each in self.json["targets"]]
+
+    @property
+    def thresholds(self) -> set[float]:
+        """Where its colours change."""
+        steps = self.json["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        return {step["value"] for step in steps if step["value"] is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dashboard."""
+
+    uid: str
+    json: Mapping[str, Any]
+    panels: tuple[Panel, ...]
+
+    def values_of(self, variable: str) -> str:
+        """Return the series of which a variable's values are taken."""
+        (found,) = [each for each in self.json["templating"]["list"] if each["name"] == variable]
+        match = re.fullmatch(r"label_values\((.+), (\w+)\)", found["query"])
+        assert match is not None
+        return f"count by ({match[2]}) ({match[1]})"
+
+
+@cache
+def boards() -> tuple[Board, ...]:
+    """Return every dashboard that is committed."""
+    return tuple(_read(json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json")))
+
+
+def with_values(expression: str, namespace: str = ".*") -> str:
+    """Return a query as Grafana would send it while everything is chosen."""
+    for name, value in OF_GRAFANA.items():
+        expression = expression.replace(name, value)
+    expression = expression.replace("$namespace", namespace)
+    return re.sub(r"\$(model|pool|tenant)\b", ".*", expression)
+
+
+def _read(board: Mapping[str, Any]) -> Board:
+    panels: list[Panel] = []
+    row = ""
+    for each in board["panels"]:
+        if each["type"] == "row":
+            row = each["title"]
+        else:
+            panels.append(Panel(f"{board['uid']}/{row}/{each['title']}", each))
+    return Board(board["uid"], board, tuple(panels))

@@ -1,0 +1,94 @@
+"""`python -m tests.telemetry.pictures`: the dashboards' panels of a running Sluice, for docs/images.
+
+Starts a deployment with the scripted engine and a Prometheus, lets some tenants use it for some minutes, has a
+worker killed in the middle, and draws the overview from the queries of its panels.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.support.processes import free_port
+from tests.support.prometheus_server import PROMETHEUS, Target, running_prometheus
+from tests.support.stack import REPOSITORY, Stack, running_stack
+from tests.telemetry.drawing import draw
+from tests.telemetry.load import load
+from tests.telemetry.panels import boards
+from tests.telemetry.promql import RULES
+
+FOLDER: Final = REPOSITORY / "docs" / "images"
+TENANTS: Final = ("acme", "globex", "initech")
+CLIENTS: Final = (2, 8, 14, 6)
+"""How many at once, in each quarter of the time."""
+
+
+def main() -> int:
+    """Run everything; return 1 where Prometheus is not installed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    if PROMETHEUS is None:
+        sys.stdout.write("Prometheus is not installed (Debian: apt-get install prometheus).\n")
+        return 1
+    with running_stack() as stack:
+        targets = _start(stack)
+        with running_prometheus(PROMETHEUS, targets, RULES) as server:
+            start = time.time()
+            _use(stack, minutes=options.minutes)
+            for board in boards():
+                path = options.folder / f"{board.uid}.png"
+                draw(board, server, start=start + 5, end=time.time(), path=path)
+                sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _start(stack: Stack) -> list[Target]:
+    """Start two gateways, two workers, background jobs and their timetable."""
+    labels = {"namespace": "sluice"}
+    targets = []
+    for name in ("gateway-0", "gateway-1"):
+        url = stack.start_gateway(name, SLUICE_METRICS_TENANTS=",".join(TENANTS))
+        targets.append(Target(url, "sluice-gateway", labels))
+    for name in ("worker-0", "worker-1"):
+        _start_worker(stack, name, port=str(free_port()))
+        targets.append(Target(stack.worker_url(name), "sluice-worker", labels | {"pool": "demo"}))
+    for name, start in (("jobs", stack.start_jobs), ("beat", stack.start_beat)):
+        port = free_port()
+        start(name, SLUICE_METRICS_PORT=str(port))
+        targets.append(Target(f"http://127.0.0.1:{port}", f"sluice-{name}", labels))
+    return targets
+
+
+def _start_worker(stack: Stack, name: str, *, port: str) -> None:
+    stack.start_worker(
+        name,
+        SLUICE_ENGINE="scripted",
+        SLUICE_SCRIPTED_STEP_SECONDS="0.03",
+        SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="0.004",
+        SLUICE_MAX_SEQUENCES="4",
+        SLUICE_HEALTH_PORT=port,
+    )
+
+
+def _use(stack: Stack, *, minutes: float) -> None:
+    """Let more and then fewer clients use it; kill a worker when there are most, and start another later."""
+    keys = [stack.key(tenant) for tenant in TENANTS]
+    for number, clients in enumerate(CLIENTS):
+        quarter = minutes * 60 / len(CLIENTS)
+        with load(stack.gateways[number % 2], keys, clients=clients):
+            if clients == max(CLIENTS):
+                time.sleep(quarter / 3)
+                stack.kill("worker-1")
+                time.sleep(quarter / 3)
+                port = stack.worker_url("worker-1").rpartition(":")[2]
+                _start_worker(stack, "worker-1", port=port)
+                time.sleep(quarter / 3)
+            else:
+                time.sleep(quarter)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
