@@ -1,0 +1,167 @@
+{{/*
+Environment variables. Secrets are only referred to; passwords of the bundled servers become part of URLs inside the pod.
+*/}}
+
+{{/* A reference to a secret. Takes root, secret, secretKey and, of the chart's own Secret, ownKey and own (its name). */}}
+{{- define "sluice.secretKeyRef" -}}
+valueFrom:
+  secretKeyRef:
+    {{- if .secret }}
+    name: {{ .secret }}
+    key: {{ .secretKey }}
+    {{- else }}
+    name: {{ .own | default (include "sluice.fullname" .root) }}
+    key: {{ .ownKey }}
+    {{- end }}
+{{- end -}}
+
+{{/* Where Redis is. Takes the root. */}}
+{{- define "sluice.redisEnvironment" -}}
+{{- $redis := .Values.redis -}}
+{{- if $redis.bundled.enabled -}}
+- name: REDIS_PASSWORD
+  {{- include "sluice.secretKeyRef" (dict "root" . "secret" $redis.bundled.existingSecret "secretKey" $redis.bundled.existingSecretKey "ownKey" "redis-password") | nindent 2 }}
+- name: SLUICE_REDIS_URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "sluice.fullname" . }}-redis:6379/0
+{{- else -}}
+- name: SLUICE_REDIS_URL
+  {{- include "sluice.secretKeyRef" (dict "root" . "secret" $redis.existingSecret "secretKey" $redis.existingSecretKey "ownKey" "redis-url") | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where Celery's broker is, if that is another Redis. Takes the root. */}}
+{{- define "sluice.brokerEnvironment" -}}
+{{- with .Values.redis.brokerExistingSecret -}}
+- name: SLUICE_CELERY_BROKER_URL
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $.Values.redis.brokerExistingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the database is. Takes root and, for another copy of the chart's own Secret, own. */}}
+{{- define "sluice.databaseEnvironment" -}}
+{{- $database := .root.Values.database -}}
+{{- if $database.bundled.enabled -}}
+- name: POSTGRES_PASSWORD
+  {{- include "sluice.secretKeyRef" (dict "root" .root "own" .own "secret" $database.bundled.existingSecret "secretKey" $database.bundled.existingSecretKey "ownKey" "postgresql-password") | nindent 2 }}
+- name: SLUICE_DATABASE_URL
+  value: postgresql+asyncpg://{{ $database.bundled.name }}:$(POSTGRES_PASSWORD)@{{ include "sluice.fullname" .root }}-postgresql:5432/{{ $database.bundled.name }}
+{{- else -}}
+- name: SLUICE_DATABASE_URL
+  {{- include "sluice.secretKeyRef" (dict "root" .root "own" .own "secret" $database.existingSecret "secretKey" $database.existingSecretKey "ownKey" "database-url") | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Secrets of gateways that are not addresses. Takes the root. */}}
+{{- define "sluice.gatewaySecrets" -}}
+- name: SLUICE_CACHE_SALT_SECRET
+  {{- include "sluice.secretKeyRef" (dict "root" . "secret" .Values.cacheSalt.existingSecret "secretKey" .Values.cacheSalt.existingSecretKey "ownKey" "cache-salt") | nindent 2 }}
+{{- if has "HS256" .Values.jwt.algorithms }}
+- name: SLUICE_JWT_SECRET
+  {{- include "sluice.secretKeyRef" (dict "secret" .Values.jwt.existingSecret "secretKey" .Values.jwt.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether JWTs are checked with public keys. Takes the root. */}}
+{{- define "sluice.usesJwks" -}}
+{{- if without .Values.jwt.algorithms "HS256" -}}true{{- end -}}
+{{- end -}}
+
+{{/* The folder in which gateways find the public keys: a folder, so that a changed Secret arrives. */}}
+{{- define "sluice.jwksFolder" -}}/etc/sluice/jwt{{- end -}}
+
+{{/* Environment variables of a worker. Takes root and pool. */}}
+{{- define "sluice.workerEnvironment" -}}
+{{- $pool := .pool -}}
+{{- $model := $pool.model -}}
+{{- $engine := $pool.engine -}}
+{{- $arguments := deepCopy $engine.arguments -}}
+{{- $split := int (include "sluice.tensorParallelSize" $pool) -}}
+{{- if gt $split 1 -}}
+{{- $_ := set $arguments "tensor_parallel_size" $split -}}
+{{- end -}}
+{{ include "sluice.redisEnvironment" .root }}
+- name: SLUICE_MODEL_PATH
+  value: {{ $model.path | quote }}
+- name: SLUICE_MODEL_NAME
+  value: {{ include "sluice.modelName" $pool | quote }}
+{{- with $model.aliases }}
+- name: SLUICE_MODEL_ALIASES
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- with $model.dialect }}
+- name: SLUICE_DIALECT
+  value: {{ . | quote }}
+{{- end }}
+{{- with $model.toolParser }}
+- name: SLUICE_TOOL_PARSER
+  value: {{ . | quote }}
+{{- end }}
+{{- with $model.reasoningParser }}
+- name: SLUICE_REASONING_PARSER
+  value: {{ . | quote }}
+{{- end }}
+{{- if $model.chatTemplate }}
+- name: SLUICE_CHAT_TEMPLATE
+  value: /etc/sluice/model/chat_template.jinja
+{{- end }}
+- name: SLUICE_ENGINE
+  value: {{ $engine.kind | quote }}
+- name: SLUICE_MAX_SEQUENCES
+  value: {{ include "sluice.text" $engine.maxSequences | quote }}
+{{- if not (kindIs "invalid" $engine.contextWindow) }}
+- name: SLUICE_CONTEXT_WINDOW
+  value: {{ include "sluice.text" $engine.contextWindow | quote }}
+{{- end }}
+{{- if not (kindIs "invalid" $engine.enforceEager) }}
+- name: SLUICE_ENFORCE_EAGER
+  value: {{ include "sluice.text" $engine.enforceEager | quote }}
+{{- end }}
+- name: SLUICE_CPU_KV_CACHE_GIB
+  value: {{ include "sluice.text" $engine.cpuKvCacheGib | quote }}
+{{- with $arguments }}
+- name: SLUICE_ENGINE_ARGUMENTS
+  value: {{ toJson . | quote }}
+{{- end }}
+- name: SLUICE_LEASE_SECONDS
+  value: {{ include "sluice.text" $pool.leaseSeconds | quote }}
+- name: SLUICE_DRAIN_SECONDS
+  value: {{ include "sluice.text" $pool.drainSeconds | quote }}
+- name: SLUICE_HEALTH_HOST
+  value: {{ .root.Values.listenAddress | quote }}
+- name: SLUICE_HEALTH_PORT
+  value: "9465"
+{{- range $key, $value := $pool.config }}
+- name: {{ include "sluice.variable" $key }}
+  value: {{ include "sluice.text" $value | quote }}
+{{- end }}
+{{- $cache := $pool.modelCache }}
+{{- /* The only folders that can be written to. USER, since torch asks for a name and the image may have none for the uid. */}}
+- name: HOME
+  value: /tmp
+- name: USER
+  value: sluice
+- name: HF_HOME
+  value: {{ ternary "/tmp" $cache.mountPath $cache.readOnly }}/huggingface
+- name: VLLM_CACHE_ROOT
+  value: {{ ternary "/tmp" $cache.mountPath $cache.readOnly }}/vllm
+{{- with $pool.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $pool.huggingFace.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- with $pool.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What was given as a value of where the database is, as YAML. Takes the root. */}}
+{{- define "sluice.databaseSecretData" -}}
+{{- $database := .Values.database -}}
+{{- $data := dict -}}
+{{- if and $database.url (not $database.bundled.enabled) -}}
+{{- $_ := set $data "database-url" $database.url -}}
+{{- end -}}
+{{- if and $database.bundled.enabled $database.bundled.password (not $database.bundled.existingSecret) -}}
+{{- $_ := set $data "postgresql-password" $database.bundled.password -}}
+{{- end -}}
+{{- toYaml $data -}}
+{{- end -}}
