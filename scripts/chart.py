@@ -43,7 +43,9 @@ class Row(NamedTuple):
 def main() -> int:
     """Write or check every file."""
     parser = argparse.ArgumentParser(description="Write the chart's README and copied files.")
-    parser.add_argument("--check", action="store_true", help="tell what would change, write nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="tell what would change, write nothing"
+    )
     check = parser.parse_args().check
     changes = stale_files()
     for path, content in changes.items():
@@ -86,10 +88,10 @@ def read_rows(values: str) -> Iterator[Row]:
 
     Raises ValueError for one that neither has a comment nor is a group of values that have.
     """
-    lines = values.splitlines()
     node = yaml.compose(values, Loader=yaml.SafeLoader)
-    assert isinstance(node, yaml.MappingNode)
-    yield from _rows(node, lines, prefix="")
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("values.yaml: no values")  # noqa: TRY004 - of the file, not of a caller
+    yield from _rows(node, values.splitlines(), prefix="")
 
 
 def _rows(node: yaml.MappingNode, lines: list[str], *, prefix: str) -> Iterator[Row]:
