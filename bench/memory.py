@@ -7,7 +7,7 @@ their number, is what is printed. Scripted engine, one gateway.
 import asyncio
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
 from bench.systems import Deployment, Engine
 
+TENANT: Final = "memory"
 STREAMS: Final = 200
 PROMPT_TOKENS: Final = 1_000
 COMPLETION_TOKENS: Final = 500
@@ -29,6 +30,9 @@ STEP_SECONDS: Final = 0.02
 ROWS: Final = 2_000
 SETTLE_SECONDS: Final = 3.0
 """After which the last journals are written, and gateways have told Redis all they had to."""
+LOOK_SECONDS: Final = 0.5
+MOST_LOOKS: Final = 120
+"""At the ledger, until every record is in it."""
 _VOCABULARY: Final = 2_000
 _KIBIBYTE: Final = 1024
 
@@ -40,11 +44,13 @@ def main() -> None:
         roomy = _deployment(max_sequences=STREAMS)
         url = f"postgresql+asyncpg://{location}"
         with running_sluice(roomy, Path(folder), database_url=url) as sluice:
+            sluice.key(TENANT)
             asyncio.run(_running(sluice))
             asyncio.run(_ledger(sluice, f"postgresql://{location}"))
     with tempfile.TemporaryDirectory() as folder:
         crowded = _deployment(max_sequences=1)
         with running_sluice(crowded, Path(folder)) as sluice:
+            sluice.key(TENANT)
             asyncio.run(_waiting(sluice))
 
 
@@ -108,7 +114,10 @@ async def _ledger(sluice: Sluice, url: str) -> None:
             before = _used(redis)
             await _complete(client, number=ROWS, tokens=1)
             await asyncio.sleep(SETTLE_SECONDS)
-        await _until(lambda: _rows(database), at_least=ROWS)
+        for _ in range(MOST_LOOKS):
+            if await _rows(database) >= ROWS:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
         _print("whole answer that is not kept, Redis", _used(redis) - before, ROWS)
         size = await database.fetchval(
             "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c "
@@ -126,15 +135,9 @@ async def _rows(database: Any) -> int:
     return count
 
 
-async def _until(count: Callable[[], Any], *, at_least: int) -> None:
-    async with asyncio.timeout(60):
-        while await count() < at_least:
-            await asyncio.sleep(0.5)
-
-
 @asynccontextmanager
 async def _client(sluice: Sluice, url: str) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {sluice.key('memory')}"}
+    headers = {"Authorization": f"Bearer {sluice.key(TENANT)}"}
     limits = httpx.Limits(max_connections=STREAMS)
     async with httpx.AsyncClient(
         base_url=url, headers=headers, limits=limits, timeout=120
