@@ -165,3 +165,58 @@ valueFrom:
 {{- end -}}
 {{- toYaml $data -}}
 {{- end -}}
+
+{{/* Settings of gateways and background jobs that are no secret, as YAML. Takes the root. */}}
+{{- define "sluice.settings" -}}
+{{- $settings := dict -}}
+{{- range $key, $value := .Values.config -}}
+{{- $_ := set $settings (include "sluice.variable" $key) (include "sluice.text" $value) -}}
+{{- end -}}
+{{- with .Values.metrics.tenants -}}
+{{- $_ := set $settings "SLUICE_METRICS_TENANTS" (join "," .) -}}
+{{- end -}}
+{{- with .Values.jwt.algorithms -}}
+{{- $jwt := $.Values.jwt -}}
+{{- $_ := set $settings "SLUICE_JWT_ALGORITHMS" (join "," .) -}}
+{{- $_ := set $settings "SLUICE_JWT_ISSUER" $jwt.issuer -}}
+{{- $_ := set $settings "SLUICE_JWT_AUDIENCE" $jwt.audience -}}
+{{- $_ := set $settings "SLUICE_JWT_TENANT_CLAIM" $jwt.tenantClaim -}}
+{{- $_ := set $settings "SLUICE_JWT_LEEWAY" (include "sluice.text" $jwt.leewaySeconds) -}}
+{{- if include "sluice.usesJwks" $ -}}
+{{- $_ := set $settings "SLUICE_JWT_JWKS_FILE" (printf "%s/%s" (include "sluice.jwksFolder" $) $jwt.existingSecretJwksKey) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* What was given as a value although it is a secret, as YAML. Takes the root. */}}
+{{- define "sluice.secretData" -}}
+{{- $data := dict -}}
+{{- if and .Values.cacheSalt.value (not .Values.cacheSalt.existingSecret) -}}
+{{- $_ := set $data "cache-salt" .Values.cacheSalt.value -}}
+{{- end -}}
+{{- $redis := .Values.redis -}}
+{{- if and $redis.url (not $redis.bundled.enabled) -}}
+{{- $_ := set $data "redis-url" $redis.url -}}
+{{- end -}}
+{{- if and $redis.bundled.enabled $redis.bundled.password (not $redis.bundled.existingSecret) -}}
+{{- $_ := set $data "redis-password" $redis.bundled.password -}}
+{{- end -}}
+{{- $_ := mustMerge $data (fromYaml (include "sluice.databaseSecretData" .)) -}}
+{{- toYaml $data -}}
+{{- end -}}
+
+{{/* Configuration of the bundled Redis. Takes the root. */}}
+{{- define "sluice.redisConfiguration" -}}
+dir /data
+port 6379
+# Reservations, usage and running answers outlive a restart; what was written in the last second may not.
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory {{ int .Values.redis.bundled.maxMemoryMiB }}mb
+# Nothing here may be forgotten to make room.
+maxmemory-policy noeviction
+# Written by the container's command from the Secret.
+include /tmp/password.conf
+{{- end -}}

@@ -42,10 +42,10 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* Labels of pods. Takes the same, and podLabels. */}}
+{{/* Labels of pods. Takes the same, and podLabels. No version: a newer chart alone starts no server again. */}}
 {{- define "sluice.podLabels" -}}
-{{- $own := fromYaml (include "sluice.labels" .) -}}
-{{- toYaml (merge $own (.podLabels | default dict)) -}}
+{{- $own := fromYaml (include "sluice.selectorLabels" .) -}}
+{{- toYaml (merge $own (.podLabels | default dict) .root.Values.commonLabels) -}}
 {{- end -}}
 
 {{/* Annotations of pods. Takes root, podAnnotations and, where there are metrics, port. */}}
