@@ -33,6 +33,7 @@ SECRETS: Final = {
     "postgresql-password": "made-up-7",
     "jwt-secret": "made-up-8-which-has-at-least-32-bytes",
     "token": "made-up-9",
+    "otlp-headers": "authorization=made-up-10",
 }
 """What Secrets that exist hold, by key."""
 

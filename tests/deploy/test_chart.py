@@ -165,7 +165,7 @@ def test_secrets_are_in_secrets_alone(
 
 @each_case
 def test_secret_variables_only_refer_to_secrets(file: Path) -> None:
-    told = ("PASSWORD", "SECRET", "TOKEN", "SALT", "_URL", "REDISCLI_AUTH")
+    told = ("PASSWORD", "SECRET", "TOKEN", "SALT", "_URL", "HEADERS", "REDISCLI_AUTH")
     for pod in pods(case(file)):
         for container in pod.containers:
             for variable in container.get("env", []):

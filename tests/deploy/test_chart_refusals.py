@@ -64,6 +64,10 @@ NOT_TOGETHER = {
         {"gateway.httpRoute.enabled": "true"},
         "gateway.httpRoute: name the Gateway that it belongs to in gateway.httpRoute.parentRefs.",
     ),
+    "traces to nowhere": (
+        {"tracing.enabled": "true"},
+        "tracing: say where the collector is in tracing.endpoint.",
+    ),
     "latest": (
         {"image.tag": "latest"},
         "image.tag: name a version instead of `latest`",
@@ -182,6 +186,8 @@ OUT_OF_RANGE = {
     "type of service": {"gateway.service.type": "ExternalName"},
     "path": {"gateway.ingress.paths[0]": "v1"},
     "interval": {"metrics.serviceMonitor.interval": "often"},
+    "sampler": {"tracing.sampler": "sometimes"},
+    "part of requests": {"tracing.samplerArgument": "2"},
     "amount": {"jobs.resources.requests.memory": "lots"},
 }
 

@@ -20,8 +20,15 @@ from tests.support.stack import CHECKPOINT, REPOSITORY
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
-AGREED = {"SLUICE_METRICS_PORT", "SLUICE_METRICS_TENANTS"}
-"""Named by docs/metrics.md, whether or not the settings have them yet."""
+TELEMETRY = {
+    "SLUICE_LOG_FORMAT",
+    "SLUICE_METRICS_HOST",
+    "SLUICE_METRICS_PORT",
+    "SLUICE_METRICS_TENANTS",
+    "SLUICE_TRACES",
+    "SLUICE_TRACE_CONTENT",
+}
+"""Settings of docs/metrics.md and of traces, of which a worker does not have all."""
 OTHER_PROGRAMS = {
     "REDIS_PASSWORD",  # Part of SLUICE_REDIS_URL.
     "POSTGRES_PASSWORD",  # Part of SLUICE_DATABASE_URL.
@@ -30,6 +37,11 @@ OTHER_PROGRAMS = {
     "HF_HOME",
     "HF_TOKEN",
     "VLLM_CACHE_ROOT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",  # OpenTelemetry's SDK reads these by itself.
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_RESOURCE_ATTRIBUTES",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG",
     "NCCL_DEBUG",  # extraEnv of ci/scheduling-values.yaml.
     "TZ",
 }
@@ -51,10 +63,14 @@ MADE_BY_OTHER_VALUES = {
         "jwt_leeway",
         "jwt_secret",
         "jwt_tenant_claim",
+        "log_format",
+        "metrics_host",
         "metrics_port",
         "metrics_tenants",
         "port",
         "redis_url",
+        "trace_content",
+        "traces",
     },
     "worker": {
         "chat_template",
@@ -68,6 +84,7 @@ MADE_BY_OTHER_VALUES = {
         "health_host",
         "health_port",
         "lease_seconds",
+        "log_format",
         "max_sequences",
         "model_aliases",
         "model_name",
@@ -75,6 +92,7 @@ MADE_BY_OTHER_VALUES = {
         "reasoning_parser",
         "redis_url",
         "tool_parser",
+        "traces",
         "worker_id",  # Made up anew by each process.
     },
 }
@@ -97,7 +115,7 @@ def test_every_environment_variable_is_a_setting_that_is_accepted(
         names = {f"SLUICE_{name.upper()}" for name in known.model_fields}
         for container in pod.containers:
             variables = environment(container, manifests)
-            unknown = variables.keys() - names - AGREED - OTHER_PROGRAMS
+            unknown = variables.keys() - names - TELEMETRY - OTHER_PROGRAMS
             assert unknown == set(), pod.owner
             assert len(variables) == len({*variables}), pod.owner
             with monkeypatch.context() as patch:

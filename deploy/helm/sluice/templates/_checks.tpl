@@ -56,6 +56,9 @@ What the schema cannot say: values that do not go together, each refused with a 
 {{- $problems = append $problems "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret." -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
+{{- $problems = append $problems "tracing: say where the collector is in tracing.endpoint." -}}
+{{- end -}}
 {{- $autoscaling := $gateway.autoscaling -}}
 {{- if $autoscaling.enabled -}}
 {{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}

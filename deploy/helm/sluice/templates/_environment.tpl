@@ -59,6 +59,7 @@ valueFrom:
 - name: SLUICE_JWT_SECRET
   {{- include "sluice.secretKeyRef" (dict "secret" .Values.jwt.existingSecret "secretKey" .Values.jwt.existingSecretKey) | nindent 2 }}
 {{- end }}
+{{- include "sluice.tracingSecret" . }}
 {{- end -}}
 
 {{/* Whether JWTs are checked with public keys. Takes the root. */}}
@@ -126,6 +127,11 @@ valueFrom:
   value: {{ include "sluice.text" $pool.leaseSeconds | quote }}
 - name: SLUICE_DRAIN_SECONDS
   value: {{ include "sluice.text" $pool.drainSeconds | quote }}
+{{- range $name, $value := fromYaml (include "sluice.telemetrySettings" .root) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- include "sluice.tracingSecret" .root }}
 - name: SLUICE_HEALTH_HOST
   value: {{ .root.Values.listenAddress | quote }}
 - name: SLUICE_HEALTH_PORT
@@ -171,6 +177,10 @@ valueFrom:
 {{- $settings := dict -}}
 {{- range $key, $value := .Values.config -}}
 {{- $_ := set $settings (include "sluice.variable" $key) (include "sluice.text" $value) -}}
+{{- end -}}
+{{- $_ := mustMerge $settings (fromYaml (include "sluice.telemetrySettings" .)) -}}
+{{- if .Values.tracing.enabled -}}
+{{- $_ := set $settings "SLUICE_TRACE_CONTENT" (toString .Values.tracing.content) -}}
 {{- end -}}
 {{- with .Values.metrics.tenants -}}
 {{- $_ := set $settings "SLUICE_METRICS_TENANTS" (join "," .) -}}
@@ -219,4 +229,28 @@ maxmemory {{ int .Values.redis.bundled.maxMemoryMiB }}mb
 maxmemory-policy noeviction
 # Written by the container's command from the Secret.
 include /tmp/password.conf
+{{- end -}}
+
+{{/* How every process writes its log and exports its spans, as YAML. Takes the root. */}}
+{{- define "sluice.telemetrySettings" -}}
+{{- $tracing := .Values.tracing -}}
+{{- $settings := dict "SLUICE_LOG_FORMAT" .Values.logs.format -}}
+{{- if $tracing.enabled -}}
+{{- $_ := set $settings "SLUICE_TRACES" "true" -}}
+{{- $_ := set $settings "OTEL_EXPORTER_OTLP_ENDPOINT" $tracing.endpoint -}}
+{{- $_ := set $settings "OTEL_TRACES_SAMPLER" $tracing.sampler -}}
+{{- with $tracing.samplerArgument -}}
+{{- $_ := set $settings "OTEL_TRACES_SAMPLER_ARG" . -}}
+{{- end -}}
+{{- $_ := set $settings "OTEL_RESOURCE_ATTRIBUTES" (printf "k8s.namespace.name=%s" .Release.Namespace) -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* What the collector of traces wants to see. Takes the root; begins with a line break. */}}
+{{- define "sluice.tracingSecret" -}}
+{{- if and .Values.tracing.enabled .Values.tracing.existingSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  {{- include "sluice.secretKeyRef" (dict "secret" .Values.tracing.existingSecret "secretKey" .Values.tracing.existingSecretKey) | nindent 2 }}
+{{- end }}
 {{- end -}}

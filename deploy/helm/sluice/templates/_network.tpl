@@ -60,7 +60,14 @@
         except: ["fc00::/7", "fe80::/10"]
 {{- end -}}
 
+{{/* Collectors of traces, and whatever else values name. */}}
 {{- define "sluice.extraEgress" -}}
+{{- if .Values.tracing.enabled -}}
+- ports:
+    {{- range .Values.networkPolicy.tracingPorts }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{ end -}}
 {{- with .Values.networkPolicy.extraEgress -}}
 {{- toYaml . -}}
 {{- end -}}
