@@ -26,7 +26,7 @@ from tests.deploy.helm import (
 )
 from tests.support.secrets import scan_for_secrets
 
-KUBERNETES = ("1.27", "1.31")
+KUBERNETES = ("1.27", "1.34")
 """The oldest version that Chart.yaml accepts, and a later one."""
 
 each_case = pytest.mark.parametrize(

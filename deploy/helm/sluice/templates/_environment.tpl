@@ -51,11 +51,28 @@ valueFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Secrets of gateways that are not addresses. Takes the root. */}}
-{{- define "sluice.gatewaySecrets" -}}
+{{/* What gateways alone know of callers. Background jobs, which never see one, would ask for the secrets, too. Takes the root. */}}
+{{- define "sluice.gatewayAccess" -}}
 - name: SLUICE_CACHE_SALT_SECRET
   {{- include "sluice.secretKeyRef" (dict "root" . "secret" .Values.cacheSalt.existingSecret "secretKey" .Values.cacheSalt.existingSecretKey "ownKey" "cache-salt") | nindent 2 }}
-{{- if has "HS256" .Values.jwt.algorithms }}
+{{- $jwt := .Values.jwt }}
+{{- with $jwt.algorithms }}
+- name: SLUICE_JWT_ALGORITHMS
+  value: {{ join "," . | quote }}
+- name: SLUICE_JWT_ISSUER
+  value: {{ $jwt.issuer | quote }}
+- name: SLUICE_JWT_AUDIENCE
+  value: {{ $jwt.audience | quote }}
+- name: SLUICE_JWT_TENANT_CLAIM
+  value: {{ $jwt.tenantClaim | quote }}
+- name: SLUICE_JWT_LEEWAY
+  value: {{ include "sluice.text" $jwt.leewaySeconds | quote }}
+{{- if include "sluice.usesJwks" $ }}
+- name: SLUICE_JWT_JWKS_FILE
+  value: {{ include "sluice.jwksFolder" $ }}/{{ $jwt.existingSecretJwksKey }}
+{{- end }}
+{{- end }}
+{{- if has "HS256" $jwt.algorithms }}
 - name: SLUICE_JWT_SECRET
   {{- include "sluice.secretKeyRef" (dict "secret" .Values.jwt.existingSecret "secretKey" .Values.jwt.existingSecretKey) | nindent 2 }}
 {{- end }}
@@ -184,17 +201,6 @@ valueFrom:
 {{- end -}}
 {{- with .Values.metrics.tenants -}}
 {{- $_ := set $settings "SLUICE_METRICS_TENANTS" (join "," .) -}}
-{{- end -}}
-{{- with .Values.jwt.algorithms -}}
-{{- $jwt := $.Values.jwt -}}
-{{- $_ := set $settings "SLUICE_JWT_ALGORITHMS" (join "," .) -}}
-{{- $_ := set $settings "SLUICE_JWT_ISSUER" $jwt.issuer -}}
-{{- $_ := set $settings "SLUICE_JWT_AUDIENCE" $jwt.audience -}}
-{{- $_ := set $settings "SLUICE_JWT_TENANT_CLAIM" $jwt.tenantClaim -}}
-{{- $_ := set $settings "SLUICE_JWT_LEEWAY" (include "sluice.text" $jwt.leewaySeconds) -}}
-{{- if include "sluice.usesJwks" $ -}}
-{{- $_ := set $settings "SLUICE_JWT_JWKS_FILE" (printf "%s/%s" (include "sluice.jwksFolder" $) $jwt.existingSecretJwksKey) -}}
-{{- end -}}
 {{- end -}}
 {{- toYaml $settings -}}
 {{- end -}}
