@@ -39,6 +39,8 @@ SECRETS: Final = {
 
 Manifest = Mapping[str, Any]
 
+_FRACTION: Final = re.compile(r"\d+\.\d+")
+
 
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
@@ -70,12 +72,13 @@ def helm(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
 def template(
     *values: Path, settings: Mapping[str, str] | None = None, options: Sequence[str] = ()
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `helm template` with files of values and single ones (`a.b[0].c`, as for --set)."""
+    """Run `helm template` with files of values and single ones (`a.b[0].c`), which Helm reads as for --set."""
     arguments: list[str | Path] = ["template", RELEASE, CHART, "--namespace", NAMESPACE, *options]
     for file in values:
         arguments += ["--values", file]
     for name, value in (settings or {}).items():
-        arguments += ["--set", f"{name}={value}"]
+        # --set takes a fraction for text.
+        arguments += ["--set-json" if _FRACTION.fullmatch(value) else "--set", f"{name}={value}"]
     return helm(*arguments)
 
 
