@@ -1,7 +1,10 @@
 """What KEDA and the HorizontalPodAutoscaler are told, and that their numbers come from docs/capacity.md."""
 
+import math
 import re
 from typing import Any
+
+import yaml
 
 from gateway.errors import ModelLoadingError, NoWorkerError
 from tests.deploy.helm import CHART, case, named, of_kind, render
@@ -92,3 +95,51 @@ def test_gateways_are_scaled_by_the_processor() -> None:
     plain = render(AUTOSCALING, settings={"gateway.autoscaling.targetRequestsInProgress": "0"})
     (scaler,) = of_kind(plain, "HorizontalPodAutoscaler")
     assert len(scaler["spec"]["metrics"]) == 1
+
+
+# --- docs/capacity.md --------------------------------------------------------------------------
+
+CAPACITY = (REPOSITORY / "docs" / "capacity.md").read_text()
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of the table below a heading of the page, without its head."""
+    section = CAPACITY.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def default(path: str) -> Any:
+    """Return a value of the chart."""
+    value = DEFAULTS
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+def test_defaults_are_those_of_the_capacity_page() -> None:
+    told = {row[0].strip("`"): row[1] for row in rows("The chart's defaults")}
+    assert len(told) >= 15
+    assert told.pop("worker.defaults.autoscaling.jobsPerReplica") == "four fifths of it"
+    assert default("worker.defaults.autoscaling.jobsPerReplica") is None
+    assert {path: str(default(path)) for path in told} == told
+
+
+def test_worked_example_follows_from_its_formulas() -> None:
+    told = {row[0]: row[-1] for row in rows("A load calculated through")}
+    requests, prompt, completion, gap, first = 40, 1200, 400, 0.025, 0.5
+    at_once = requests * (first + completion * gap)
+    assert told["run at once, `N`"] == f"{at_once:.0f}"
+    bytes_per_token = 2 * 32 * 8 * 128 * 2
+    assert told["KV bytes a token"] == f"{bytes_per_token:,}"
+    tokens = (79.6 * 0.9 - 15 - 2) * 2**30 / bytes_per_token
+    assert told["KV tokens"] == f"{tokens:,.0f}"
+    sequences = min(int(tokens / (prompt + completion)), MOST_SEQUENCES)
+    assert told["sequences, `S`"] == str(sequences) == str(MOST_SEQUENCES)
+    jobs = sequences * 4 // 5
+    assert told["jobs for each worker"] == str(jobs)
+    assert told["workers"] == str(math.ceil(at_once / jobs) + 1)
+    cores = requests * (3050 + completion * 14.4) / 1e6
+    assert told["gateway CPU"] == f"{cores:.2f} cores"
+    assert told["gateways"] == str(max(2, math.ceil(cores / 0.6)))
