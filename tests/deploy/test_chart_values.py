@@ -289,7 +289,7 @@ def test_readme_has_every_value_with_its_default() -> None:
     assert rows["gateway.drain.timeoutSeconds"].default == "1800"
     assert rows["gateway.drain.timeoutSeconds"].kind == "int"
     assert rows["worker.defaults.modelCache.accessModes"].default == '["ReadWriteMany"]'
-    assert rows["redis.bundled.maxMemoryMiB"].text.endswith("four times over.")
+    assert rows["redis.bundled.maxMemoryMiB"].text.endswith("docs/capacity.md needs.")
     assert all(row.text.endswith(".") for row in rows.values()), "comments are sentences"
 
 
