@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate
 import pytest
 import yaml
@@ -107,6 +107,14 @@ def test_services_do_not_set_environment_variables(file: Path) -> None:
     # A Service that is called `sluice` would set SLUICE_PORT=tcp://... in every pod.
     for pod in pods(case(file)):
         assert pod.spec["enableServiceLinks"] is False, pod.owner
+
+
+@each_case
+def test_no_variable_is_set_twice(file: Path) -> None:
+    for pod in pods(case(file)):
+        for container in pod.containers:
+            names = [variable["name"] for variable in container.get("env", [])]
+            assert len(names) == len(set(names)), pod.owner
 
 
 @each_case
