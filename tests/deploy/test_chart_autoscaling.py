@@ -26,7 +26,8 @@ def test_demand_is_waiting_and_running_jobs_of_the_model() -> None:
     jobs = triggers("chat")["jobs"]
     of_model = '{namespace="inference",model="llama-3.1-8b"}'
     assert jobs["metadata"]["query"] == (
-        f"(max(sluice_queue_waiting_jobs{of_model}) + max(sluice_queue_leased_jobs{of_model})) * 0.75"
+        f"(max(sluice_queue_waiting_jobs{of_model} >= 0)"
+        f" + max(sluice_queue_leased_jobs{of_model} >= 0)) * 0.75"
     )
     assert jobs["metricType"] == "AverageValue"
     # Four fifths of the batch; what does not answer is not taken for no demand.
@@ -53,7 +54,7 @@ def test_only_a_pool_that_may_sleep_is_woken() -> None:
 def test_queries_carry_labels_of_the_prometheus_that_is_asked() -> None:
     query = triggers("rare")["jobs"]["metadata"]["query"]
     matchers = 'kubernetes_namespace="inference",cluster="eu-1",model="a \\"rare\\" one"'
-    assert query.startswith(f"max(sluice_queue_waiting_jobs{{{matchers}}})")
+    assert query.startswith(f"max(sluice_queue_waiting_jobs{{{matchers}}} >= 0)")
     assert triggers("rare")["jobs"]["authenticationRef"] == {"name": "prometheus"}
 
 

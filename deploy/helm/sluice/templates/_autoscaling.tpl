@@ -1,5 +1,6 @@
 {{/*
 What KEDA asks Prometheus, by the metrics of docs/metrics.md. Every gateway tells of the same queue: the maximum is taken.
+One that does not hear from Redis tells NaN, which `>= 0` leaves out: nothing is then known, instead of a number that is none.
 */}}
 
 {{/* Label matchers of gateways' metrics. Takes root, pool and more, a list of further matchers. */}}
@@ -20,11 +21,11 @@ What KEDA asks Prometheus, by the metrics of docs/metrics.md. Every gateway tell
 {{- $model := printf "model=%s" (include "sluice.modelName" .pool | quote) -}}
 {{- $ofModel := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list $model)) -}}
 {{- $refused := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list "reason=~\"no_worker|model_loading\"")) -}}
-{{- $jobs := printf "max(sluice_queue_waiting_jobs{%s}) + max(sluice_queue_leased_jobs{%s})" $ofModel $ofModel -}}
+{{- $jobs := printf "max(sluice_queue_waiting_jobs{%s} >= 0) + max(sluice_queue_leased_jobs{%s} >= 0)" $ofModel $ofModel -}}
 {{- if ne (float64 .pool.autoscaling.share) 1.0 -}}
 {{- $jobs = printf "(%s) * %v" $jobs .pool.autoscaling.share -}}
 {{- end -}}
-{{- $oldestWait := printf "max(sluice_queue_oldest_wait_seconds{%s}) or vector(0)" $ofModel -}}
+{{- $oldestWait := printf "max(sluice_queue_oldest_wait_seconds{%s} >= 0) or vector(0)" $ofModel -}}
 {{- $wake := printf "clamp_max(sum(increase(sluice_gateway_refused_requests_total{%s}[5m])) or vector(0), 1)" $refused -}}
 {{- toYaml (dict "jobs" $jobs "oldestWait" $oldestWait "wake" $wake) -}}
 {{- end -}}
