@@ -1,7 +1,7 @@
 # Sluice: `make` alone lists what can be done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench chaos setup setup-dev setup-servers setup-clients check
+.PHONY: help run test lint format bench chaos chart setup setup-dev setup-servers setup-clients check
 
 BIN := .venv/bin
 # Tests wait for a third of their time.
@@ -30,6 +30,9 @@ bench: setup-dev ## Measure against vLLM's own server (ARGS="--help" lists optio
 
 chaos: setup-dev setup-servers ## Break a deployment while it is used (ARGS="--minutes 30 --seed 7")
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
+
+chart: setup-dev ## Write what the Helm chart has from elsewhere: README, rules, dashboards
+	@$(BIN)/python scripts/chart.py
 
 setup:
 	@scripts/setup.sh gateway worker

@@ -1,0 +1,47 @@
+{{/*
+What KEDA asks Prometheus, by the metrics of docs/metrics.md. Every gateway tells of the same queue: the maximum is taken.
+One that does not hear from Redis tells NaN, which `>= 0` leaves out: nothing is then known, instead of a number that is none.
+*/}}
+
+{{/* Label matchers of gateways' metrics. Takes root, pool and more, a list of further matchers. */}}
+{{- define "sluice.matchers" -}}
+{{- $prometheus := .pool.autoscaling.prometheus -}}
+{{- $matchers := list -}}
+{{- with $prometheus.namespaceLabel -}}
+{{- $matchers = append $matchers (printf "%s=%s" . (quote $.root.Release.Namespace)) -}}
+{{- end -}}
+{{- range $label, $value := $prometheus.matchLabels -}}
+{{- $matchers = append $matchers (printf "%s=%s" $label (quote $value)) -}}
+{{- end -}}
+{{- join "," (concat $matchers .more) -}}
+{{- end -}}
+
+{{/* The queries, as YAML. Takes root and pool. */}}
+{{- define "sluice.queries" -}}
+{{- $model := printf "model=%s" (include "sluice.modelName" .pool | quote) -}}
+{{- $ofModel := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list $model)) -}}
+{{- $refused := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list "reason=~\"no_worker|model_loading\"")) -}}
+{{- $jobs := printf "max(sluice_queue_waiting_jobs{%s} >= 0) + max(sluice_queue_leased_jobs{%s} >= 0)" $ofModel $ofModel -}}
+{{- if ne (float64 .pool.autoscaling.share) 1.0 -}}
+{{- $jobs = printf "(%s) * %v" $jobs .pool.autoscaling.share -}}
+{{- end -}}
+{{- $oldestWait := printf "max(sluice_queue_oldest_wait_seconds{%s} >= 0) or vector(0)" $ofModel -}}
+{{- $wake := printf "clamp_max(sum(increase(sluice_gateway_refused_requests_total{%s}[5m])) or vector(0), 1)" $refused -}}
+{{- toYaml (dict "jobs" $jobs "oldestWait" $oldestWait "wake" $wake) -}}
+{{- end -}}
+
+{{/* Jobs that each worker is meant to have. Takes the pool. */}}
+{{- define "sluice.jobsPerReplica" -}}
+{{- if kindIs "invalid" .autoscaling.jobsPerReplica -}}
+{{- max 1 (div (mul (int .engine.maxSequences) 4) 5) -}}
+{{- else -}}
+{{- int .autoscaling.jobsPerReplica -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "sluice.triggerAuthentication" -}}
+{{- with .prometheus.authenticationRef -}}
+authenticationRef:
+  name: {{ . }}
+{{- end }}
+{{- end -}}

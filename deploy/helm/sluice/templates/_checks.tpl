@@ -1,0 +1,144 @@
+{{/*
+What the schema cannot say: values that do not go together, each refused with a sentence. Takes the root.
+*/}}
+{{- define "sluice.check" -}}
+{{- $problems := concat
+  (fromYamlArray (include "sluice.problemsOfServers" .))
+  (fromYamlArray (include "sluice.problemsOfGateways" .))
+  (fromYamlArray (include "sluice.problemsOfPools" .)) -}}
+{{- if $problems -}}
+{{- fail (printf "\n\nThese values cannot be used:\n  - %s\n" (join "\n  - " $problems)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "sluice.problemsOfServers" -}}
+{{- $problems := list -}}
+{{- range $name, $tag := dict "image.tag" .Values.image.tag "gateway.image.tag" .Values.gateway.image.tag "worker.image.tag" .Values.worker.image.tag "redis.bundled.image.tag" .Values.redis.bundled.image.tag "database.bundled.image.tag" .Values.database.bundled.image.tag -}}
+{{- if eq $tag "latest" -}}
+{{- $problems = append $problems (printf "%s: name a version instead of `latest`, so that a pod that is started again runs what the others run." $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $redis := .Values.redis -}}
+{{- $database := .Values.database -}}
+{{- $redisSources := compact (list $redis.existingSecret $redis.url (ternary "bundled" "" $redis.bundled.enabled)) -}}
+{{- if not $redisSources -}}
+{{- $problems = append $problems "redis: say where Redis is: redis.existingSecret names a Secret with its URL, redis.bundled.enabled installs one." -}}
+{{- else if gt (len $redisSources) 1 -}}
+{{- $problems = append $problems "redis: only one of redis.existingSecret, redis.url and redis.bundled.enabled can be used." -}}
+{{- end -}}
+{{- if and $redis.bundled.enabled (not $redis.bundled.existingSecret) (not $redis.bundled.password) -}}
+{{- $problems = append $problems "redis.bundled: name a Secret with the password in redis.bundled.existingSecret." -}}
+{{- end -}}
+{{- $databaseSources := compact (list $database.existingSecret $database.url (ternary "bundled" "" $database.bundled.enabled)) -}}
+{{- if not $databaseSources -}}
+{{- $problems = append $problems "database: say where PostgreSQL is: database.existingSecret names a Secret with its URL, database.bundled.enabled installs one." -}}
+{{- else if gt (len $databaseSources) 1 -}}
+{{- $problems = append $problems "database: only one of database.existingSecret, database.url and database.bundled.enabled can be used." -}}
+{{- end -}}
+{{- if and $database.bundled.enabled (not $database.bundled.existingSecret) (not $database.bundled.password) -}}
+{{- $problems = append $problems "database.bundled: name a Secret with the password in database.bundled.existingSecret." -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "sluice.problemsOfGateways" -}}
+{{- $problems := list -}}
+{{- $gateway := .Values.gateway -}}
+{{- $jwt := .Values.jwt -}}
+{{- if and (not .Values.cacheSalt.existingSecret) (not .Values.cacheSalt.value) -}}
+{{- $problems = append $problems "cacheSalt: name a Secret with a text of your own in cacheSalt.existingSecret, so that tenants cannot guess each other's prefix-cache salt." -}}
+{{- end -}}
+{{- if $jwt.algorithms -}}
+{{- if or (not $jwt.issuer) (not $jwt.audience) -}}
+{{- $problems = append $problems "jwt: jwt.issuer and jwt.audience are required with jwt.algorithms." -}}
+{{- end -}}
+{{- if not $jwt.existingSecret -}}
+{{- $problems = append $problems "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret." -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
+{{- $problems = append $problems "tracing: say where the collector is in tracing.endpoint." -}}
+{{- end -}}
+{{- $autoscaling := $gateway.autoscaling -}}
+{{- if $autoscaling.enabled -}}
+{{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
+{{- $problems = append $problems (printf "gateway.autoscaling: minReplicas (%d) must not be more than maxReplicas (%d)." (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if not (dig "requests" "cpu" "" $gateway.resources) -}}
+{{- $problems = append $problems "gateway.autoscaling: targetCPUUtilizationPercentage is a part of gateway.resources.requests.cpu, which is not set." -}}
+{{- end -}}
+{{- end -}}
+{{- if and $gateway.ingress.enabled (not $gateway.ingress.hosts) -}}
+{{- $problems = append $problems "gateway.ingress: name at least one host in gateway.ingress.hosts." -}}
+{{- end -}}
+{{- if and $gateway.httpRoute.enabled (not $gateway.httpRoute.parentRefs) -}}
+{{- $problems = append $problems "gateway.httpRoute: name the Gateway that it belongs to in gateway.httpRoute.parentRefs." -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "sluice.problemsOfPools" -}}
+{{- $problems := list -}}
+{{- $resumeAfter := .Values.config.resumeAfter | default 5 -}}
+{{- $names := list -}}
+{{- range .Values.worker.pools -}}
+{{- $pool := fromYaml (include "sluice.pool" (dict "root" $ "pool" .)) -}}
+{{- $where := printf "worker.pools, %s" $pool.name -}}
+{{- if has $pool.name $names -}}
+{{- $problems = append $problems (printf "%s: two pools have this name." $where) -}}
+{{- end -}}
+{{- $names = append $names $pool.name -}}
+{{- range $problem := fromYamlArray (include "sluice.problemsOfPool" (dict "pool" $pool "resumeAfter" $resumeAfter)) -}}
+{{- $problems = append $problems (printf "%s: %s" $where $problem) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "sluice.problemsOfPool" -}}
+{{- $problems := list -}}
+{{- $pool := .pool -}}
+{{- $gpus := int $pool.gpu.count -}}
+{{- $split := int (include "sluice.tensorParallelSize" $pool) -}}
+{{- $others := int (include "sluice.otherParallelism" $pool) -}}
+{{- if hasKey $pool.engine.arguments "tensor_parallel_size" -}}
+{{- $problems = append $problems "set gpu.tensorParallelSize instead of engine.arguments.tensor_parallel_size." -}}
+{{- else if and (gt $gpus 0) (ne (mul $split $others) (int64 $gpus)) -}}
+{{- $problems = append $problems (printf "gpu.count is %d, but the model is split over %d GPUs (tensorParallelSize %d, times %d by engine.arguments)." $gpus (mul $split $others) $split $others) -}}
+{{- end -}}
+{{- if and (eq $pool.engine.kind "scripted") (gt $gpus 0) -}}
+{{- $problems = append $problems "the scripted engine uses no GPU: set gpu.count to 0." -}}
+{{- end -}}
+{{- if ge (float64 $pool.leaseSeconds) (float64 .resumeAfter) -}}
+{{- $problems = append $problems (printf "leaseSeconds (%v) must be less than config.resumeAfter (%v), or gateways take jobs for lost that workers still hold." $pool.leaseSeconds .resumeAfter) -}}
+{{- end -}}
+{{- $autoscaling := $pool.autoscaling -}}
+{{- $mostReplicas := ternary $autoscaling.maxReplicas $pool.replicas $autoscaling.enabled -}}
+{{- if $autoscaling.enabled -}}
+{{- if not $autoscaling.prometheus.serverAddress -}}
+{{- $problems = append $problems "autoscaling.prometheus.serverAddress is required: KEDA asks Prometheus how many jobs there are." -}}
+{{- end -}}
+{{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
+{{- $problems = append $problems (printf "autoscaling.minReplicas (%d) must not be more than maxReplicas (%d)." (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- with $autoscaling.jobsPerReplica -}}
+{{- if gt (int .) (int $pool.engine.maxSequences) -}}
+{{- $problems = append $problems (printf "autoscaling.jobsPerReplica (%d) must not be more than engine.maxSequences (%d), or a full worker brings no other one." (int .) (int $pool.engine.maxSequences)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $cache := $pool.modelCache -}}
+{{- if and (eq $cache.type "claim") (gt (int $mostReplicas) 1) (not (has "ReadWriteMany" $cache.accessModes)) -}}
+{{- $problems = append $problems (printf "modelCache: %d workers cannot share a claim without the access mode ReadWriteMany." (int $mostReplicas)) -}}
+{{- end -}}
+{{- if and (eq $cache.type "existingClaim") (not $cache.existingClaim) -}}
+{{- $problems = append $problems "modelCache: name the claim in modelCache.existingClaim." -}}
+{{- end -}}
+{{- if and $cache.readOnly (ne $cache.type "existingClaim") -}}
+{{- $problems = append $problems "modelCache: only an existing claim can be read-only, since any other one is empty at first." -}}
+{{- end -}}
+{{- if and (eq (toString $pool.maxSurge) "0") (eq (toString $pool.maxUnavailable) "0") -}}
+{{- $problems = append $problems "maxSurge and maxUnavailable cannot both be 0: no worker could ever be replaced." -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}

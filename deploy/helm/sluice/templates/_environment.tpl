@@ -1,0 +1,262 @@
+{{/*
+Environment variables. Secrets are only referred to; passwords of the bundled servers become part of URLs inside the pod.
+*/}}
+
+{{/* A reference to a secret. Takes root, secret, secretKey and, of the chart's own Secret, ownKey and own (its name). */}}
+{{- define "sluice.secretKeyRef" -}}
+valueFrom:
+  secretKeyRef:
+    {{- if .secret }}
+    name: {{ .secret }}
+    key: {{ .secretKey }}
+    {{- else }}
+    name: {{ .own | default (include "sluice.fullname" .root) }}
+    key: {{ .ownKey }}
+    {{- end }}
+{{- end -}}
+
+{{/* Where Redis is. Takes the root. */}}
+{{- define "sluice.redisEnvironment" -}}
+{{- $redis := .Values.redis -}}
+{{- if $redis.bundled.enabled -}}
+- name: REDIS_PASSWORD
+  {{- include "sluice.secretKeyRef" (dict "root" . "secret" $redis.bundled.existingSecret "secretKey" $redis.bundled.existingSecretKey "ownKey" "redis-password") | nindent 2 }}
+- name: SLUICE_REDIS_URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "sluice.fullname" . }}-redis:6379/0
+{{- else -}}
+- name: SLUICE_REDIS_URL
+  {{- include "sluice.secretKeyRef" (dict "root" . "secret" $redis.existingSecret "secretKey" $redis.existingSecretKey "ownKey" "redis-url") | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where Celery's broker is, if that is another Redis. Takes the root. */}}
+{{- define "sluice.brokerEnvironment" -}}
+{{- with .Values.redis.brokerExistingSecret -}}
+- name: SLUICE_CELERY_BROKER_URL
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $.Values.redis.brokerExistingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the database is. Takes root and, for another copy of the chart's own Secret, own. */}}
+{{- define "sluice.databaseEnvironment" -}}
+{{- $database := .root.Values.database -}}
+{{- if $database.bundled.enabled -}}
+- name: POSTGRES_PASSWORD
+  {{- include "sluice.secretKeyRef" (dict "root" .root "own" .own "secret" $database.bundled.existingSecret "secretKey" $database.bundled.existingSecretKey "ownKey" "postgresql-password") | nindent 2 }}
+- name: SLUICE_DATABASE_URL
+  value: postgresql+asyncpg://{{ $database.bundled.name }}:$(POSTGRES_PASSWORD)@{{ include "sluice.fullname" .root }}-postgresql:5432/{{ $database.bundled.name }}
+{{- else -}}
+- name: SLUICE_DATABASE_URL
+  {{- include "sluice.secretKeyRef" (dict "root" .root "own" .own "secret" $database.existingSecret "secretKey" $database.existingSecretKey "ownKey" "database-url") | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What gateways alone know of callers. Background jobs, which never see one, would ask for the secrets, too. Takes the root. */}}
+{{- define "sluice.gatewayAccess" -}}
+- name: SLUICE_CACHE_SALT_SECRET
+  {{- include "sluice.secretKeyRef" (dict "root" . "secret" .Values.cacheSalt.existingSecret "secretKey" .Values.cacheSalt.existingSecretKey "ownKey" "cache-salt") | nindent 2 }}
+{{- $jwt := .Values.jwt }}
+{{- with $jwt.algorithms }}
+- name: SLUICE_JWT_ALGORITHMS
+  value: {{ join "," . | quote }}
+- name: SLUICE_JWT_ISSUER
+  value: {{ $jwt.issuer | quote }}
+- name: SLUICE_JWT_AUDIENCE
+  value: {{ $jwt.audience | quote }}
+- name: SLUICE_JWT_TENANT_CLAIM
+  value: {{ $jwt.tenantClaim | quote }}
+- name: SLUICE_JWT_LEEWAY
+  value: {{ include "sluice.text" $jwt.leewaySeconds | quote }}
+{{- if include "sluice.usesJwks" $ }}
+- name: SLUICE_JWT_JWKS_FILE
+  value: {{ include "sluice.jwksFolder" $ }}/{{ $jwt.existingSecretJwksKey }}
+{{- end }}
+{{- end }}
+{{- if has "HS256" $jwt.algorithms }}
+- name: SLUICE_JWT_SECRET
+  {{- include "sluice.secretKeyRef" (dict "secret" .Values.jwt.existingSecret "secretKey" .Values.jwt.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- include "sluice.tracingSecret" . }}
+{{- end -}}
+
+{{/* Whether JWTs are checked with public keys. Takes the root. */}}
+{{- define "sluice.usesJwks" -}}
+{{- if without .Values.jwt.algorithms "HS256" -}}true{{- end -}}
+{{- end -}}
+
+{{/* The folder in which gateways find the public keys: a folder, so that a changed Secret arrives. */}}
+{{- define "sluice.jwksFolder" -}}/etc/sluice/jwt{{- end -}}
+
+{{/* Environment variables of a worker. Takes root and pool. */}}
+{{- define "sluice.workerEnvironment" -}}
+{{- $pool := .pool -}}
+{{- $model := $pool.model -}}
+{{- $engine := $pool.engine -}}
+{{- $arguments := deepCopy $engine.arguments -}}
+{{- $split := int (include "sluice.tensorParallelSize" $pool) -}}
+{{- if gt $split 1 -}}
+{{- $_ := set $arguments "tensor_parallel_size" $split -}}
+{{- end -}}
+{{ include "sluice.redisEnvironment" .root }}
+- name: SLUICE_MODEL_PATH
+  value: {{ $model.path | quote }}
+- name: SLUICE_MODEL_NAME
+  value: {{ include "sluice.modelName" $pool | quote }}
+{{- with $model.aliases }}
+- name: SLUICE_MODEL_ALIASES
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- with $model.dialect }}
+- name: SLUICE_DIALECT
+  value: {{ . | quote }}
+{{- end }}
+{{- with $model.toolParser }}
+- name: SLUICE_TOOL_PARSER
+  value: {{ . | quote }}
+{{- end }}
+{{- with $model.reasoningParser }}
+- name: SLUICE_REASONING_PARSER
+  value: {{ . | quote }}
+{{- end }}
+{{- if $model.chatTemplate }}
+- name: SLUICE_CHAT_TEMPLATE
+  value: /etc/sluice/model/chat_template.jinja
+{{- end }}
+- name: SLUICE_ENGINE
+  value: {{ $engine.kind | quote }}
+- name: SLUICE_MAX_SEQUENCES
+  value: {{ include "sluice.text" $engine.maxSequences | quote }}
+{{- if not (kindIs "invalid" $engine.contextWindow) }}
+- name: SLUICE_CONTEXT_WINDOW
+  value: {{ include "sluice.text" $engine.contextWindow | quote }}
+{{- end }}
+{{- if not (kindIs "invalid" $engine.enforceEager) }}
+- name: SLUICE_ENFORCE_EAGER
+  value: {{ include "sluice.text" $engine.enforceEager | quote }}
+{{- end }}
+- name: SLUICE_CPU_KV_CACHE_GIB
+  value: {{ include "sluice.text" $engine.cpuKvCacheGib | quote }}
+{{- with $arguments }}
+- name: SLUICE_ENGINE_ARGUMENTS
+  value: {{ toJson . | quote }}
+{{- end }}
+- name: SLUICE_LEASE_SECONDS
+  value: {{ include "sluice.text" $pool.leaseSeconds | quote }}
+- name: SLUICE_DRAIN_SECONDS
+  value: {{ include "sluice.text" $pool.drainSeconds | quote }}
+{{- range $name, $value := fromYaml (include "sluice.telemetrySettings" .root) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- include "sluice.tracingSecret" .root }}
+- name: SLUICE_HEALTH_HOST
+  value: {{ .root.Values.listenAddress | quote }}
+- name: SLUICE_HEALTH_PORT
+  value: "9465"
+{{- range $key, $value := $pool.config }}
+- name: {{ include "sluice.variable" $key }}
+  value: {{ include "sluice.text" $value | quote }}
+{{- end }}
+{{- $cache := $pool.modelCache }}
+{{- /* The only folders that can be written to. USER, since torch asks for a name and the image may have none for the uid. */}}
+- name: HOME
+  value: /tmp
+- name: USER
+  value: sluice
+- name: HF_HOME
+  value: {{ ternary "/tmp" $cache.mountPath $cache.readOnly }}/huggingface
+- name: VLLM_CACHE_ROOT
+  value: {{ ternary "/tmp" $cache.mountPath $cache.readOnly }}/vllm
+{{- with $pool.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $pool.huggingFace.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- with $pool.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What was given as a value of where the database is, as YAML. Takes the root. */}}
+{{- define "sluice.databaseSecretData" -}}
+{{- $database := .Values.database -}}
+{{- $data := dict -}}
+{{- if and $database.url (not $database.bundled.enabled) -}}
+{{- $_ := set $data "database-url" $database.url -}}
+{{- end -}}
+{{- if and $database.bundled.enabled $database.bundled.password (not $database.bundled.existingSecret) -}}
+{{- $_ := set $data "postgresql-password" $database.bundled.password -}}
+{{- end -}}
+{{- toYaml $data -}}
+{{- end -}}
+
+{{/* Settings of gateways and background jobs that are no secret, as YAML. Takes the root. */}}
+{{- define "sluice.settings" -}}
+{{- $settings := dict -}}
+{{- range $key, $value := .Values.config -}}
+{{- $_ := set $settings (include "sluice.variable" $key) (include "sluice.text" $value) -}}
+{{- end -}}
+{{- $_ := mustMerge $settings (fromYaml (include "sluice.telemetrySettings" .)) -}}
+{{- if .Values.tracing.enabled -}}
+{{- $_ := set $settings "SLUICE_TRACE_CONTENT" (toString .Values.tracing.content) -}}
+{{- end -}}
+{{- with .Values.metrics.tenants -}}
+{{- $_ := set $settings "SLUICE_METRICS_TENANTS" (join "," .) -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* What was given as a value although it is a secret, as YAML. Takes the root. */}}
+{{- define "sluice.secretData" -}}
+{{- $data := dict -}}
+{{- if and .Values.cacheSalt.value (not .Values.cacheSalt.existingSecret) -}}
+{{- $_ := set $data "cache-salt" .Values.cacheSalt.value -}}
+{{- end -}}
+{{- $redis := .Values.redis -}}
+{{- if and $redis.url (not $redis.bundled.enabled) -}}
+{{- $_ := set $data "redis-url" $redis.url -}}
+{{- end -}}
+{{- if and $redis.bundled.enabled $redis.bundled.password (not $redis.bundled.existingSecret) -}}
+{{- $_ := set $data "redis-password" $redis.bundled.password -}}
+{{- end -}}
+{{- $_ := mustMerge $data (fromYaml (include "sluice.databaseSecretData" .)) -}}
+{{- toYaml $data -}}
+{{- end -}}
+
+{{/* Configuration of the bundled Redis. Takes the root. */}}
+{{- define "sluice.redisConfiguration" -}}
+dir /data
+port 6379
+# Reservations, usage and running answers outlive a restart; what was written in the last second may not.
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory {{ int .Values.redis.bundled.maxMemoryMiB }}mb
+# Nothing here may be forgotten to make room.
+maxmemory-policy noeviction
+# Written by the container's command from the Secret.
+include /tmp/password.conf
+{{- end -}}
+
+{{/* How every process writes its log and exports its spans, as YAML. Takes the root. */}}
+{{- define "sluice.telemetrySettings" -}}
+{{- $tracing := .Values.tracing -}}
+{{- $settings := dict "SLUICE_LOG_FORMAT" .Values.logs.format -}}
+{{- if $tracing.enabled -}}
+{{- $_ := set $settings "SLUICE_TRACES" "true" -}}
+{{- $_ := set $settings "OTEL_EXPORTER_OTLP_ENDPOINT" $tracing.endpoint -}}
+{{- $_ := set $settings "OTEL_TRACES_SAMPLER" $tracing.sampler -}}
+{{- with $tracing.samplerArgument -}}
+{{- $_ := set $settings "OTEL_TRACES_SAMPLER_ARG" . -}}
+{{- end -}}
+{{- $_ := set $settings "OTEL_RESOURCE_ATTRIBUTES" (printf "k8s.namespace.name=%s" .Release.Namespace) -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{/* What the collector of traces wants to see. Takes the root; begins with a line break. */}}
+{{- define "sluice.tracingSecret" -}}
+{{- if and .Values.tracing.enabled .Values.tracing.existingSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  {{- include "sluice.secretKeyRef" (dict "secret" .Values.tracing.existingSecret "secretKey" .Values.tracing.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}

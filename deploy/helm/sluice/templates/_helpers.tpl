@@ -1,0 +1,263 @@
+{{/*
+Names, labels and images. Helpers that need more than the root take a dict.
+*/}}
+
+{{- define "sluice.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 32 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* What names of objects begin with. Short enough for `-worker-` and the name of a pool in 63 characters. */}}
+{{- define "sluice.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "sluice.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 32 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 32 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels by which pods are selected: they never change. Takes root, component and, of a worker, pool. */}}
+{{- define "sluice.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "sluice.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .pool }}
+sluice.io/pool: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of objects. Takes the same. */}}
+{{- define "sluice.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "sluice.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: {{ include "sluice.name" .root }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of pods. Takes the same, and podLabels. No version: a newer chart alone starts no server again. */}}
+{{- define "sluice.podLabels" -}}
+{{- $own := fromYaml (include "sluice.selectorLabels" .) -}}
+{{- toYaml (merge $own (.podLabels | default dict) .root.Values.commonLabels) -}}
+{{- end -}}
+
+{{/* Annotations of pods. Takes root, podAnnotations and, where there are metrics, port. */}}
+{{- define "sluice.podAnnotations" -}}
+{{- if and .port .root.Values.metrics.scrapeAnnotations }}
+prometheus.io/scrape: "true"
+prometheus.io/port: {{ .port | quote }}
+prometheus.io/path: /metrics
+{{- end }}
+{{- with .podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "sluice.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "sluice.fullname" .) -}}
+{{- else -}}
+{{- .Values.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Reference of one of Sluice's own images. Takes root and image. */}}
+{{- define "sluice.image" -}}
+{{- $tag := .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
+{{- include "sluice.imageReference" (merge (dict "registry" .root.Values.image.registry "tag" $tag) .image) -}}
+{{- end -}}
+
+{{/* Reference of an image: takes registry, repository, tag and digest. */}}
+{{- define "sluice.imageReference" -}}
+{{- .registry }}/{{ .repository }}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end -}}
+{{- end -}}
+
+{{/* What every pod of Sluice has. Takes root and the values of the component; `spread` are its labels to be spread by. */}}
+{{- define "sluice.podSpec" -}}
+serviceAccountName: {{ .serviceAccountName | default (include "sluice.serviceAccountName" .root) }}
+automountServiceAccountToken: false
+{{- /* A Service called `sluice` would otherwise set SLUICE_PORT in every pod of the namespace. */}}
+enableServiceLinks: false
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- include "sluice.scheduling" . }}
+{{- end -}}
+
+{{/* Where pods run. Takes the same. */}}
+{{- define "sluice.scheduling" -}}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+{{- else if .spread }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- .spread | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* A number or text as an environment variable's value: without the exponent that large numbers would get. */}}
+{{- define "sluice.text" -}}
+{{- if kindIs "slice" . -}}
+{{- join "," . -}}
+{{- else if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- printf "%d" (int64 .) -}}
+{{- else -}}
+{{- toString . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Environment variable of a setting in camel case: `maxWaitingJobs` is SLUICE_MAX_WAITING_JOBS. */}}
+{{- define "sluice.variable" -}}
+SLUICE_{{ regexReplaceAll "([A-Z])" . "_${1}" | upper }}
+{{- end -}}
+
+{{/* The pool with what worker.defaults say, as YAML. Takes root and pool. */}}
+{{- define "sluice.pool" -}}
+{{- $pool := dict -}}
+{{- range $key, $value := .root.Values.worker.defaults -}}
+{{- $_ := set $pool $key (deepCopy (dict "value" $value)).value -}}
+{{- end -}}
+{{- include "sluice.overlay" (dict "base" $pool "over" .pool) -}}
+{{- end -}}
+
+{{/*
+`base` with what `over` says, as YAML, also where it says 0, false or nothing, which Sprig's merge takes for unsaid.
+Free-form maps of `over` (selectors, settings, engine arguments) add to those of `base`.
+*/}}
+{{- define "sluice.overlay" -}}
+{{- $base := .base -}}
+{{- range $key, $value := .over -}}
+{{- $before := get $base $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $before) -}}
+{{- $_ := set $base $key (fromYaml (include "sluice.overlay" (dict "base" $before "over" $value))) -}}
+{{- else -}}
+{{- $_ := set $base $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $base -}}
+{{- end -}}
+
+{{/* Name under which a pool's model is served. Takes the pool. */}}
+{{- define "sluice.modelName" -}}
+{{- .model.name | default (base .model.path) -}}
+{{- end -}}
+
+{{/* How many GPUs a pool's model is split over. Takes the pool. */}}
+{{- define "sluice.tensorParallelSize" -}}
+{{- if kindIs "invalid" .gpu.tensorParallelSize -}}
+{{- max 1 (div (int .gpu.count) (int (include "sluice.otherParallelism" .))) -}}
+{{- else -}}
+{{- int .gpu.tensorParallelSize -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How many such splits there are, by the engine arguments. Takes the pool. */}}
+{{- define "sluice.otherParallelism" -}}
+{{- $arguments := .engine.arguments -}}
+{{- mul (int (default 1 $arguments.pipeline_parallel_size)) (int (default 1 $arguments.data_parallel_size)) -}}
+{{- end -}}
+
+{{/* Seconds that Kubernetes gives a gateway: its drain, what it says goodbye in (6 s), and a margin. */}}
+{{- define "sluice.gatewayGraceSeconds" -}}
+{{- add (int .Values.gateway.drain.delaySeconds) (int .Values.gateway.drain.timeoutSeconds) 15 -}}
+{{- end -}}
+
+{{/* Seconds that Kubernetes gives a worker: its drain, what it hands jobs back in (6 s), the engine's end, and a margin. */}}
+{{- define "sluice.workerGraceSeconds" -}}
+{{- add (int .drainSeconds) 30 -}}
+{{- end -}}
+
+{{/* A volume for temporary files and its mount: all else is read-only. */}}
+{{- define "sluice.temporaryVolume" -}}
+- name: tmp
+  emptyDir: {}
+{{- end -}}
+{{- define "sluice.temporaryMount" -}}
+- name: tmp
+  mountPath: /tmp
+{{- end -}}
+
+{{/*
+A container that ends well once the database's schema is current, and is tried again until then: what comes behind it would end
+at once on an older schema. Takes the root.
+*/}}
+{{- define "sluice.schemaContainer" -}}
+- name: schema
+  image: {{ include "sluice.image" (dict "root" . "image" .Values.gateway.image) }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  args: ["db", "status"]
+  env:
+    {{- include "sluice.databaseEnvironment" (dict "root" .) | nindent 4 }}
+  {{- with .Values.migration.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- toYaml .Values.containerSecurityContext | nindent 4 }}
+  volumeMounts:
+    {{- include "sluice.temporaryMount" . | nindent 4 }}
+{{- end -}}
+
+{{/* Resources of a worker with its GPUs, which are requested and bounded alike. Takes the pool. */}}
+{{- define "sluice.workerResources" -}}
+{{- $resources := deepCopy (.resources | default dict) -}}
+{{- if gt (int .gpu.count) 0 -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- $_ := set $resources $kind (set (get $resources $kind | default dict) $.gpu.resourceName (int $.gpu.count)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* Name of the account that the migration runs as. Takes the root. */}}
+{{- define "sluice.migrationAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- include "sluice.fullname" . }}-migration
+{{- else -}}
+{{- include "sluice.serviceAccountName" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What makes the migration and what it needs hooks, if this is an upgrade. Takes root, weight and further annotations. */}}
+{{- define "sluice.migrationAnnotations" -}}
+{{- $annotations := deepCopy (.annotations | default dict) -}}
+{{- if .root.Release.IsUpgrade -}}
+{{- $_ := set $annotations "helm.sh/hook" "pre-upgrade" -}}
+{{- $_ := set $annotations "helm.sh/hook-weight" .weight -}}
+{{- $_ := set $annotations "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" -}}
+{{- end -}}
+{{- if $annotations -}}
+{{- toYaml $annotations -}}
+{{- end -}}
+{{- end -}}

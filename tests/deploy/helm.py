@@ -1,0 +1,164 @@
+"""The chart as the real Helm renders it, and what its pods would run."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.support.stack import REPOSITORY
+
+CHART: Final = REPOSITORY / "deploy" / "helm" / "sluice"
+HELM: Final = Path(sys.executable).with_name("helm")
+CASES: Final = tuple(sorted((CHART / "ci").glob("*-values.yaml")))
+"""Values that use one feature each."""
+RELEASE: Final = "sluice"
+NAMESPACE: Final = "inference"
+OWN_API_GROUPS: Final = frozenset(
+    {"", "apps", "autoscaling", "batch", "networking.k8s.io", "policy"}
+)
+"""API groups of Kubernetes itself that the chart uses; all others need a custom resource definition."""
+SECRETS: Final = {
+    "redis-url": "redis://:made-up-1@redis.example.com:6379/0",
+    "url": "redis://:made-up-2@redis.example.com:6379/1",
+    "celery-broker-url": "redis://:made-up-3@broker.example.com:6379/0",
+    "database-url": "postgresql+asyncpg://sluice:made-up-4@postgres.example.com/sluice",
+    "cache-salt": "made-up-5-cache-salt",
+    "redis-password": "made-up-6",
+    "postgresql-password": "made-up-7",
+    "jwt-secret": "made-up-8-which-has-at-least-32-bytes",
+    "token": "made-up-9",
+    "otlp-headers": "authorization=made-up-10",
+}
+"""What Secrets that exist hold, by key."""
+
+Manifest = Mapping[str, Any]
+
+_FRACTION: Final = re.compile(r"\d+\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class PodTemplate:
+    """A pod that an object makes, or is."""
+
+    owner: str
+    """Kind and name of the object."""
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    spec: Mapping[str, Any]
+
+    @property
+    def component(self) -> str:
+        """What the pod is in a deployment: `gateway`, `worker`, ..."""
+        return self.labels["app.kubernetes.io/component"]
+
+    @property
+    def containers(self) -> list[Mapping[str, Any]]:
+        """Every container, those of initialisation first."""
+        return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+
+def helm(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run Helm to its end."""
+    command = [str(argument) for argument in (HELM, *arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def template(
+    *values: Path, settings: Mapping[str, str] | None = None, options: Sequence[str] = ()
+) -> "subprocess.CompletedProcess[str]":
+    """Run `helm template` with files of values and single ones (`a.b[0].c`), which Helm reads as for --set."""
+    arguments: list[str | Path] = ["template", RELEASE, CHART, "--namespace", NAMESPACE, *options]
+    for file in values:
+        arguments += ["--values", file]
+    for name, value in (settings or {}).items():
+        # --set takes a fraction for text.
+        arguments += ["--set-json" if _FRACTION.fullmatch(value) else "--set", f"{name}={value}"]
+    return helm(*arguments)
+
+
+def render(
+    *values: Path, settings: Mapping[str, str] | None = None, options: Sequence[str] = ()
+) -> list[Manifest]:
+    """Return what `template` renders; fails if it is refused."""
+    result = template(*values, settings=settings, options=options)
+    assert result.returncode == 0, result.stderr
+    return [each for each in yaml.safe_load_all(result.stdout) if each is not None]
+
+
+@cache
+def case(file: Path) -> tuple[Manifest, ...]:
+    """Return what a file of values renders."""
+    return tuple(render(file))
+
+
+def of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
+    """Return the objects of one kind."""
+    return [each for each in manifests if each["kind"] == kind]
+
+
+def named(manifests: Sequence[Manifest], kind: str, name: str) -> Any:
+    """Return one object."""
+    (found,) = [each for each in of_kind(manifests, kind) if each["metadata"]["name"] == name]
+    return found
+
+
+def pods(manifests: Sequence[Manifest]) -> Iterator[PodTemplate]:
+    """Return every pod that objects make."""
+    for each in manifests:
+        owner = f"{each['kind']} {each['metadata']['name']}"
+        pod = each if each["kind"] == "Pod" else each.get("spec", {}).get("template")
+        if isinstance(pod, Mapping) and "spec" in pod:
+            metadata = pod["metadata"]
+            yield PodTemplate(
+                owner, metadata["labels"], metadata.get("annotations") or {}, pod["spec"]
+            )
+
+
+def pod_of(
+    manifests: Sequence[Manifest], component: str, *, pool: str | None = None
+) -> PodTemplate:
+    """Return the pod of a component, of a pool of workers by its name."""
+    (found,) = [
+        pod
+        for pod in pods(manifests)
+        if pod.component == component and pod.labels.get("sluice.io/pool") == pool
+    ]
+    return found
+
+
+def environment(
+    container: Mapping[str, Any],
+    manifests: Sequence[Manifest],
+    *,
+    secrets: Mapping[str, str] = SECRETS,
+) -> dict[str, str]:
+    """Return a container's environment as Kubernetes would make it.
+
+    Secrets that are not among the manifests hold `secrets`. Raises KeyError for a reference to nothing.
+    """
+    variables: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        variables |= named(manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for variable in container.get("env", []):
+        if "value" in variable:
+            value = re.sub(r"\$\((\w+)\)", lambda match: variables[match[1]], variable["value"])
+        else:
+            reference = variable["valueFrom"]["secretKeyRef"]
+            value = _secret(manifests, reference["name"]).get(reference["key"], "")
+            value = value or secrets[reference["key"]]
+        variables[variable["name"]] = value
+    return variables
+
+
+def _secret(manifests: Sequence[Manifest], name: str) -> Mapping[str, str]:
+    for each in of_kind(manifests, "Secret"):
+        if each["metadata"]["name"] == name:
+            data: Mapping[str, str] = each["stringData"]
+            return data
+    return {}

@@ -1,0 +1,491 @@
+"""What the chart renders: valid, restricted, without secrets in the open, and of one piece."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.crd_shapes import SHAPES
+from tests.deploy.helm import (
+    CASES,
+    CHART,
+    OWN_API_GROUPS,
+    PodTemplate,
+    case,
+    helm,
+    named,
+    of_kind,
+    pod_of,
+    pods,
+    render,
+)
+from tests.support.secrets import scan_for_secrets
+
+KUBERNETES = ("1.27", "1.34")
+"""The oldest version that Chart.yaml accepts, and a later one."""
+
+each_case = pytest.mark.parametrize(
+    "file", CASES, ids=lambda file: file.name.removesuffix("-values.yaml")
+)
+BUNDLED = CHART / "ci" / "bundled-values.yaml"
+EXTERNAL = CHART / "ci" / "external-values.yaml"
+GPU_POOLS = CHART / "ci" / "gpu-pools-values.yaml"
+
+
+@each_case
+def test_lint_finds_nothing(file: Path) -> None:
+    result = helm("lint", "--strict", CHART, "--values", file)
+    assert result.returncode == 0, result.stdout
+    assert "[WARNING]" not in result.stdout
+    assert "[ERROR]" not in result.stdout
+
+
+@each_case
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_is_valid(file: Path, version: str) -> None:
+    manifests = case(file)
+    assert len(manifests) > 8
+    for manifest in manifests:
+        group = manifest["apiVersion"].rpartition("/")[0]
+        if group in OWN_API_GROUPS:
+            kubernetes_validate.validate(dict(manifest), version, strict=True)
+        else:
+            shape = SHAPES[manifest["apiVersion"], manifest["kind"]]
+            jsonschema.Draft7Validator(shape).validate(manifest["spec"])
+
+
+@each_case
+def test_no_name_is_given_twice(file: Path) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in case(file)]
+    assert len(names) == len(set(names))
+    assert all(len(name) <= 63 for _, name in names)
+    assert all("namespace" not in each["metadata"] for each in case(file))
+
+
+def test_longest_names_still_fit() -> None:
+    settings = {"fullnameOverride": "a" * 50, "worker.pools[0].name": "b" * 20}
+    manifests = render(GPU_POOLS, settings=settings | {"worker.pools[0].model.path": "/models/m"})
+    assert max(len(each["metadata"]["name"]) for each in manifests) <= 63
+
+
+@each_case
+def test_every_pod_is_restricted(file: Path) -> None:
+    found = list(pods(case(file)))
+    assert len(found) >= 4
+    for pod in found:
+        context = pod.spec["securityContext"]
+        assert context["runAsNonRoot"] is True, pod.owner
+        assert context["runAsUser"] >= 999, pod.owner
+        assert context["fsGroup"] >= 999, pod.owner
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
+        assert pod.spec["automountServiceAccountToken"] is False, pod.owner
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.spec.keys(), pod.owner
+        for volume in pod.spec["volumes"]:
+            assert volume.keys() <= {
+                "name",
+                "emptyDir",
+                "configMap",
+                "secret",
+                "persistentVolumeClaim",
+            }, pod.owner
+        for container in pod.containers:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, pod.owner
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"], pod.owner
+
+
+@each_case
+def test_services_do_not_set_environment_variables(file: Path) -> None:
+    # A Service that is called `sluice` would set SLUICE_PORT=tcp://... in every pod.
+    for pod in pods(case(file)):
+        assert pod.spec["enableServiceLinks"] is False, pod.owner
+
+
+@each_case
+def test_no_variable_is_set_twice(file: Path) -> None:
+    for pod in pods(case(file)):
+        for container in pod.containers:
+            names = [variable["name"] for variable in container.get("env", [])]
+            assert len(names) == len(set(names)), pod.owner
+
+
+@each_case
+def test_every_image_is_pinned(file: Path) -> None:
+    for pod in pods(case(file)):
+        for container in pod.containers:
+            repository, _, tag = container["image"].rpartition(":")
+            assert "/" in repository, container["image"]
+            assert tag not in {"", "latest"}, container["image"]
+
+
+def test_image_is_of_the_charts_version_unless_said_otherwise() -> None:
+    pod = pod_of(case(EXTERNAL), "gateway")
+    assert [c["image"] for c in pod.containers] == ["ghcr.io/sluice/gateway:0.1.0"] * 2
+    scheduled = case(CHART / "ci" / "scheduling-values.yaml")
+    gateway, worker = pod_of(scheduled, "gateway"), pod_of(scheduled, "worker", pool="chat")
+    assert gateway.containers[0]["image"].startswith(
+        "registry.example.com/sluice/gateway@sha256:01"
+    )
+    assert worker.containers[0]["image"] == "registry.example.com/sluice/worker-gpu:0.1.0-rc.1"
+
+
+# --- secrets -----------------------------------------------------------------------------------
+
+MARKERS = {
+    "cacheSalt.value": "marker-of-the-cache-salt",
+    "redis.bundled.password": "marker-of-the-redis-password",
+    "database.bundled.password": "marker-of-the-database-password",
+}
+URL_MARKERS = {
+    "cacheSalt.value": "marker-of-the-cache-salt",
+    "redis.url": "redis://:marker-of-the-redis-password@redis/0",
+    "database.url": "postgresql+asyncpg://sluice:marker-of-the-database-password@postgres/sluice",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [(BUNDLED, MARKERS), (CHART / "ci" / "urls-values.yaml", URL_MARKERS)],
+    ids=["bundled", "urls"],
+)
+@pytest.mark.parametrize("options", [(), ("--is-upgrade",)], ids=["install", "upgrade"])
+def test_secrets_are_in_secrets_alone(
+    file: Path, settings: Mapping[str, str], options: tuple[str, ...]
+) -> None:
+    manifests = render(file, settings=settings, options=options)
+    markers = list(settings.values())
+    assert scan_for_secrets({"all": json.dumps(manifests)}, markers)
+    open_ones = {
+        f"{each['kind']} {each['metadata']['name']}": json.dumps(each)
+        for each in manifests
+        if each["kind"] != "Secret"
+    }
+    assert scan_for_secrets(open_ones, markers) == []
+
+
+@each_case
+def test_secret_variables_only_refer_to_secrets(file: Path) -> None:
+    told = ("PASSWORD", "SECRET", "HF_TOKEN", "_URL", "HEADERS", "REDISCLI_AUTH")
+    for pod in pods(case(file)):
+        for container in pod.containers:
+            for variable in container.get("env", []):
+                if variable["name"].endswith(told):
+                    value = variable.get("value")
+                    assert value is None or "$(" in value, (pod.owner, variable["name"])
+
+
+@each_case
+def test_config_maps_have_no_secret_settings(file: Path) -> None:
+    for each in of_kind(case(file), "ConfigMap"):
+        assert (
+            not {"SLUICE_REDIS_URL", "SLUICE_DATABASE_URL", "SLUICE_JWT_SECRET"}
+            & each["data"].keys()
+        )
+
+
+def test_changed_secret_and_setting_restart_pods() -> None:
+    before = render(BUNDLED)
+    for changed in ({"cacheSalt.value": "another-text-of-mine"}, {"config.maxPrompts": "7"}):
+        after = render(BUNDLED, settings=changed)
+        for component in ("gateway", "jobs", "beat"):
+            assert pod_of(before, component).annotations != pod_of(after, component).annotations
+
+
+# --- labels ------------------------------------------------------------------------------------
+
+
+@each_case
+def test_selectors_find_their_own_pods_alone(file: Path) -> None:
+    templates = list(pods(case(file)))
+    for each in case(file):
+        kind, spec = each["kind"], each.get("spec", {})
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "sluice"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        if kind in {"Deployment", "StatefulSet"}:
+            selector = spec["selector"]["matchLabels"]
+            assert selected(selector, templates) == [f"{kind} {each['metadata']['name']}"]
+            assert "helm.sh/chart" not in selector
+            assert "app.kubernetes.io/version" not in selector
+        elif kind in {"PodDisruptionBudget", "ServiceMonitor"}:
+            assert len(selected(spec["selector"]["matchLabels"], templates)) == 1
+        elif kind == "NetworkPolicy":
+            assert selected(spec["podSelector"]["matchLabels"], templates)
+        elif kind == "Service":
+            assert len(selected(spec["selector"], templates)) == 1
+
+
+def selected(selector: Mapping[str, str], templates: list[PodTemplate]) -> list[str]:
+    """Return the owners of the pods that a selector finds."""
+    return [pod.owner for pod in templates if selector.items() <= pod.labels.items()]
+
+
+def test_own_labels_do_not_change_what_is_selected() -> None:
+    settings = {"gateway.podLabels.app\\.kubernetes\\.io/component": "other"}
+    assert (
+        pod_of(render(EXTERNAL, settings=settings), "gateway").owner == "Deployment sluice-gateway"
+    )
+
+
+def ports(manifests: Any) -> Iterator[tuple[str, str]]:
+    """Return component and name of every port that a container opens."""
+    for pod in pods(manifests):
+        for container in pod.containers:
+            yield from ((pod.component, port["name"]) for port in container.get("ports", []))
+
+
+@each_case
+def test_probes_services_and_monitors_name_ports_that_are_open(file: Path) -> None:
+    manifests = case(file)
+    opened = set(ports(manifests))
+    for pod in pods(manifests):
+        for container in pod.containers:
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                get = container.get(probe, {}).get("httpGet")
+                assert get is None or (pod.component, get["port"]) in opened
+    for service in of_kind(manifests, "Service"):
+        component = service["spec"]["selector"]["app.kubernetes.io/component"]
+        for port in service["spec"]["ports"]:
+            assert (component, port["targetPort"]) in opened
+    for monitor in of_kind(manifests, "PodMonitor"):
+        names = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+        assert names <= {name for _, name in opened}
+
+
+# --- availability ------------------------------------------------------------------------------
+
+
+def test_grace_periods_cover_the_drains() -> None:
+    manifests = case(GPU_POOLS)
+    gateway = pod_of(manifests, "gateway").spec
+    # 10 s + 1800 s, and what the gateway says goodbye in.
+    assert gateway["terminationGracePeriodSeconds"] == 1825
+    worker = pod_of(manifests, "worker", pool="llama-70b").spec
+    assert worker["terminationGracePeriodSeconds"] == 630
+    assert pod_of(manifests, "worker", pool="cpu").spec["terminationGracePeriodSeconds"] == 330
+
+
+def test_replicas_are_left_to_autoscalers() -> None:
+    fixed = of_kind(case(GPU_POOLS), "Deployment")
+    assert all("replicas" in each["spec"] for each in fixed)
+    scaled = {
+        each["metadata"]["name"]: each["spec"]
+        for each in of_kind(case(CHART / "ci" / "autoscaling-values.yaml"), "Deployment")
+    }
+    assert "replicas" not in scaled["sluice-gateway"]
+    assert "replicas" not in scaled["sluice-worker-chat"]
+    assert scaled["sluice-jobs"]["replicas"] == 2
+
+
+def test_gateways_are_replaced_without_a_gap() -> None:
+    strategy = named(case(EXTERNAL), "Deployment", "sluice-gateway")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_public_routes_do_not_lead_to_metrics() -> None:
+    (ingress,) = of_kind(case(CHART / "ci" / "ingress-values.yaml"), "Ingress")
+    (route,) = of_kind(case(CHART / "ci" / "gateway-api-values.yaml"), "HTTPRoute")
+    paths = [path["path"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
+    paths += [match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]]
+    assert set(paths) == {"/v1", "/tokenize", "/detokenize"}
+
+
+# --- pools -------------------------------------------------------------------------------------
+
+
+def test_pools_have_their_gpus_and_what_defaults_say() -> None:
+    manifests = case(GPU_POOLS)
+    large, cpu = (pod_of(manifests, "worker", pool=name).spec for name in ("llama-70b", "cpu"))
+    resources = large["containers"][0]["resources"]
+    assert resources["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 4}
+    assert resources["requests"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 4}
+    assert large["runtimeClassName"] == "nvidia"
+    assert large["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert "nvidia.com/gpu" not in cpu["containers"][0]["resources"]["limits"]
+    assert cpu["containers"][0]["image"] == "ghcr.io/sluice/worker-cpu:0.1.0"
+    budgets = {each["metadata"]["name"] for each in of_kind(manifests, "PodDisruptionBudget")}
+    assert "sluice-worker-llama-70b" in budgets
+    assert "sluice-worker-cpu" not in budgets
+
+
+def test_model_volumes() -> None:
+    manifests = case(GPU_POOLS)
+    (claim,) = of_kind(manifests, "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+    def volume(pool: str) -> Any:
+        spec = pod_of(manifests, "worker", pool=pool).spec
+        (found,) = [each for each in spec["volumes"] if each["name"] == "models"]
+        return found
+
+    claimed = {"claimName": claim["metadata"]["name"]}
+    assert volume("llama-70b") == {"name": "models", "persistentVolumeClaim": claimed}
+    existing = {"claimName": "models", "readOnly": True}
+    assert volume("deepseek") == {"name": "models", "persistentVolumeClaim": existing}
+    assert volume("cpu") == {"name": "models", "emptyDir": {"sizeLimit": "100Gi"}}
+
+
+def test_chat_template_arrives_as_it_was_given() -> None:
+    config = named(case(GPU_POOLS), "ConfigMap", "sluice-worker-llama-70b")
+    text = (
+        "{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}{%- endfor %}\n"
+    )
+    assert config["data"] == {"chat_template.jinja": text}
+
+
+def test_no_pool_installs_gateways_alone() -> None:
+    manifests = case(CHART / "ci" / "jwt-values.yaml")
+    assert {pod.component for pod in pods(manifests)} == {
+        "gateway",
+        "jobs",
+        "beat",
+        "migration",
+        "test",
+    }
+
+
+# --- installing and upgrading ------------------------------------------------------------------
+
+HOOK = "helm.sh/hook"
+
+
+@pytest.mark.parametrize("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
+def test_first_installation_has_no_hook_to_wait_for(file: Path) -> None:
+    hooks = {
+        each["metadata"]["name"]
+        for each in case(file)
+        if HOOK in (each["metadata"].get("annotations") or {})
+    }
+    assert hooks == {"sluice-test-gateway"}
+    for component in ("gateway", "jobs"):
+        (waiting,) = pod_of(case(file), component).spec["initContainers"]
+        assert waiting["args"] == ["db", "status"]
+
+
+@pytest.mark.parametrize("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
+def test_upgrade_migrates_first_with_what_the_hook_brings_along(file: Path) -> None:
+    manifests = render(file, options=("--is-upgrade",))
+    hooks = {
+        f"{each['kind']} {each['metadata']['name']}": each
+        for each in manifests
+        if each["metadata"].get("annotations", {}).get(HOOK) == "pre-upgrade"
+    }
+    (job,) = [each for each in hooks.values() if each["kind"] == "Job"]
+    (pod,) = pods([job])
+    needed = {f"ServiceAccount {pod.spec['serviceAccountName']}"}
+    for variable in pod.containers[0]["env"]:
+        secret = variable.get("valueFrom", {}).get("secretKeyRef", {}).get("name")
+        if secret is not None and file == BUNDLED:
+            needed.add(f"Secret {secret}")
+    assert hooks.keys() - {f"Job {job['metadata']['name']}"} == needed
+    weight = "helm.sh/hook-weight"
+    for name in needed:
+        annotations = hooks[name]["metadata"]["annotations"]
+        assert int(annotations[weight]) < int(job["metadata"]["annotations"][weight])
+
+
+def test_another_image_is_another_migration() -> None:
+    (first,) = of_kind(case(EXTERNAL), "Job")
+    (second,) = of_kind(render(EXTERNAL, settings={"image.tag": "0.2.0"}), "Job")
+    assert first["metadata"]["name"] != second["metadata"]["name"]
+
+
+# --- monitoring --------------------------------------------------------------------------------
+
+
+def test_rules_and_dashboards_are_rendered_as_they_are(tmp_path: Path) -> None:
+    chart = tmp_path / "sluice"
+    for file in CHART.rglob("*"):
+        if file.is_file() and file.parent.name not in {"rules", "dashboards"}:
+            target = chart / file.relative_to(CHART)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    (chart / "rules").mkdir()
+    (chart / "rules" / "sluice.yaml").write_text(
+        "groups:\n  - name: sluice\n    rules:\n      - alert: Down\n        expr: up == 0\n"
+        "        annotations:\n          summary: '{{ $labels.pod }} is down'\n"
+    )
+    dashboard = {"uid": "overview", "title": "a {{ thing }} with\nlines"}
+    (chart / "dashboards").mkdir()
+    (chart / "dashboards" / "overview.json").write_text(json.dumps(dashboard, indent=2))
+    result = helm("template", "sluice", chart, "--values", CHART / "ci" / "monitoring-values.yaml")
+    assert result.returncode == 0, result.stderr
+    manifests = list(yaml.safe_load_all(result.stdout))
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    (alert,) = rule["spec"]["groups"][0]["rules"]
+    assert alert["annotations"]["summary"] == "{{ $labels.pod }} is down"
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    jsonschema.Draft7Validator(SHAPES["monitoring.coreos.com/v1", "PrometheusRule"]).validate(
+        rule["spec"]
+    )
+    config = named(manifests, "ConfigMap", "sluice-dashboard-overview")
+    assert json.loads(config["data"]["overview.json"]) == dashboard
+    assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert config["metadata"]["annotations"] == {"grafana_folder": "Sluice"}
+
+
+def test_workers_series_say_which_pool_and_model_they_are_of() -> None:
+    manifests = case(CHART / "ci" / "monitoring-values.yaml")
+    monitor = named(manifests, "PodMonitor", "sluice-worker")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert {each["targetLabel"] for each in endpoint["relabelings"]} == {"pool", "model"}
+    pod = pod_of(manifests, "worker", pool="chat")
+    assert pod.annotations["sluice.io/model"] == "Llama-3.1-8B-Instruct"
+
+
+def test_annotations_tell_where_metrics_are() -> None:
+    manifests = case(CHART / "ci" / "annotations-values.yaml")
+    told = {
+        pod.component: pod.annotations.get("prometheus.io/port")
+        for pod in pods(manifests)
+        if pod.component not in {"migration", "test"}
+    }
+    assert told == {"gateway": "8080", "worker": "9465", "jobs": "9464", "beat": "9464"}
+
+
+# --- network -----------------------------------------------------------------------------------
+
+
+def test_pods_may_talk_only_to_what_they_need() -> None:
+    manifests = case(CHART / "ci" / "network-policy-values.yaml")
+    reachable = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: {
+            peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            for rule in each["spec"]["egress"]
+            for peer in rule.get("to", [])
+            if "podSelector" in peer
+        }
+        for each in of_kind(manifests, "NetworkPolicy")
+    }
+    assert reachable == {
+        "gateway": {"redis", "postgresql"},
+        "worker": {"redis"},
+        "jobs": {"redis", "postgresql"},
+        "beat": {"redis"},
+        "migration": {"postgresql"},
+        "redis": set(),
+        "postgresql": set(),
+    }
+    worker = named(manifests, "NetworkPolicy", "sluice-worker")
+    assert all("ipBlock" not in json.dumps(rule) for rule in worker["spec"]["egress"])
+
+
+def test_servers_let_in_whoever_may_talk_to_them() -> None:
+    manifests = case(CHART / "ci" / "network-policy-values.yaml")
+
+    def let_in(server: str) -> set[str]:
+        (rule,) = named(manifests, "NetworkPolicy", f"sluice-{server}")["spec"]["ingress"]
+        (peer,) = rule["from"]
+        (expression,) = peer["podSelector"]["matchExpressions"]
+        return set(expression["values"])
+
+    assert let_in("redis") == {"gateway", "worker", "jobs", "beat"}
+    assert let_in("postgresql") == {"gateway", "jobs", "migration"}

@@ -1,0 +1,146 @@
+"""What KEDA and the HorizontalPodAutoscaler are told, and that their numbers come from docs/capacity.md."""
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+from gateway.errors import ModelLoadingError, NoWorkerError
+from tests.deploy.helm import CHART, case, named, of_kind, render
+from tests.support.stack import REPOSITORY
+
+AUTOSCALING = CHART / "ci" / "autoscaling-values.yaml"
+METRICS = (REPOSITORY / "docs" / "metrics.md").read_text()
+MOST_SEQUENCES = 256
+"""The chart's default of engine.maxSequences."""
+
+
+def triggers(pool: str) -> dict[str, Any]:
+    """Return the triggers of a pool by their names."""
+    scaled = named(case(AUTOSCALING), "ScaledObject", f"sluice-worker-{pool}")
+    return {each["name"]: each for each in scaled["spec"]["triggers"]}
+
+
+def test_demand_is_waiting_and_running_jobs_of_the_model() -> None:
+    jobs = triggers("chat")["jobs"]
+    of_model = '{namespace="inference",model="llama-3.1-8b"}'
+    assert jobs["metadata"]["query"] == (
+        f"(max(sluice_queue_waiting_jobs{of_model} >= 0)"
+        f" + max(sluice_queue_leased_jobs{of_model} >= 0)) * 0.75"
+    )
+    assert jobs["metricType"] == "AverageValue"
+    # Four fifths of the batch; what does not answer is not taken for no demand.
+    assert jobs["metadata"]["threshold"] == str(MOST_SEQUENCES * 4 // 5)
+    assert jobs["metadata"]["ignoreNullValues"] == "false"
+    assert triggers("chat-spot")["jobs"]["metadata"]["threshold"] == "100"
+
+
+def test_oldest_wait_adds_workers_in_proportion() -> None:
+    wait = triggers("chat")["oldest-wait"]
+    assert wait["metricType"] == "Value"
+    assert wait["metadata"]["threshold"] == "10"
+    assert wait["metadata"]["query"].startswith("max(sluice_queue_oldest_wait_seconds{")
+
+
+def test_only_a_pool_that_may_sleep_is_woken() -> None:
+    assert triggers("chat").keys() == {"jobs", "oldest-wait"}
+    wake = triggers("chat-spot")["wake"]["metadata"]
+    assert 'reason=~"no_worker|model_loading"' in wake["query"]
+    assert wake["threshold"] == "1"
+    assert wake["activationThreshold"] == "0"
+
+
+def test_queries_carry_labels_of_the_prometheus_that_is_asked() -> None:
+    query = triggers("rare")["jobs"]["metadata"]["query"]
+    matchers = 'kubernetes_namespace="inference",cluster="eu-1",model="a \\"rare\\" one"'
+    assert query.startswith(f"max(sluice_queue_waiting_jobs{{{matchers}}} >= 0)")
+    assert triggers("rare")["jobs"]["authenticationRef"] == {"name": "prometheus"}
+
+
+def test_every_metric_of_a_query_is_documented() -> None:
+    for pool in ("chat", "chat-spot", "rare"):
+        for trigger in triggers(pool).values():
+            names = re.findall(r"\bsluice_\w+", trigger["metadata"]["query"])
+            assert names
+            assert [name for name in names if f"| `{name}` |" not in METRICS] == []
+    (scaler,) = of_kind(case(AUTOSCALING), "HorizontalPodAutoscaler")
+    by_requests = scaler["spec"]["metrics"][1]["pods"]["metric"]["name"]
+    assert f"| `{by_requests}` |" in METRICS
+
+
+def test_reason_that_wakes_is_an_error_code() -> None:
+    wake = triggers("rare")["wake"]["metadata"]["query"]
+    assert f'"{NoWorkerError.code}|{ModelLoadingError.code}"' in wake
+
+
+def test_fallback_is_the_usual_number_of_workers() -> None:
+    def fallback(pool: str) -> int:
+        scaled = named(case(AUTOSCALING), "ScaledObject", f"sluice-worker-{pool}")
+        return int(scaled["spec"]["fallback"]["replicas"])
+
+    assert (fallback("chat"), fallback("chat-spot"), fallback("rare")) == (2, 0, 1)
+
+
+def test_workers_leave_one_by_one_and_later_than_they_load() -> None:
+    scaled = named(case(AUTOSCALING), "ScaledObject", "sluice-worker-chat")
+    behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+
+
+def test_gateways_are_scaled_by_the_processor() -> None:
+    (scaler,) = of_kind(case(AUTOSCALING), "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == "sluice-gateway"
+    assert scaler["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 60
+    plain = render(AUTOSCALING, settings={"gateway.autoscaling.targetRequestsInProgress": "0"})
+    (scaler,) = of_kind(plain, "HorizontalPodAutoscaler")
+    assert len(scaler["spec"]["metrics"]) == 1
+
+
+# --- docs/capacity.md --------------------------------------------------------------------------
+
+CAPACITY = (REPOSITORY / "docs" / "capacity.md").read_text()
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of the table below a heading of the page, without its head."""
+    section = CAPACITY.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def default(path: str) -> Any:
+    """Return a value of the chart."""
+    value = DEFAULTS
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+def test_defaults_are_those_of_the_capacity_page() -> None:
+    told = {row[0].strip("`"): row[1] for row in rows("The chart's defaults")}
+    assert len(told) >= 15
+    assert told.pop("worker.defaults.autoscaling.jobsPerReplica") == "four fifths of it"
+    assert default("worker.defaults.autoscaling.jobsPerReplica") is None
+    assert {path: str(default(path)) for path in told} == told
+
+
+def test_worked_example_follows_from_its_formulas() -> None:
+    told = {row[0]: row[-1] for row in rows("A load calculated through")}
+    requests, prompt, completion, gap, first = 40, 1200, 400, 0.025, 0.5
+    at_once = requests * (first + completion * gap)
+    assert told["run at once, `N`"] == f"{at_once:.0f}"
+    bytes_per_token = 2 * 32 * 8 * 128 * 2
+    assert told["KV bytes a token"] == f"{bytes_per_token:,}"
+    tokens = (79.6 * 0.9 - 15 - 2) * 2**30 / bytes_per_token
+    assert told["KV tokens"] == f"{tokens:,.0f}"
+    sequences = min(int(tokens / (prompt + completion)), MOST_SEQUENCES)
+    assert told["sequences, `S`"] == str(sequences) == str(MOST_SEQUENCES)
+    jobs = sequences * 4 // 5
+    assert told["jobs for each worker"] == str(jobs)
+    assert told["workers"] == str(math.ceil(at_once / jobs) + 1)
+    cores = requests * (3050 + completion * 14.4) / 1e6
+    assert told["gateway CPU"] == f"{cores:.2f} cores"
+    assert told["gateways"] == str(max(2, math.ceil(cores / 0.6)))

@@ -1,0 +1,289 @@
+"""What the chart renders works: real processes with exactly the arguments and the environment of its pods.
+
+Only ports and addresses of this machine differ from what a cluster would have.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.helm import CHART, Manifest, PodTemplate, environment, named, pod_of, render
+from tests.support.postgres_server import running_postgres
+from tests.support.processes import free_port, spawn, stop, wait_until
+from tests.support.redis_server import BUNDLED, RedisServer, running_redis
+from tests.support.stack import CHECKPOINT, MODEL, REPOSITORY, http_status, metric
+
+ENTRYPOINT = (sys.executable, "-m", "gateway.cli")
+"""What `sluice` is, the entry point of the images."""
+
+MACHINE = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
+"""What processes get beside their pod's environment."""
+
+
+@dataclass
+class Cluster:
+    """A release whose pods run as processes on loopback."""
+
+    manifests: Sequence[Manifest]
+    folder: Path
+    ports: Mapping[str, int]
+    """Port on this machine by variable that sets it."""
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Base URL of the gateway."""
+        return f"http://127.0.0.1:{self.ports['SLUICE_PORT']}"
+
+    @property
+    def worker_url(self) -> str:
+        """Base URL of the worker's probes."""
+        return f"http://127.0.0.1:{self.ports['SLUICE_HEALTH_PORT']}"
+
+    def pod(self, component: str) -> PodTemplate:
+        """Return the pod of a component."""
+        return pod_of(self.manifests, component, pool="demo" if component == "worker" else None)
+
+    def variables(self, container: Mapping[str, Any]) -> dict[str, str]:
+        """Return what a container's process gets."""
+        variables = environment(container, self.manifests)
+        ports = {name: str(port) for name, port in self.ports.items() if name in variables}
+        return MACHINE | variables | ports
+
+    def start(self, component: str) -> None:
+        """Start the process of a component's container."""
+        (container,) = self.pod(component).spec["containers"]
+        with (self.folder / f"{component}.log").open("wb") as log:
+            self.processes[component] = spawn(
+                *ENTRYPOINT,
+                *container["args"],
+                cwd=REPOSITORY,
+                env=self.variables(container),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def run(
+        self, container: Mapping[str, Any], *arguments: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command in a container to its end: its own, or `sluice` with other arguments."""
+        command = [*ENTRYPOINT, *(arguments or container["args"])]
+        return subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=self.variables(container),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def wait_for(self, component: str, url: str) -> None:
+        """Wait until a probe succeeds; fails with the log if the process ends instead."""
+
+        def is_over() -> bool:
+            return http_status(url) == 200 or self.processes[component].poll() is not None
+
+        wait_until(is_over, seconds=60, what=f"{component} being ready")
+        assert http_status(url) == 200, (self.folder / f"{component}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """A Redis."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A release of ci/bundled-values.yaml, whose servers are this machine's; nothing is started yet."""
+    settings = {
+        "listenAddress": "127.0.0.1",
+        "redis.bundled.enabled": "false",
+        "redis.url": redis.url,
+        "database.bundled.enabled": "false",
+        "worker.pools[0].model.path": str(CHECKPOINT),
+        "worker.pools[0].model.aliases[0]": "tiny",
+        "gateway.drain.delaySeconds": "0",
+        "config.maxPrompts": "3",
+    }
+    variables = ("SLUICE_PORT", "SLUICE_HEALTH_PORT", "SLUICE_METRICS_PORT")
+    ports = {name: free_port() for name in variables}
+    with running_postgres() as postgres:
+        settings["database.url"] = postgres.create_database()
+        manifests = render(CHART / "ci" / "bundled-values.yaml", settings=settings)
+        running = Cluster(manifests, tmp_path_factory.mktemp("cluster"), ports)
+        try:
+            yield running
+        finally:
+            for process in running.processes.values():
+                stop(process, seconds=30)
+
+
+def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
+    gateway = cluster.pod("gateway")
+    (waits_for_schema,) = gateway.spec["initContainers"]
+    assert cluster.run(waits_for_schema).returncode == 1
+    (migration,) = cluster.pod("migration").containers
+    migrated = cluster.run(migration)
+    assert migrated.returncode == 0, migrated.stderr
+    assert cluster.run(waits_for_schema).returncode == 0
+
+    cluster.start("gateway")
+    cluster.start("worker")
+    probes = gateway.spec["containers"][0]
+    cluster.wait_for("gateway", cluster.url + probes["startupProbe"]["httpGet"]["path"])
+    cluster.wait_for("gateway", cluster.url + probes["readinessProbe"]["httpGet"]["path"])
+    assert http_status(cluster.url + probes["livenessProbe"]["httpGet"]["path"]) == 200
+    probes = cluster.pod("worker").spec["containers"][0]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        cluster.wait_for("worker", cluster.worker_url + probes[probe]["httpGet"]["path"])
+    assert metric(cluster.worker_url, "sluice_worker_ready") == 1
+
+    # `helm test`, as its pod runs it.
+    (test,) = cluster.pod("test").containers
+    script, _ = test["args"]
+    said = subprocess.run(
+        [sys.executable, *test["command"][1:], script, cluster.url],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == "The gateway is ready, and asks for a key.\n"
+
+    # What NOTES say, in the gateway's container.
+    (container,) = gateway.spec["containers"]
+    made = cluster.run(container, *shlex.split('tenants create "Acme" --id acme'))
+    assert made.returncode == 0, made.stderr
+    made = cluster.run(container, *shlex.split("keys create --tenant acme --name first --json"))
+    assert made.returncode == 0, made.stderr
+    key = next(word for word in made.stdout.replace('"', " ").split() if word.startswith("sk-"))
+    answer = ask(cluster.url, key, {"model": "tiny", "prompt": "Once", "max_tokens": 4})
+    assert answer["model"] == MODEL
+    assert answer["usage"]["completion_tokens"] == 4
+
+
+def ask(url: str, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a completion."""
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+@pytest.mark.parametrize("component", ["jobs", "beat"])
+def test_background_processes_start_and_stop(
+    cluster: Cluster, redis: RedisServer, component: str
+) -> None:
+    (migration,) = cluster.pod("migration").containers
+    assert cluster.run(migration).returncode == 0
+    before = clients(redis)
+    cluster.start(component)
+    process = cluster.processes[component]
+    try:
+        wait_until(
+            lambda: process.poll() is not None or clients(redis) > before,
+            seconds=30,
+            what=f"{component} being connected",
+        )
+        assert process.poll() is None, (cluster.folder / f"{component}.log").read_text()
+    finally:
+        assert stop(cluster.processes.pop(component), seconds=30) == 0
+
+
+def clients(server: RedisServer) -> int:
+    """Return how many clients are connected, this one included."""
+    told = server.command("CLIENT LIST")
+    return told.count(b"addr=")
+
+
+def test_gateway_and_worker_leave_in_order(cluster: Cluster) -> None:
+    for component in ("worker", "gateway"):
+        if component in cluster.processes:
+            assert stop(cluster.processes.pop(component), seconds=30) == 0
+
+
+# --- servers of the chart ----------------------------------------------------------------------
+
+
+def test_bundled_redis_starts_with_its_password_and_forgets_nothing(tmp_path: Path) -> None:
+    manifests = render(CHART / "ci" / "bundled-values.yaml")
+    (container,) = pod_of(manifests, "redis").containers
+    text = named(manifests, "ConfigMap", "sluice-redis")["data"]["redis.conf"]
+    (script,) = container["args"]
+    (tmp_path / "data").mkdir()
+    folders = {
+        "/data": str(tmp_path / "data"),
+        "/tmp/": f"{tmp_path}/",
+        "/etc/redis/": f"{tmp_path}/",
+    }
+    for there, here in folders.items():
+        text, script = text.replace(there, here), script.replace(there, here)
+    server = RedisServer(BUNDLED)
+    text = text.replace("port 6379", f"port {server.port}\nbind 127.0.0.1")
+    (tmp_path / "redis.conf").write_text(text)
+    path = f"{Path(BUNDLED).parent}:{os.environ['PATH']}"
+    process = spawn(
+        *container["command"],
+        script,
+        env={"PATH": path, "PYTHONPATH": str(REPOSITORY)} | environment(container, manifests),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=REPOSITORY,
+    )
+    try:
+        wait_until(lambda: answers(server), seconds=20, what="redis-server answering")
+        assert server.command("PING").startswith(b"-NOAUTH")
+        assert not any(b"requirepass not-for-customers" in line for line in command_lines())
+        told = authenticated(server, "not-for-customers", "CONFIG GET maxmemory-policy")
+        assert b"noeviction" in told
+        assert str(256 * 1024 * 1024).encode() in authenticated(
+            server, "not-for-customers", "CONFIG GET maxmemory"
+        )
+        assert b"yes" in authenticated(server, "not-for-customers", "CONFIG GET appendonly")
+        assert (tmp_path / "password.conf").stat().st_mode & 0o077 == 0
+    finally:
+        stop(process)
+
+
+def answers(server: RedisServer) -> bool:
+    """Tell whether the server answers, if only that it wants a password."""
+    try:
+        return server.command("PING").startswith((b"+PONG", b"-NOAUTH"))
+    except OSError:
+        return False
+
+
+def command_lines() -> Iterator[bytes]:
+    """Return the command line of every process."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield file.read_bytes()
+
+
+def authenticated(server: RedisServer, password: str, line: str) -> bytes:
+    """Return the answer to a command of a client that has given the password."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(f"AUTH {password}\r\n{line}\r\n".encode())
+        told = b""
+        while told.count(b"\r\n") < 6:
+            told += connection.recv(65536)
+        return told

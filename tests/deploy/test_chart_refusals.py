@@ -1,0 +1,216 @@
+"""Values that cannot work are refused, with a sentence that names them."""
+
+import pytest
+
+from tests.deploy.helm import CHART, helm, template
+
+EXTERNAL = CHART / "ci" / "external-values.yaml"
+POOL = "worker.pools[0]"
+
+NOT_TOGETHER = {
+    "no Redis": (
+        {"redis.existingSecret": ""},
+        "redis: say where Redis is: redis.existingSecret names a Secret with its URL",
+    ),
+    "two Redis": (
+        {"redis.url": "redis://redis"},
+        "redis: only one of redis.existingSecret, redis.url and redis.bundled.enabled can be used.",
+    ),
+    "bundled Redis without password": (
+        {"redis.existingSecret": "", "redis.bundled.enabled": "true"},
+        "redis.bundled: name a Secret with the password in redis.bundled.existingSecret.",
+    ),
+    "no database": (
+        {"database.existingSecret": ""},
+        "database: say where PostgreSQL is: database.existingSecret names a Secret with its URL",
+    ),
+    "two databases": (
+        {"database.bundled.enabled": "true", "database.bundled.existingSecret": "postgres"},
+        "database: only one of database.existingSecret, database.url and",
+    ),
+    "bundled database without password": (
+        {"database.existingSecret": "", "database.bundled.enabled": "true"},
+        "database.bundled: name a Secret with the password in database.bundled.existingSecret.",
+    ),
+    "no salt": (
+        {"cacheSalt.existingSecret": ""},
+        "cacheSalt: name a Secret with a text of your own in cacheSalt.existingSecret",
+    ),
+    "JWT without issuer": (
+        {"jwt.algorithms[0]": "RS256", "jwt.audience": "sluice", "jwt.existingSecret": "jwt"},
+        "jwt: jwt.issuer and jwt.audience are required with jwt.algorithms.",
+    ),
+    "JWT without secret": (
+        {"jwt.algorithms[0]": "RS256", "jwt.audience": "sluice", "jwt.issuer": "https://login"},
+        "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret.",
+    ),
+    "gateways from five to two": (
+        {
+            "gateway.autoscaling.enabled": "true",
+            "gateway.autoscaling.minReplicas": "5",
+            "gateway.autoscaling.maxReplicas": "2",
+        },
+        "gateway.autoscaling: minReplicas (5) must not be more than maxReplicas (2).",
+    ),
+    "gateways scaled by a part of nothing": (
+        {"gateway.autoscaling.enabled": "true", "gateway.resources.requests.cpu": "null"},
+        "targetCPUUtilizationPercentage is a part of gateway.resources.requests.cpu, which is not set.",
+    ),
+    "Ingress without host": (
+        {"gateway.ingress.enabled": "true"},
+        "gateway.ingress: name at least one host in gateway.ingress.hosts.",
+    ),
+    "HTTPRoute without Gateway": (
+        {"gateway.httpRoute.enabled": "true"},
+        "gateway.httpRoute: name the Gateway that it belongs to in gateway.httpRoute.parentRefs.",
+    ),
+    "traces to nowhere": (
+        {"tracing.enabled": "true"},
+        "tracing: say where the collector is in tracing.endpoint.",
+    ),
+    "latest": (
+        {"image.tag": "latest"},
+        "image.tag: name a version instead of `latest`",
+    ),
+    "two pools of one name": (
+        {"worker.pools[1].name": "small", "worker.pools[1].model.path": "/models/other"},
+        "worker.pools, small: two pools have this name.",
+    ),
+    "split in the engine's arguments": (
+        {f"{POOL}.engine.arguments.tensor_parallel_size": "2"},
+        "worker.pools, small: set gpu.tensorParallelSize instead of engine.arguments.tensor_parallel_size.",
+    ),
+    "more GPUs than there are": (
+        {f"{POOL}.gpu.count": "2", f"{POOL}.gpu.tensorParallelSize": "4"},
+        "gpu.count is 2, but the model is split over 4 GPUs (tensorParallelSize 4, times 1",
+    ),
+    "GPUs that would idle": (
+        {f"{POOL}.gpu.count": "8", f"{POOL}.gpu.tensorParallelSize": "4"},
+        "gpu.count is 8, but the model is split over 4 GPUs",
+    ),
+    "pipelines that do not fit": (
+        {f"{POOL}.gpu.count": "4", f"{POOL}.engine.arguments.pipeline_parallel_size": "3"},
+        "gpu.count is 4, but the model is split over 3 GPUs (tensorParallelSize 1, times 3",
+    ),
+    "scripted engine on a GPU": (
+        {f"{POOL}.engine.kind": "scripted"},
+        "worker.pools, small: the scripted engine uses no GPU: set gpu.count to 0.",
+    ),
+    "leases longer than outages": (
+        {f"{POOL}.leaseSeconds": "5"},
+        "leaseSeconds (5) must be less than config.resumeAfter (5), or gateways take jobs for lost",
+    ),
+    "autoscaling without Prometheus": (
+        {f"{POOL}.autoscaling.enabled": "true"},
+        "autoscaling.prometheus.serverAddress is required: KEDA asks Prometheus",
+    ),
+    "workers from nine to eight": (
+        {
+            f"{POOL}.autoscaling.enabled": "true",
+            f"{POOL}.autoscaling.prometheus.serverAddress": "http://prometheus",
+            f"{POOL}.autoscaling.minReplicas": "9",
+        },
+        "autoscaling.minReplicas (9) must not be more than maxReplicas (8).",
+    ),
+    "more jobs than a worker runs": (
+        {
+            f"{POOL}.autoscaling.enabled": "true",
+            f"{POOL}.autoscaling.prometheus.serverAddress": "http://prometheus",
+            f"{POOL}.autoscaling.jobsPerReplica": "300",
+        },
+        "autoscaling.jobsPerReplica (300) must not be more than engine.maxSequences (256)",
+    ),
+    "several workers on one disk": (
+        {
+            f"{POOL}.replicas": "3",
+            f"{POOL}.modelCache.type": "claim",
+            f"{POOL}.modelCache.accessModes[0]": "ReadWriteOnce",
+        },
+        "modelCache: 3 workers cannot share a claim without the access mode ReadWriteMany.",
+    ),
+    "claim without name": (
+        {f"{POOL}.modelCache.type": "existingClaim"},
+        "modelCache: name the claim in modelCache.existingClaim.",
+    ),
+    "empty volume that is only read": (
+        {f"{POOL}.modelCache.readOnly": "true"},
+        "modelCache: only an existing claim can be read-only",
+    ),
+    "workers that cannot be replaced": (
+        {f"{POOL}.maxUnavailable": "0"},
+        "maxSurge and maxUnavailable cannot both be 0: no worker could ever be replaced.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "sentence"), NOT_TOGETHER.values(), ids=NOT_TOGETHER)
+def test_values_that_do_not_go_together(settings: dict[str, str], sentence: str) -> None:
+    result = template(EXTERNAL, settings=settings)
+    assert result.returncode != 0
+    assert sentence in result.stderr
+
+
+def test_every_problem_is_told_at_once() -> None:
+    result = helm("template", "sluice", CHART)
+    assert result.returncode != 0
+    for part in ("redis: say where", "database: say where", "cacheSalt: name a Secret"):
+        assert part in result.stderr
+
+
+OUT_OF_RANGE = {
+    "no gateway": ("gateway.replicaCount", "0", "gateway.replicaCount: Must be greater"),
+    "unknown value": ("gateway.replicas", "3", "gateway: Additional property replicas"),
+    "unknown setting": ("config.maxWaitingJob", "3", "config: Additional property maxWaitingJob"),
+    "setting that values make": (
+        "config.redisUrl",
+        "redis://r",
+        "config: Additional property redisUrl",
+    ),
+    "setting out of range": ("config.maxPrompts", "0", "config.maxPrompts: Must be greater"),
+    "unknown dialect": ("config.defaultDialect", "cohere", "config.defaultDialect must be one of"),
+    "unknown algorithm": ("jwt.algorithms[0]", "none", "jwt.algorithms.0 must be one of"),
+    "digest": ("gateway.image.digest", "sha256:1234", "gateway.image.digest: Does not match"),
+    "pool without model": ("worker.pools[1].name", "other", "worker.pools.1: model is required"),
+    "pool without name": ("worker.pools[1].model.path", "/m", "worker.pools.1: name is required"),
+    "pool's name": (f"{POOL}.name", "Small", "worker.pools.0.name: Does not match"),
+    "pool's long name": (
+        f"{POOL}.name",
+        "abcdefghijklmnopqrstu",
+        "must be less than or equal to 20",
+    ),
+    "unknown value of a pool": (f"{POOL}.gpus", "2", "worker.pools.0: Additional property gpus"),
+    "unknown engine": (f"{POOL}.engine.kind", "sglang", "engine.kind must be one of"),
+    "negative GPUs": (f"{POOL}.gpu.count", "-1", "worker.pools.0.gpu.count: Must be greater"),
+    "lease": (f"{POOL}.leaseSeconds", "0.1", "leaseSeconds: Must be greater than or equal to 0.3"),
+    "share": (f"{POOL}.autoscaling.share", "1.5", "autoscaling.share: Must be less"),
+    "no share": (f"{POOL}.autoscaling.share", "0", "autoscaling.share: Must be greater than 0"),
+    "worker's setting": (f"{POOL}.config.gatherSeconds", "2", "config.gatherSeconds: Must be less"),
+    "password that a URL would break at": (
+        "redis.bundled.password",
+        "pass@word",
+        "redis.bundled.password: Does not match",
+    ),
+    "short salt": ("cacheSalt.value", "short", "cacheSalt.value: Does not match"),
+    "other database": ("database.url", "mysql://db/sluice", "database.url: Does not match"),
+    "other queue": ("redis.url", "http://redis", "redis.url: Does not match"),
+    "budget": ("jobs.podDisruptionBudget.maxUnavailable", "half", "maxUnavailable: Does not match"),
+    "percentage": (
+        "gateway.autoscaling.targetCPUUtilizationPercentage",
+        "120",
+        "targetCPUUtilizationPercentage: Must be less than or equal to 100",
+    ),
+    "port": ("gateway.service.port", "70000", "gateway.service.port: Must be less"),
+    "type of service": ("gateway.service.type", "ExternalName", "service.type must be one of"),
+    "path": ("gateway.ingress.paths[0]", "v1", "gateway.ingress.paths.0: Does not match"),
+    "interval": ("metrics.serviceMonitor.interval", "often", "interval: Does not match"),
+    "sampler": ("tracing.sampler", "sometimes", "tracing.sampler must be one of"),
+    "amount": ("jobs.resources.requests.memory", "lots", "requests.memory: Does not match"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+def test_values_that_the_schema_refuses(name: str, value: str, sentence: str) -> None:
+    result = template(EXTERNAL, settings={name: value})
+    assert result.returncode != 0
+    assert "values don't meet the specifications of the schema" in result.stderr
+    assert sentence in result.stderr

@@ -1,0 +1,310 @@
+"""Values, their schema, their documentation, and the settings of the processes say the same."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml
+from pydantic_settings import BaseSettings
+
+import gateway.settings
+import worker.settings
+from scripts import chart
+from tests.deploy.helm import CASES, CHART, case, environment, pods, render
+from tests.support.stack import CHECKPOINT, REPOSITORY
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+TELEMETRY = {
+    "SLUICE_LOG_FORMAT",
+    "SLUICE_METRICS_HOST",
+    "SLUICE_METRICS_PORT",
+    "SLUICE_METRICS_TENANTS",
+    "SLUICE_TRACES",
+    "SLUICE_TRACE_CONTENT",
+}
+"""Settings of docs/metrics.md and of traces, of which a worker does not have all."""
+OTHER_PROGRAMS = {
+    "REDIS_PASSWORD",  # Part of SLUICE_REDIS_URL.
+    "POSTGRES_PASSWORD",  # Part of SLUICE_DATABASE_URL.
+    "HOME",
+    "USER",
+    "HF_HOME",
+    "HF_TOKEN",
+    "VLLM_CACHE_ROOT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",  # OpenTelemetry's SDK reads these by itself.
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_RESOURCE_ATTRIBUTES",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG",
+    "NCCL_DEBUG",  # extraEnv of ci/scheduling-values.yaml.
+    "TZ",
+}
+PROCESSES = {"gateway", "worker", "jobs", "beat", "migration"}
+
+MADE_BY_OTHER_VALUES = {
+    "gateway": {
+        "celery_broker_url",
+        "cache_salt_secret",
+        "database_url",
+        "drain_delay",
+        "drain_timeout",
+        "host",
+        "jobs_concurrency",
+        "jwt_algorithms",
+        "jwt_audience",
+        "jwt_issuer",
+        "jwt_jwks_file",
+        "jwt_leeway",
+        "jwt_secret",
+        "jwt_tenant_claim",
+        "log_format",
+        "metrics_host",
+        "metrics_port",
+        "metrics_tenants",
+        "port",
+        "redis_url",
+        "trace_content",
+        "traces",
+    },
+    "worker": {
+        "chat_template",
+        "context_window",
+        "cpu_kv_cache_gib",
+        "dialect",
+        "drain_seconds",
+        "enforce_eager",
+        "engine",
+        "engine_arguments",
+        "health_host",
+        "health_port",
+        "lease_seconds",
+        "log_format",
+        "max_sequences",
+        "model_aliases",
+        "model_name",
+        "model_path",
+        "reasoning_parser",
+        "redis_url",
+        "tool_parser",
+        "traces",
+        "worker_id",  # Made up anew by each process.
+    },
+}
+
+
+def settings_of(component: str) -> type[BaseSettings]:
+    """Return the class that reads a component's environment."""
+    return worker.settings.Settings if component == "worker" else gateway.settings.Settings
+
+
+@pytest.mark.parametrize("file", CASES, ids=lambda file: file.name)
+def test_every_environment_variable_is_a_setting_that_is_accepted(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = case(file)
+    for pod in pods(manifests):
+        if pod.component not in PROCESSES:
+            continue
+        known = settings_of(pod.component)
+        names = {f"SLUICE_{name.upper()}" for name in known.model_fields}
+        for container in pod.containers:
+            variables = environment(container, manifests)
+            unknown = variables.keys() - names - TELEMETRY - OTHER_PROGRAMS
+            assert unknown == set(), pod.owner
+            with monkeypatch.context() as patch:
+                for name, value in on_this_machine(variables, tmp_path).items():
+                    patch.setenv(name, value)
+                read = known()
+            for name in known.model_fields:
+                is_given = f"SLUICE_{name.upper()}" in variables
+                assert not is_given or name in read.model_fields_set, name
+
+
+def on_this_machine(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the variables with the tiny model and a file for what settings look at when they are read."""
+    found = {name: value for name, value in variables.items() if name.startswith("SLUICE_")}
+    if found.get("SLUICE_MODEL_PATH", "").startswith("/"):
+        found["SLUICE_MODEL_PATH"] = str(CHECKPOINT)
+    if "SLUICE_CHAT_TEMPLATE" in found:
+        template = folder / "chat_template.jinja"
+        template.write_text("{{ messages }}")
+        found["SLUICE_CHAT_TEMPLATE"] = str(template)
+    return found
+
+
+def test_numbers_lists_and_truth_arrive_as_settings_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifests = case(CHART / "ci" / "config-values.yaml")
+    for pod in pods(manifests):
+        if pod.component == "gateway":
+            variables = environment(pod.containers[0], manifests)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    read = gateway.settings.Settings()
+    assert read.max_waiting_jobs == 1_000_000
+    assert read.queue_timeout.total_seconds() == 60.5
+    assert read.answer_retention.total_seconds() == 0
+    assert read.webhook_allow_private is True
+    assert [str(network) for network in read.trusted_proxies] == ["10.0.0.0/8", "fd00::/8"]
+    assert len(read.image_url_hosts) == 2
+
+
+def test_every_setting_can_be_set() -> None:
+    config = CHART / "ci" / "config-values.yaml"
+    given = yaml.safe_load(config.read_text())
+    keys = {
+        "gateway": SCHEMA["definitions"]["settings"]["properties"],
+        "worker": SCHEMA["definitions"]["workerSettings"]["properties"],
+    }
+    used = {"gateway": given["config"], "worker": given["worker"]["pools"][0]["config"]}
+    for component, others in MADE_BY_OTHER_VALUES.items():
+        fields = settings_of(component).model_fields.keys()
+        by_config = {camel(name) for name in fields - others}
+        assert keys[component].keys() == by_config
+        assert used[component].keys() == by_config
+
+
+def camel(name: str) -> str:
+    """Return a setting's name as values spell it."""
+    first, *others = name.split("_")
+    return first + "".join(part.title() for part in others)
+
+
+def test_split_and_arguments_of_the_engine() -> None:
+    manifests = case(CHART / "ci" / "gpu-pools-values.yaml")
+    found = {}
+    for pod in pods(manifests):
+        if pod.component == "worker":
+            text = environment(pod.containers[0], manifests).get("SLUICE_ENGINE_ARGUMENTS", "{}")
+            found[pod.labels["sluice.io/pool"]] = json.loads(text)
+    assert found == {
+        "llama-70b": {
+            "tensor_parallel_size": 4,
+            "gpu_memory_utilization": 0.92,
+            "max_num_batched_tokens": 16384,
+        },
+        "deepseek": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
+        "cpu": {},
+    }
+
+
+def test_passwords_of_bundled_servers_become_part_of_urls() -> None:
+    manifests = case(CHART / "ci" / "bundled-values.yaml")
+    for pod in pods(manifests):
+        if pod.component == "gateway":
+            variables = environment(pod.containers[-1], manifests)
+    assert variables["SLUICE_REDIS_URL"] == "redis://:not-for-customers@sluice-redis:6379/0"
+    assert variables["SLUICE_DATABASE_URL"] == (
+        "postgresql+asyncpg://sluice:not-for-customers@sluice-postgresql:5432/sluice"
+    )
+
+
+def test_pool_may_say_zero_false_and_nothing() -> None:
+    settings = {
+        "worker.defaults.engine.contextWindow": "4096",
+        "worker.defaults.podDisruptionBudget.enabled": "true",
+        "worker.pools[0].gpu.count": "0",
+        "worker.pools[0].drainSeconds": "0",
+        "worker.pools[0].podDisruptionBudget.enabled": "false",
+        "worker.pools[0].engine.contextWindow": "null",
+    }
+    manifests = render(CHART / "ci" / "external-values.yaml", settings=settings)
+    (pod,) = [pod for pod in pods(manifests) if pod.component == "worker"]
+    variables = environment(pod.containers[0], manifests)
+    assert variables["SLUICE_DRAIN_SECONDS"] == "0"
+    assert "nvidia.com/gpu" not in pod.containers[0]["resources"]["limits"]
+    budgets = [m for m in manifests if m["kind"] == "PodDisruptionBudget"]
+    assert "sluice-worker-small" not in {each["metadata"]["name"] for each in budgets}
+
+
+# --- schema and README -------------------------------------------------------------------------
+
+
+def test_schema_is_a_schema() -> None:
+    assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    assert list(jsonschema.Draft7Validator(SCHEMA).iter_errors(VALUES)) == []
+
+
+FREE_FORM = {"podSecurityContext", "containerSecurityContext", "affinity", "arguments", "global"}
+"""Objects whose fields are Kubernetes' or vLLM's to name."""
+
+
+def test_schema_knows_every_value_and_no_other() -> None:
+    assert {*schema_keys(SCHEMA)} - {"global"} == {*value_keys(VALUES)}
+
+
+def schema_keys(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Return the paths of everything that the schema names, settings and lists' entries left out."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    for name, each in schema.get("properties", {}).items():
+        yield f"{prefix}{name}"
+        if name not in {"config", "resources"}:
+            yield from schema_keys(each, f"{prefix}{name}.")
+
+
+def value_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Return the same of values."""
+    free = FREE_FORM | {"resources", "labels", "config"}
+    for name, each in values.items():
+        yield f"{prefix}{name}"
+        if isinstance(each, Mapping) and name not in free:
+            yield from value_keys(each, f"{prefix}{name}.")
+
+
+def closed(schema: Any) -> Iterator[str]:
+    """Return the properties of objects that accept anything beside what is named."""
+    if isinstance(schema, Mapping):
+        if "properties" in schema and schema.get("additionalProperties") is not False:
+            yield json.dumps(schema)[:80]
+        for each in schema.values():
+            yield from closed(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from closed(each)
+
+
+def test_schema_accepts_nothing_unknown_at_our_own_levels() -> None:
+    # An entry of extraEnv is Kubernetes' own.
+    assert [each for each in closed(SCHEMA) if '"name"' not in each] == []
+
+
+def test_readme_and_copies_are_as_their_sources_make_them() -> None:
+    stale = [str(path.relative_to(REPOSITORY)) for path in chart.stale_files()]
+    assert stale == [], "run scripts/chart.py"
+
+
+def test_readme_has_every_value_with_its_default() -> None:
+    rows = {row.key: row for row in chart.read_rows((CHART / "values.yaml").read_text())}
+    assert len(rows) > 150
+    assert rows["gateway.drain.timeoutSeconds"].default == "1800"
+    assert rows["gateway.drain.timeoutSeconds"].kind == "int"
+    assert rows["worker.defaults.modelCache.accessModes"].default == '["ReadWriteMany"]'
+    assert rows["redis.bundled.maxMemoryMiB"].text.endswith("docs/capacity.md needs.")
+    assert all(row.text.endswith(".") for row in rows.values()), "comments are sentences"
+
+
+def test_value_without_a_comment_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a\.c has no comment"):
+        list(chart.read_rows("a:\n  # -- One.\n  b: 1\n\n  # Not one.\n  c: 2\n"))
+
+
+def test_comment_may_take_several_lines_and_stand_for_a_group() -> None:
+    (row,) = chart.read_rows("# Above.\n# -- One\n# and more.\na:\n  b: 1\n")
+    assert row == chart.Row("a", "object", '{"b": 1}', "One and more.")
+
+
+def test_version_of_the_chart_is_the_projects() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert metadata["appVersion"] == project["version"]
+    changes = yaml.safe_load(metadata["annotations"]["artifacthub.io/changes"])
+    assert {change["kind"] for change in changes} <= {"added", "changed", "fixed", "removed"}
