@@ -1,0 +1,109 @@
+"""docs/operations.md tells of commands, metrics, services and files that there are."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+import worker.__main__
+from gateway.cli import main
+from tests.deploy.compose_file import services
+from tests.support.stack import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+PAGES = {
+    "operations.md": PAGE,
+    "README.md": (REPOSITORY / "README.md").read_text(),
+}
+_CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`]+)`")
+_PREFIX = re.compile(r"^(?:docker compose exec \S+ )?(?=sluice )")
+NOT_A_COMMAND = ("sluice ...",)
+
+
+def commands(page: str) -> Iterator[str]:
+    """Yield every line of `sluice` that a page shows, in blocks and within sentences."""
+    for block in _CODE.findall(page):
+        joined = block.replace("\\\n", " ")
+        yield from (line for line in joined.splitlines() if line.startswith("sluice "))
+    # Within sentences what is shown may go over the end of a line.
+    for code in _INLINE.findall(re.sub(r"```.*?```", "", page, flags=re.DOTALL)):
+        text = " ".join(code.split())
+        if _PREFIX.match(text) and text not in NOT_A_COMMAND:
+            yield _PREFIX.sub("", text)
+
+
+def shown() -> list[str]:
+    return sorted({command for page in PAGES.values() for command in commands(page)})
+
+
+def check(line: str) -> None:
+    """Read a line as the command line would, without running it. Raises click's errors."""
+    command: click.Command = main
+    words = shlex.split(line, comments=True)[1:]
+    while isinstance(command, click.Group) and words:
+        name = words.pop(0)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, name
+        command = found
+    if command.name == "worker":
+        command = worker.__main__.command
+    # Without anything behind it a command is only named.
+    if words:
+        command.make_context(command.name, words)
+
+
+def test_many_commands_are_shown() -> None:
+    assert len(shown()) > 30
+
+
+@pytest.mark.parametrize("line", shown())
+def test_shown_command_is_one_that_the_command_line_takes(line: str) -> None:
+    check(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["sluice tenants freeze acme", "sluice keys revoke --tennant acme KEY"]
+)
+def test_command_that_is_not_there_would_be_noticed(line: str) -> None:
+    with pytest.raises((click.UsageError, AssertionError)):
+        check(line)
+
+
+def test_metrics_are_those_of_the_page_of_metrics() -> None:
+    known = set(re.findall(r"^\| `(\w+)`", (REPOSITORY / "docs" / "metrics.md").read_text(), re.M))
+    named = set(
+        re.findall(r"\bsluice_(?:gateway|worker|queue|redis|sql|ledger|jobs|quota)_\w+", PAGE)
+    )
+    assert len(named) > 20
+    assert named <= known
+
+
+def test_services_are_those_of_compose() -> None:
+    named = re.findall(
+        r"docker compose (?:--profile \w+ )?(?:exec|run)(?: -T| --rm| --no-deps)* ([a-z-]+)", PAGE
+    )
+    assert {"gateway", "redis", "postgres", "seed", "migrate", "grafana"} == set(named)
+    assert set(named) <= services().keys()
+
+
+def test_files_are_there() -> None:
+    paths = re.findall(r"`((?:deploy|ops|docs|requirements)/[\w./-]+)`", PAGE)
+    assert len(paths) > 3
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+
+
+def test_times_to_stop_are_those_that_are_given() -> None:
+    # `sluice up` gives the same margins; test_compose.py holds the services against them.
+    table = re.findall(
+        r"^\| (gateway|worker|`sluice jobs`|`sluice beat`) \|.*\| ([^|]+) \|$", PAGE, re.M
+    )
+    told = {process.strip("`"): text for process, text in table if "s" in text.split()[-1:]}
+    assert told == {
+        "gateway": "both together and 15 s",
+        "worker": "that and 15 s",
+        "sluice jobs": "20 s",
+        "sluice beat": "5 s",
+    }
