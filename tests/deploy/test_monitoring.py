@@ -79,7 +79,7 @@ def test_every_process_is_scraped_where_it_listens() -> None:
     scraped = {}
     for job in read(PROMETHEUS)["scrape_configs"]:
         for found in job.get("dns_sd_configs", []):
-            scraped |= {name: (job["job_name"], found["port"]) for name in found["names"]}
+            scraped |= dict.fromkeys(found["names"], (job["job_name"], found["port"]))
     assert {name: port for name, (_, port) in scraped.items()} == ports
     settings = {"SLUICE_PORT", "SLUICE_METRICS_PORT", "SLUICE_HEALTH_PORT"}
     for name, port in ports.items():
@@ -174,7 +174,7 @@ def test_checks_ask_where_the_servers_listen() -> None:
 
 def test_tempo_keeps_its_traces_in_its_volume() -> None:
     storage = read(OPS / "tempo.yaml")["storage"]["trace"]
-    folder = dict((target, source) for source, target in services()["tempo"].mounts)
+    folder = {target: source for source, target in services()["tempo"].mounts}
     assert folder["/var/tempo"] == "tempo-data"
     assert all(
         path.startswith("/var/tempo/")
