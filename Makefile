@@ -37,10 +37,11 @@ setup:
 setup-dev:
 	@scripts/setup.sh gateway worker dev
 
-# Redis 7 beside the bundled 6.2, a clock that can be set, and Prometheus. Where they cannot be installed, what
-# needs them is skipped by name.
+# Redis 7 beside the bundled 6.2, a clock that can be set, and Prometheus with promtool. Where they cannot be
+# installed, what needs them is skipped by name.
 setup-servers: setup-dev
-	@if { ! command -v redis-server || ! command -v promtool || ! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
+	@if { ! command -v redis-server || ! command -v promtool || \
+		! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "setup: Installing redis-server, libfaketime and prometheus for the tests ..."; \
 		scripts/debian.sh redis-server libfaketime prometheus || echo "setup: That failed; what needs them is skipped."; \
