@@ -2,7 +2,10 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -22,6 +25,7 @@ PAGES = {
 _CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`")
 _PREFIX = re.compile(r"^docker compose exec \S+ ")
+HELM = Path(sys.executable).with_name("helm")
 PLACEHOLDER = "sluice ..."
 
 
@@ -97,6 +101,20 @@ def test_files_are_there() -> None:
     paths = re.findall(r"`((?:deploy|ops|docs|requirements)/[\w./-]+)`", PAGE)
     assert len(paths) > 3
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+
+
+@pytest.mark.skipif(not HELM.exists(), reason="helm is not installed")
+def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    command = [HELM, "template", "sluice", REPOSITORY / "deploy" / "helm" / "sluice"]
+    for number, block in enumerate(blocks):
+        values = tmp_path / f"values-{number}.yaml"
+        values.write_text(block)
+        command += ["--values", values]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+    assert "name: sluice-gateway\n" in done.stdout
 
 
 def test_times_to_stop_are_those_that_are_given() -> None:
