@@ -130,6 +130,8 @@ class _Loader(yaml.SafeLoader):
     """Knows the tag with which a file says that its list takes the place of another one's."""
 
 
-_Loader.add_constructor(
-    "!override", lambda loader, node: loader.construct_sequence(node, deep=True)
-)
+def _override(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:
+    return loader.construct_sequence(node, deep=True)
+
+
+_Loader.add_constructor("!override", _override)

@@ -21,7 +21,10 @@ class Instruction:
     @property
     def words(self) -> list[str]:
         """Its arguments, whether they are written as JSON or as a shell would read them."""
-        return json.loads(self.text) if self.text.startswith("[") else shlex.split(self.text)
+        if not self.text.startswith("["):
+            return shlex.split(self.text)
+        words: list[str] = json.loads(self.text)
+        return words
 
     @property
     def options(self) -> dict[str, str]:

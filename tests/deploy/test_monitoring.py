@@ -76,7 +76,7 @@ def test_prometheus_starts_with_the_arguments_of_the_service(prometheus: str) ->
 def test_every_process_is_scraped_where_it_listens() -> None:
     ports = {"gateway": 8080, "celery": 9464, "beat": 9464}
     ports |= dict.fromkeys(("worker", "worker-cpu", "worker-gpu"), 9465)
-    scraped = {}
+    scraped: dict[str, tuple[str, int]] = {}
     for job in read(PROMETHEUS)["scrape_configs"]:
         for found in job.get("dns_sd_configs", []):
             scraped |= dict.fromkeys(found["names"], (job["job_name"], found["port"]))
