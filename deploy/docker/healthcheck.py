@@ -1,0 +1,36 @@
+"""Exit with 0 if a URL of this container answers with a status of 200, with 1 and a sentence otherwise.
+
+    python healthcheck.py http://127.0.0.1:8080/readyz
+
+Images without curl have Python. Only its standard library is used, so that a check costs little.
+"""
+
+import http.client
+import sys
+from urllib.parse import urlsplit
+
+TIMEOUT_SECONDS = 3.0
+"""Less than Docker gives a check, so that it is this program that says what is wrong."""
+
+
+def main(url: str) -> int:
+    """Ask the URL once and return the exit status."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", parts.path or "/")
+        answer = connection.getresponse()
+        text = answer.read(200).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        print(f"{url} does not answer: {error}")
+        return 1
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        print(f"{url} answers {answer.status}: {text}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,313 @@
+"""docker-compose.yml: valid, pinned, confined, and with nothing in it that our processes do not know."""
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from opentelemetry.sdk import environment_variables
+from pydantic_settings import BaseSettings
+
+import gateway.settings
+import worker.settings
+from gateway.cli import main
+from gateway.commands import plan
+from tests.deploy import compose_file
+from tests.deploy.compose_file import (
+    ENVIRONMENT,
+    FILE,
+    FILLED_IN,
+    OURS,
+    OVERRIDE,
+    MissingVariableError,
+    Service,
+    interpolated,
+    load,
+    services,
+    variables_of,
+)
+from tests.support.stack import CHECKPOINT, REPOSITORY
+
+SERVICES = list(services().values())
+VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+EXACT = re.compile(r"[a-z0-9./-]+:v?\d+\.\d+(\.\d+)?(-[a-z0-9.]+)?")
+"""An image with a tag that names one release: PostgreSQL's have two numbers, others' have three."""
+DOCUMENTED = re.compile(r"^#?([A-Z_]+)=", re.MULTILINE)
+
+
+def by_name(service: Service) -> str:
+    return service.name
+
+
+every_service = pytest.mark.parametrize("service", SERVICES, ids=by_name)
+every_own_service = pytest.mark.parametrize(
+    "service", [services()[name] for name in OURS], ids=by_name
+)
+
+
+@pytest.mark.parametrize("path", [FILE, OVERRIDE], ids=lambda path: path.name)
+def test_file_follows_the_specification(path: Path, tmp_path: Path) -> None:
+    # As it is read: the schema knows no tags.
+    plain = tmp_path / "compose.yaml"
+    plain.write_text(yaml.safe_dump(load(path)))
+    assert compose_file.schema_errors(plain) == ""
+
+
+def test_the_schema_refuses_what_is_misspelt(tmp_path: Path) -> None:
+    wrong = load(FILE)
+    wrong["services"]["gateway"]["healthcheck"]["intervall"] = "1s"
+    plain = tmp_path / "compose.yaml"
+    plain.write_text(yaml.safe_dump(wrong))
+    assert "intervall" in compose_file.schema_errors(plain)
+
+
+def test_docker_compose_accepts_the_files(tmp_path: Path) -> None:
+    if shutil.which("docker") is None or not _has_compose():
+        pytest.skip("Docker's Compose plugin is not installed")
+    filled_in = tmp_path / "env"
+    filled_in.write_text("".join(f"{name}={value}\n" for name, value in FILLED_IN.items()))
+    command = ["docker", "compose", "--env-file", str(filled_in), "--file", str(FILE)]
+    command += ["--file", str(OVERRIDE), "--profile", "*", "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _has_compose() -> bool:
+    version = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return version.returncode == 0
+
+
+# --- variables ---------------------------------------------------------------------------------
+
+
+def test_every_variable_is_in_the_example_and_no_other() -> None:
+    passed_on = {
+        name
+        for service in SERVICES
+        for name, value in service.options.get("environment", {}).items()
+        if value is None
+    }
+    asked_for = variables_of(FILE.read_text()).keys() | passed_on
+    assert set(DOCUMENTED.findall(ENVIRONMENT.read_text())) == asked_for
+
+
+def test_the_example_asks_for_what_is_required_and_nothing_else() -> None:
+    asked_for = variables_of(FILE.read_text())
+    required = {name for name, kind in asked_for.items() if kind == ":?"}
+    uncommented = set(re.findall(r"^([A-Z_]+)=$", ENVIRONMENT.read_text(), re.MULTILINE))
+    assert uncommented == required == FILLED_IN.keys()
+
+
+@pytest.mark.parametrize("name", FILLED_IN)
+def test_nothing_starts_without_a_required_variable(name: str) -> None:
+    with pytest.raises(MissingVariableError, match=name):
+        interpolated(load(FILE), FILLED_IN | {name: ""})
+
+
+def test_no_password_is_in_a_command_line() -> None:
+    for service in load(FILE)["services"].values():
+        words = " ".join([*service.get("command", []), *service.get("entrypoint", [])])
+        assert not re.search(r"PASSWORD|SECRET|TOKEN", words)
+
+
+def test_what_an_operator_fills_in_is_not_committed() -> None:
+    ignored = (REPOSITORY / ".gitignore").read_text().splitlines()
+    assert {"/.env", "/compose.override.yaml"} <= set(ignored)
+
+
+# --- images, health, order ---------------------------------------------------------------------
+
+
+@every_service
+def test_image_is_pinned_to_one_release(service: Service) -> None:
+    assert EXACT.fullmatch(service.options["image"])
+
+
+@every_own_service
+def test_own_image_has_this_version_and_is_built_here(service: Service) -> None:
+    build = service.options["build"]
+    assert service.options["image"].endswith(f":{VERSION}")
+    assert (REPOSITORY / build["context"] / build["dockerfile"]).is_file()
+
+
+@every_service
+def test_service_has_a_health_check_or_ends(service: Service) -> None:
+    check = service.options["healthcheck"]
+    if service.is_one_shot:
+        assert check == {"disable": True}
+        return
+    assert compose_file.seconds(check["timeout"]) <= compose_file.seconds(check["interval"])
+    assert len(check["test"]) > 1
+
+
+@every_service
+def test_service_waits_until_what_it_needs_is_healthy_or_done(service: Service) -> None:
+    for name, condition in service.options.get("depends_on", {}).items():
+        wanted = (
+            "service_completed_successfully" if services()[name].is_one_shot else "service_healthy"
+        )
+        assert condition == {"condition": wanted}, name
+
+
+def test_services_wait_for_each_other_without_a_circle() -> None:
+    def all_before(name: str, path: tuple[str, ...]) -> Iterator[str]:
+        assert name not in path
+        for each in services()[name].options.get("depends_on", {}):
+            yield each
+            yield from all_before(each, (*path, name))
+
+    assert set(all_before("gateway", ())) == {"redis", "migrate", "postgres"}
+    for service in SERVICES:
+        assert service.name not in set(all_before(service.name, ()))
+
+
+def test_profiles_are_those_of_engines_and_of_the_demo_key() -> None:
+    profiles = {
+        each.name: each.options["profiles"] for each in SERVICES if "profiles" in each.options
+    }
+    assert profiles == {"worker-cpu": ["cpu"], "worker-gpu": ["gpu"], "seed": ["seed"]}
+
+
+def test_only_the_gpu_worker_reserves_gpus() -> None:
+    reserved = {
+        service.name: service.options["deploy"]["resources"]["reservations"]["devices"]
+        for service in SERVICES
+        if "deploy" in service.options
+    }
+    assert reserved == {"worker-gpu": [{"driver": "nvidia", "count": "1", "capabilities": ["gpu"]}]}
+
+
+# --- what containers may do --------------------------------------------------------------------
+
+
+@every_service
+def test_ports_are_open_on_loopback_only(service: Service) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in service.options.get("ports", []))
+
+
+@every_own_service
+def test_own_container_has_no_rights(service: Service) -> None:
+    assert service.options["cap_drop"] == ["ALL"]
+    assert service.options["security_opt"] == ["no-new-privileges:true"]
+    # vLLM compiles what it runs and keeps it.
+    assert service.options.get("read_only", False) is not service.name.startswith("worker-")
+
+
+@every_service
+def test_init_reaps_processes(service: Service) -> None:
+    # Tempo and Grafana are started as they are, too: nobody is process 1 who does not know how.
+    assert service.options["init"] is True
+
+
+@every_service
+def test_mounts_exist(service: Service) -> None:
+    named = load(FILE)["volumes"].keys()
+    for source, target in service.mounts:
+        assert source in named or (REPOSITORY / source).exists(), source
+        assert target.startswith("/")
+
+
+def test_every_named_volume_is_used() -> None:
+    used = {source for service in SERVICES for source, _ in service.mounts}
+    assert load(FILE)["volumes"].keys() <= used
+
+
+@every_service
+def test_watched_paths_exist(service: Service) -> None:
+    for watch in service.options.get("develop", {}).get("watch", []):
+        assert (REPOSITORY / watch["path"]).exists(), watch
+
+
+# --- what our processes are told ---------------------------------------------------------------
+
+
+def settings_of(service: Service) -> type[BaseSettings]:
+    is_worker = service.name.startswith("worker")
+    return worker.settings.Settings if is_worker else gateway.settings.Settings
+
+
+@every_own_service
+def test_environment_is_known_to_the_process(service: Service) -> None:
+    known = {f"SLUICE_{name.upper()}" for name in settings_of(service).model_fields}
+    known |= {name for name in vars(environment_variables) if name.startswith("OTEL_")}
+    if service.name.startswith("worker-"):
+        known.add("HF_TOKEN")  # Hugging Face's own.
+    assert service.options.get("environment", {}).keys() <= known
+
+
+@every_own_service
+def test_environment_makes_valid_settings(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set_environment(monkeypatch, service)
+    settings: Any = settings_of(service)()
+    redis_url = settings.redis_url
+    if service.name != "migrate":
+        text = redis_url if isinstance(redis_url, str) else redis_url.get_secret_value()
+        assert text == "redis://:r3dis@redis:6379/0"
+    if service.name in ("gateway", "celery", "migrate", "seed"):
+        url = "postgresql+asyncpg://sluice:p0stgres@postgres:5432/sluice"
+        assert settings.database_url.get_secret_value() == url
+
+
+def _set_environment(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
+    for name in list(os.environ):
+        if name.startswith("SLUICE_"):
+            monkeypatch.delenv(name)
+    for name, value in service.environment.items():
+        # The path of the model is one of the image's.
+        monkeypatch.setenv(name, value.replace("/app/demo-model", str(CHECKPOINT)))
+
+
+@every_own_service
+def test_time_to_stop_is_enough_for_an_orderly_end(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if service.is_one_shot:
+        return
+    _set_environment(monkeypatch, service)
+    settings: Any = settings_of(service)()
+    if service.name == "gateway":
+        needed = (settings.drain_delay + settings.drain_timeout).total_seconds()
+        needed += plan.DRAIN_MARGIN_SECONDS
+    elif service.name == "celery":
+        needed = plan.JOBS_STOP_SECONDS
+    elif service.name == "beat":
+        needed = plan.BEAT_STOP_SECONDS
+    else:
+        # As `sluice up` gives it, which is meant for the default.
+        needed = plan.WORKER_STOP_SECONDS - 30.0 + settings.drain_seconds
+    assert needed <= service.stop_seconds <= needed + 10
+
+
+@every_own_service
+def test_command_is_one_of_the_command_line(service: Service) -> None:
+    if service.name == "seed":
+        return
+    command: click.Command | None = main
+    words = service.options.get("command", ["worker"])
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
+    assert command is not None
+    assert not isinstance(command, click.Group)
+
+
+def test_override_changes_services_that_exist_and_settings_that_they_know() -> None:
+    for name, options in load(OVERRIDE)["services"].items():
+        service = services()[name]
+        if name in OURS:
+            known = {f"SLUICE_{field.upper()}" for field in settings_of(service).model_fields}
+            assert options.get("environment", {}).keys() <= known
+        for source, target in Service(name, options).mounts:
+            assert (REPOSITORY / source).is_dir()
+            assert target == f"/opt/sluice/lib/python3.11/site-packages/{Path(source).name}"
+        for port in options.get("ports", []):
+            assert port.startswith("127.0.0.1:")

@@ -1,0 +1,251 @@
+"""The health checks of docker-compose.yml, run as they stand there against real processes.
+
+What a container would have — host names, addresses of all interfaces, fixed ports — becomes what this machine has.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from typing_extensions import override
+
+from tests.deploy.compose_file import Service, services
+from tests.support.postgres_server import PROGRAMS
+from tests.support.processes import free_port, spawn, stop, wait_until
+from tests.support.redis_server import BUNDLED, SYSTEM
+from tests.support.stack import CHECKPOINT, REPOSITORY
+
+IMAGE = REPOSITORY / "deploy" / "docker"
+"""What lies in the working directory of our images."""
+SCRIPT = IMAGE / "healthcheck.py"
+PORTS = {"gateway": "8080", "celery": "9464", "beat": "9464", "worker": "9465"}
+
+
+@dataclass
+class Containers:
+    """Processes that are started as the services of docker-compose.yml are."""
+
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start_redis(self) -> None:
+        """Start Redis by the command of the service, on a port of its own; the same one each time."""
+        service = services()["redis"]
+        port = self.ports.setdefault("redis", free_port())
+        command = [
+            word.replace("dir /data", f"dir {self.folder}\nport {port}\nbind 127.0.0.1").replace(
+                "exec redis-server", f"exec {SYSTEM or BUNDLED}"
+            )
+            for word in service.options["command"]
+        ]
+        self._spawn("redis", command, service.environment)
+
+    def start(self, name: str) -> None:
+        """Start a process of ours with the environment of its service."""
+        self.ports[name] = free_port()
+        command = [sys.executable, "-P", "-m", "gateway.cli"]
+        self._spawn(
+            name, command + services()[name].options["command"], self._environment(services()[name])
+        )
+
+    def run_migrations(self) -> None:
+        """Run the one-shot service that upgrades the schema."""
+        service = services()["migrate"]
+        command = [sys.executable, "-P", "-m", "gateway.cli", *service.options["command"]]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **self._environment(service)}
+        subprocess.run(command, env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+    def check(self, name: str) -> tuple[int, str]:
+        """Run a service's health check as Docker would. Return its exit status and what it prints."""
+        service, port = services()[name], self.ports[name]
+        words = {
+            "python": sys.executable,
+            "redis-cli": f"redis-cli -p {port}",
+            f":{PORTS.get(name)}/": f":{port}/",
+        }
+        command = [_replaced(word, words) for word in service.check]
+        done = subprocess.run(
+            command,
+            cwd=IMAGE,
+            env={**os.environ, **service.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def wait_until_healthy(self, name: str) -> None:
+        """Wait for the check to say so; raise with the log of a process that has ended."""
+
+        def is_settled() -> bool:
+            return self.processes[name].poll() is not None or self.check(name)[0] == 0
+
+        wait_until(is_settled, seconds=60, what=f"{name} being healthy")
+        if self.processes[name].poll() is not None:
+            raise RuntimeError(f"{name} ended:\n{(self.folder / f'{name}.log').read_text()}")
+
+    def stop(self, name: str) -> int:
+        """End a process within the time that its service gives it. Return its exit status."""
+        return stop(self.processes.pop(name), seconds=services()[name].stop_seconds)
+
+    def _environment(self, service: Service) -> dict[str, str]:
+        words = {
+            "@redis:6379": f"@127.0.0.1:{self.ports['redis']}",
+            "postgresql+asyncpg://sluice:p0stgres@postgres:5432/sluice": f"sqlite+aiosqlite:///{self.folder}/sluice.db",
+            "http://otel-collector:4318": "http://127.0.0.1:9",
+            "0.0.0.0": "127.0.0.1",
+            "/app/demo-model": str(CHECKPOINT),
+        }
+        environment = {name: _replaced(value, words) for name, value in service.environment.items()}
+        return {
+            name: str(self.ports[service.name]) if value == PORTS.get(service.name) else value
+            for name, value in environment.items()
+        }
+
+    def _spawn(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = spawn(
+                *command,
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+                stdout=log,
+                stderr=log,
+            )
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text
+
+
+@pytest.fixture(scope="module")
+def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    """Redis and a database with its schema."""
+    if shutil.which("redis-cli") is None:
+        pytest.skip("redis-cli (of Debian's redis-server package) is not installed")
+    containers = Containers(tmp_path_factory.mktemp("containers"))
+    containers.start_redis()
+    try:
+        containers.wait_until_healthy("redis")
+        containers.run_migrations()
+        yield containers
+    finally:
+        for process in reversed(containers.processes.values()):
+            stop(process)
+
+
+def test_redis_keeps_what_it_knows_and_asks_for_its_password(containers: Containers) -> None:
+    assert containers.check("redis") == (0, "")
+    client = ["redis-cli", "-p", str(containers.ports["redis"])]
+    stranger = subprocess.run([*client, "ping"], capture_output=True, text=True, check=True)
+    assert "NOAUTH" in stranger.stdout
+    wanted = {"appendonly": "yes", "maxmemory-policy": "noeviction", "maxmemory": "1073741824"}
+    for name, value in wanted.items():
+        answer = subprocess.run(
+            [*client, "config", "get", name],
+            env={**os.environ, **services()["redis"].environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert answer.stdout.split() == [name, value]
+
+
+def test_gateway_is_healthy_while_it_serves(containers: Containers) -> None:
+    containers.start("gateway")
+    containers.wait_until_healthy("gateway")
+    assert containers.check("gateway") == (0, "")
+    assert containers.stop("gateway") == 0
+    status, text = containers.check("gateway")
+    assert status == 1
+    assert "does not answer" in text
+
+
+def test_gateway_without_redis_is_not_healthy(containers: Containers) -> None:
+    containers.start("gateway")
+    containers.wait_until_healthy("gateway")
+    containers.stop("redis")
+    status, text = containers.check("gateway")
+    containers.start_redis()
+    assert (status, "redis does not answer" in text) == (1, True)
+    containers.wait_until_healthy("gateway")
+    containers.stop("gateway")
+
+
+@pytest.mark.parametrize("name", ["celery", "beat", "worker"])
+def test_process_is_healthy_while_it_works(containers: Containers, name: str) -> None:
+    containers.start(name)
+    containers.wait_until_healthy(name)
+    assert containers.check(name) == (0, "")
+    assert containers.stop(name) == 0
+    assert containers.check(name)[0] == 1
+
+
+def test_postgresql_is_asked_by_a_program_of_its_own(postgres_sockets: str) -> None:
+    service = services()["postgres"]
+    program, *options = service.check
+    assert program == "pg_isready"
+    # The server of the tests has a socket instead of a port, and another user.
+    asked = [option.replace("127.0.0.1", postgres_sockets) for option in options]
+    assert subprocess.run([PROGRAMS / program, *asked], check=False, timeout=10).returncode == 0
+    nobody = [option.replace("127.0.0.1", "/no/such/folder") for option in options]
+    assert subprocess.run([PROGRAMS / program, *nobody], check=False, timeout=10).returncode == 2
+
+
+# --- the program of our images -----------------------------------------------------------------
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/good" else 503)
+        self.end_headers()
+        self.wfile.write(b"for a reason\n")
+
+    @override
+    def log_message(self, *_line: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def ask(url: str) -> tuple[int, str]:
+    # Isolated, as in an image: nothing of ours can be imported.
+    command = [sys.executable, "-I", str(SCRIPT), url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_answer_200_is_healthy() -> None:
+    with serving() as url:
+        assert ask(f"{url}/good") == (0, "")
+
+
+def test_other_answer_is_told_with_its_text() -> None:
+    with serving() as url:
+        assert ask(f"{url}/bad") == (1, f"{url}/bad answers 503: for a reason\n")
+
+
+def test_nobody_answering_is_told_without_a_traceback() -> None:
+    status, text = ask(f"http://127.0.0.1:{free_port()}/healthz")
+    assert status == 1
+    assert "does not answer" in text
+    assert "Traceback" not in text

