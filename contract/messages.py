@@ -259,6 +259,7 @@ class JobLost(msgspec.Struct, frozen=True, array_like=True):
     handle: int
     attempt: int
     model: str = ""
+    """With the next two: where the job is, for an owner that follows it no more. Empty from older gateways."""
     job_id: str = ""
     tenant: str = ""
 

@@ -1,7 +1,6 @@
 """`/tokenize` and `/detokenize`, as clients of vLLM and of llama.cpp ask."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +18,8 @@ from tests.support.stack import MODEL, Stack
 TEXT = "Once upon a time,\n Grüße 😀"
 TOKENIZER = tiny_tokenizer()
 IDS = TOKENIZER.encode(TEXT).ids
+SERVED_MEANWHILE = 5
+"""Requests that are served while a long text is tokenized, at least."""
 
 
 @pytest.fixture
@@ -144,14 +145,14 @@ async def test_unreadable_body_is_refused(
 async def test_longest_body_leaves_other_requests_alone(client: httpx.AsyncClient) -> None:
     # A line break is two bytes of JSON.
     body = {"content": "a b c\n" * (MAX_BODY_BYTES // 7 - 20), "with_pieces": True}
-    longest = 0.0
+    served = 0
     asking = asyncio.create_task(ask(client, "/tokenize", **body))
     while not asking.done():
-        began = time.perf_counter()
         assert (await client.get("/healthz")).status_code == 200
-        longest = max(longest, time.perf_counter() - began)
+        served += 1
     assert len((await asking)["tokens"]) > 100_000
-    assert longest < 1.0
+    # Were the gateway busy with it, they would wait until its end.
+    assert served >= SERVED_MEANWHILE
 
 
 async def test_unknown_parameters_are_named_and_refused_where_the_tenant_is_strict(

@@ -1,5 +1,7 @@
 """Bodies taken through the dialects, as the API does it."""
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -41,3 +43,12 @@ def refusal(profile: Profile = OPENAI, /, **parameters: Any) -> BadRequestError:
         read(profile, **parameters)
     assert caught.value.content()
     return caught.value
+
+
+def unsupported(name: str, value: Any, *, served: Iterable[Any]) -> str:
+    """Return what is said of a parameter of which only some values are served, or none."""
+    values = " or ".join(map(json.dumps, served))
+    given = json.dumps(value, separators=(",", ":"))
+    return f"'{name}' is not supported" + (
+        f", other than as {values}. Given: {given}." if values else "."
+    )

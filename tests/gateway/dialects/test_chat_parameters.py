@@ -1,6 +1,5 @@
 """Parameters of chats that are not about messages, tools or reasoning: what differs from completions."""
 
-import json
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tests.gateway.dialects.reading import (
     OMLX,
     OPENAI,
     VLLM,
+    unsupported,
 )
 
 ONLY_OF_COMPLETIONS = {
@@ -164,10 +164,7 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_change_the_answer_is_refused(name: str) -> None:
     error = chat_refusal(**{name: REFUSED[name]})
-    served = " or ".join(map(json.dumps, REFUSED_IN_CHATS[name]))
-    given = json.dumps(REFUSED[name], separators=(",", ":"))
-    other = f", other than as {served}. Given: {given}." if served else "."
-    assert error.message == f"'{name}' is not supported{other}"
+    assert error.message == unsupported(name, REFUSED[name], served=REFUSED_IN_CHATS[name])
     assert (error.param, error.code) == (name, "unsupported_parameter")
 
 

@@ -1,7 +1,6 @@
 """Parameters that are not served: refused where they would change the answer, named where not."""
 
 import itertools
-import json
 from typing import Any
 
 import pytest
@@ -9,17 +8,14 @@ import pytest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import Profile
 from gateway.dialects.refused import REFUSED
-from tests.gateway.dialects.reading import EVERY_PROFILE, OPENAI, read, refusal
+from tests.gateway.dialects.reading import EVERY_PROFILE, OPENAI, read, refusal, unsupported
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 @pytest.mark.parametrize("value", ["something", 2, True, [1], {"a": 1}])
 def test_parameter_that_would_change_the_answer_is_refused(name: str, value: Any) -> None:
     error = refusal(**{name: value})
-    served = " or ".join(map(json.dumps, REFUSED[name]))
-    given = json.dumps(value, separators=(",", ":"))
-    other = f", other than as {served}. Given: {given}." if served else "."
-    assert error.message == f"'{name}' is not supported{other}"
+    assert error.message == unsupported(name, value, served=REFUSED[name])
     assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
