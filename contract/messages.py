@@ -117,8 +117,6 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a chat answer is read apart; None tells the text as it is."""
     request_id: str = ""
     """The `x-request-id` of its HTTP request, for logs and traces; empty if it has none."""
-    enqueued_ms: int = 0
-    """Unix time in milliseconds at which it was put on the queue, the last time; 0 if that is not told."""
     traceparent: str = ""
     """Its place in a trace (W3C Trace Context): the span of this attempt; empty if nobody traces it."""
     earlier_traceparent: str = ""

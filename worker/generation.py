@@ -83,6 +83,7 @@ class Generation:
         """`asked_at` is when jobs were asked for, by `time.monotonic`; now if not given."""
         self.job = job = claim.job
         self.attempt = claim.attempt
+        self.waited_seconds = claim.waited_seconds
         self.outbox = outbox
         self.is_prefilled = False
         """Whether the engine has read the prompt, in this attempt."""

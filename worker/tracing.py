@@ -103,9 +103,7 @@ def attempt_ended(generation: Generation, outcome: str) -> None:
     if attempt is None or not attempt.trace_flags.sampled:
         return
     parent, times = context_of(attempt), _Times.of(generation)
-    # By another clock: the enqueueing must not seem to come after the claim.
-    enqueued = min(job.enqueued_ms * 1_000_000, times.asked) if job.enqueued_ms else times.asked
-    _span(tracer, QUEUE, parent, enqueued, times.asked)
+    _span(tracer, QUEUE, parent, times.enqueued, times.asked)
     earlier = span_of(job.earlier_traceparent)
     generate = tracer.start_span(
         GENERATE,
@@ -145,6 +143,7 @@ def attempt_ended(generation: Generation, outcome: str) -> None:
 class _Times:
     """When what happened to an attempt, in nanoseconds of Unix time."""
 
+    enqueued: int
     asked: int
     taken_in: int
     first_token: int | None
@@ -160,6 +159,7 @@ class _Times:
 
         first = generation.first_token_at
         return cls(
+            enqueued=at(generation.asked_at - (generation.waited_seconds or 0)),
             asked=at(generation.asked_at),
             taken_in=at(generation.claimed_at),
             first_token=None if first is None else at(first),

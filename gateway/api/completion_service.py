@@ -171,7 +171,6 @@ def _jobs(
     context: ProcessContext, principal: Principal, plan: Plan, *, completion_id: str
 ) -> list[GenerationJob]:
     request = plan.request
-    now_ms = clock.now_ms()
     salt = _cache_salt(
         context.settings.cache_salt_secret.get_secret_value(),
         principal.tenant_id,
@@ -187,7 +186,8 @@ def _jobs(
             prompt_token_ids=prompt.token_ids,
             max_tokens=prompt.max_tokens,
             sampling=plan.prepared.sampling,
-            deadline_ms=now_ms + int(context.settings.request_timeout.total_seconds() * 1000),
+            deadline_ms=clock.now_ms()
+            + int(context.settings.request_timeout.total_seconds() * 1000),
             n=request.n,
             best_of=request.best_of,
             ranking=request.ranking,
@@ -207,7 +207,6 @@ def _jobs(
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
             parsing=plan.parsing,
             request_id=logs.request_id.get(),
-            enqueued_ms=now_ms,
             traceparent=tracing.traceparent(),
         )
         for index, prompt in enumerate(plan.prepared.prompts)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from contract import clock
 from contract.messages import (
     Delta,
     GenerationJob,
@@ -197,10 +196,7 @@ class Ticket:
     def rest(self, *, is_suspect: bool) -> GenerationJob:
         """Return the job as another worker is to go on with it."""
         return msgspec.structs.replace(
-            self.job,
-            resumption=self._resumption(),
-            is_suspect=is_suspect,
-            enqueued_ms=clock.now_ms(),
+            self.job, resumption=self._resumption(), is_suspect=is_suspect
         )
 
     def as_it_took(self, finished: JobFinished, now: float) -> JobFinished:

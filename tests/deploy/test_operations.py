@@ -107,7 +107,12 @@ def test_files_are_there() -> None:
 def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
-    command = [HELM, "template", "sluice", REPOSITORY / "deploy" / "helm" / "sluice"]
+    command: list[str | Path] = [
+        HELM,
+        "template",
+        "sluice",
+        REPOSITORY / "deploy" / "helm" / "sluice",
+    ]
     for number, block in enumerate(blocks):
         values = tmp_path / f"values-{number}.yaml"
         values.write_text(block)

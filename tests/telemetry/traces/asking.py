@@ -27,6 +27,11 @@ class Asked:
         return parse_chunks(self.response.content)
 
 
+def start_scripted_worker(stack: Stack, name: str = "worker", **environment: str) -> None:
+    """Start a worker without a real engine and wait until it is ready."""
+    stack.start_worker(name, ready_seconds=30, SLUICE_ENGINE="scripted", **environment)
+
+
 def client_trace(*, sampled: bool = True) -> tuple[str, str, dict[str, str]]:
     """Return the ids of a client's trace and span, and the header that names them."""
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from typing_extensions import override
 
 from tests.support.processes import wait_until
 
@@ -112,6 +113,7 @@ def running_collector() -> Iterator[Collector]:
             self.send_header("content-length", "0")
             self.end_headers()
 
+        @override
         def log_message(self, *_arguments: object) -> None:
             """Say nothing."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.stack import Stack, running_stack
+from tests.telemetry.traces.asking import start_scripted_worker
 from tests.telemetry.traces.collector import Collector, running_collector
 
 STEP_SECONDS = 0.02
@@ -23,7 +24,5 @@ def stack(collector: Collector) -> Iterator[Stack]:
     with running_stack() as stack:
         traced = {**collector.environment, "SLUICE_LOG_FORMAT": "json"}
         stack.start_gateway(**traced)
-        stack.start_worker(
-            SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS), **traced
-        )
+        start_scripted_worker(stack, SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS), **traced)
         yield stack

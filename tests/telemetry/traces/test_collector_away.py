@@ -11,7 +11,7 @@ from gateway import tracing
 from gateway.settings import Settings
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, running_stack
-from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.asking import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector, running_collector
 
 REQUESTS = 8
@@ -38,7 +38,7 @@ def traced_stack(url: str) -> Iterator[Stack]:
     }
     with running_stack() as stack:
         stack.start_gateway(**traced)
-        stack.start_worker(SLUICE_ENGINE="scripted", **traced)
+        start_scripted_worker(stack, **traced)
         yield stack
 
 
@@ -106,7 +106,7 @@ def test_last_spans_are_exported_when_the_process_stops(collector: Collector) ->
     with running_stack() as stack:
         slow = {**collector.environment, "OTEL_BSP_SCHEDULE_DELAY": "60000"}
         stack.start_gateway(**slow)
-        stack.start_worker(SLUICE_ENGINE="scripted", **slow)
+        start_scripted_worker(stack, **slow)
         asked = ask(stack)
         assert collector.trace(asked.trace_id) == []
         stack.stop("worker")

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.exposition import generate_latest
+from starlette.datastructures import State
 
+from contract.messages import Delta
 from gateway import tracing
 from gateway.api.measuring import RequestMeasure
+from gateway.dispatch.generation import Reply
 from gateway.settings import Settings
 from tests.telemetry.traces.collector import Collector
 
@@ -23,11 +26,12 @@ def _traced(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 def measure(model: str, traceparent: str) -> list[str]:
     """Measure a request, and return the exemplars of its model's histograms as a scraper reads them."""
     with tracing.request_span("POST", {"traceparent": traceparent}, {}):
-        measured = RequestMeasure("completions")
+        measured = RequestMeasure("completions", State(), generates=True)
         measured.accepted(model)
-        measured.replied()
+        measured.replied([Reply(0, Delta(1, 1, 0, 0, "a", [1]))])
         measured.close()
-    lines = generate_latest(REGISTRY).decode().splitlines()
+    page = generate_latest(REGISTRY)  # type: ignore[no-untyped-call] # prometheus-client's own
+    lines = page.decode().splitlines()
     return [line for line in lines if f'model="{model}"' in line and " # {" in line]
 
 

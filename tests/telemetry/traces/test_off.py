@@ -12,10 +12,10 @@ from contract.tracing import span_of
 from gateway import tracing
 from gateway.settings import Settings
 from tests.support.stack import REPOSITORY, running_stack
-from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.asking import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector
 
-NEW_FIELDS = ("request_id", "enqueued_ms", "traceparent", "earlier_traceparent")
+NEW_FIELDS = ("request_id", "traceparent", "earlier_traceparent")
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_exported_unless_it_is_switched_on(collector: Collector) -> N
         untraced = {**collector.environment, "SLUICE_TRACES": "false"}
         stack.start_gateway(**untraced)
         # A worker that would trace what its gateway does not.
-        stack.start_worker(SLUICE_ENGINE="scripted", **collector.environment)
+        start_scripted_worker(stack, **collector.environment)
         assert ask(stack).response.status_code == 200
         stack.stop("worker")
         stack.stop("gateway")

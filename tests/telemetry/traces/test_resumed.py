@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.stack import MODEL, Stack, metric, running_stack
-from tests.telemetry.traces.asking import PROMPT, client_trace
+from tests.telemetry.traces.asking import PROMPT, client_trace, start_scripted_worker
 from tests.telemetry.traces.collector import Collector, Span
 
 LEASE_SECONDS = 1.0
@@ -37,9 +37,9 @@ class Told(NamedTuple):
 
 
 def start_worker(stack: Stack, collector: Collector, name: str) -> None:
-    stack.start_worker(
+    start_scripted_worker(
+        stack,
         name,
-        SLUICE_ENGINE="scripted",
         SLUICE_WORKER_ID=name,
         SLUICE_SCRIPTED_STEP_SECONDS="0.05",
         SLUICE_LEASE_SECONDS=str(LEASE_SECONDS),
