@@ -31,8 +31,9 @@
     ├── TenantQueueFullError 429
     ├── InternalError 500
     ├── ServiceUnavailableError 503
-    │   ├── NoWorkerError
-    │   ├── ModelLoadingError
+    │   ├── UnservedModelError
+    │   │   ├── NoWorkerError
+    │   │   └── ModelLoadingError
     │   ├── ModelMisconfiguredError
     │   ├── OverloadedError
     │   ├── StoreUnavailableError
@@ -513,13 +514,29 @@ class ServiceUnavailableError(ApiError):
     code = "service_unavailable"
 
 
-class NoWorkerError(ServiceUnavailableError):
-    """The model is known but nobody serves it at the moment."""
+class UnservedModelError(ServiceUnavailableError):
+    """The model is known but cannot be used now.
+
+    Args:
+        message: for the client.
+        retry_after_seconds: when to come back.
+        model: its own name, where the request was refused for that and nothing of it was run.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_seconds: float | None = None, model: str = ""
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.model = model
+
+
+class NoWorkerError(UnservedModelError):
+    """Nobody serves the model at the moment."""
 
     code = "no_worker"
 
 
-class ModelLoadingError(ServiceUnavailableError):
+class ModelLoadingError(UnservedModelError):
     """A worker is loading the model."""
 
     code = "model_loading"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Final
+from typing import Final, Literal, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -10,6 +10,23 @@ from contract.metrics import LightHistogram
 
 OTHER: Final = "other"
 """Label of whatever has none of its own: unknown routes and methods, tenants that are not set to be told."""
+REASONS_OF_LIMITS: Final = (
+    "requests",
+    "tokens",
+    "concurrency",
+    "budget_exceeded",
+    "insufficient_credits",
+    "insufficient_quota",
+    "overloaded",
+)
+"""Codes of refusals that are told from the start."""
+REASONS_OF_MODELS: Final = ("no_worker", "model_loading")
+"""Those that are told of each model."""
+LossReason = Literal[
+    "lease_expired", "replies_lost", "adopted", "forgotten", "draining", "engine_died"
+]
+"""Why an attempt of a job is over before the job is."""
+ImageOutcome = Literal["fetched", "refused", "failed", "late"]
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 _HTTP_REQUESTS: Final = Counter(
@@ -38,8 +55,8 @@ ADMITTED_REQUESTS = Counter(
 )
 REFUSED_REQUESTS = Counter(
     "sluice_gateway_refused_requests_total",
-    "Generation requests refused before any work, by error code.",
-    ["reason"],
+    "Generation requests refused before any work, by error code; model is told of what has no worker only.",
+    ["reason", "model"],
 )
 _PROMPT_TOKENS = Counter(
     "sluice_gateway_prompt_tokens_total", "Prompt tokens of ended requests.", ["model"]
@@ -147,7 +164,7 @@ SHED_JOBS = Counter(
     "Waiting jobs that gave their place in a full queue to a more urgent request of this gateway.",
     ["model"],
 )
-RESUMED_JOBS = Counter(
+_RESUMED_JOBS = Counter(
     "sluice_gateway_resumed_jobs_total",
     "Attempts of jobs that were over before the job was, by reason; the rest goes to another worker.",
     ["reason"],
@@ -192,11 +209,26 @@ ANSWERS_TAKEN_OVER = Counter(
     "Answers that this gateway went on with: running ones of a gateway that is gone, or left ones.",
     ["state"],
 )
-IMAGE_FETCHES = Counter(
+_IMAGE_FETCHES = Counter(
     "sluice_gateway_image_fetches_total",
     "Images named by URL; outcome is fetched, refused (before anything was sent), failed or late.",
     ["outcome"],
 )
+
+
+# Told while they are 0, too: the first event of a series that begins with it is no growth to Prometheus.
+for _reason in REASONS_OF_LIMITS:
+    REFUSED_REQUESTS.labels(_reason, "")
+for _reason in get_args(LossReason):
+    _RESUMED_JOBS.labels(_reason)
+for _outcome in get_args(ImageOutcome):
+    _IMAGE_FETCHES.labels(_outcome)
+
+
+def model_known(name: str) -> None:
+    """Tell what is counted of a model also while it is 0."""
+    for reason in REASONS_OF_MODELS:
+        REFUSED_REQUESTS.labels(reason, name)
 
 
 class TenantLabels:
@@ -215,6 +247,16 @@ class TenantLabels:
 
 
 TENANTS: Final = TenantLabels()
+
+
+def attempt_over(reason: LossReason) -> None:
+    """Count an attempt that is over before its job is."""
+    _RESUMED_JOBS.labels(reason).inc()
+
+
+def image_named(outcome: ImageOutcome) -> None:
+    """Count an image that was named by URL."""
+    _IMAGE_FETCHES.labels(outcome).inc()
 
 
 def method_label(name: str) -> str:

@@ -30,6 +30,10 @@ MOST_AT_ONCE: Final = 8
 """Answers that are taken over at the same time, when a gateway with many of them is gone."""
 FRAMES_AT_ONCE: Final = 256
 
+for _state in AnswerState:
+    if not _state.is_end:
+        telemetry.ANSWERS_TAKEN_OVER.labels(_state)  # Told while it is 0, too.
+
 logger = logging.getLogger(__name__)
 
 

@@ -46,6 +46,7 @@ async def metrics(request: Request) -> Response:
     telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
     for model in context.catalogue.models:
         name, status = model.card.model, model.status
+        telemetry.model_known(name)
         telemetry.WAITING_JOBS.labels(name).set(status.waiting_jobs)
         telemetry.LEASED_JOBS.labels(name).set(status.leased_jobs)
         telemetry.READY_WORKERS.labels(name).set(status.ready_workers)

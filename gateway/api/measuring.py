@@ -9,7 +9,7 @@ from contract.messages import Delta
 from contract.tracing import ERROR_TYPE, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
 from gateway import telemetry, tracing
 from gateway.dispatch.generation import Reply
-from gateway.errors import ApiError, ErrorStyle, InternalError
+from gateway.errors import ApiError, ErrorStyle, InternalError, UnservedModelError
 
 
 class RequestMeasure:
@@ -60,7 +60,8 @@ class RequestMeasure:
         else:
             self._span.set_attribute(ERROR_TYPE, known.code)
         if self._generates and not self._model and not isinstance(known, InternalError):
-            telemetry.REFUSED_REQUESTS.labels(known.code).inc()
+            model = known.model if isinstance(known, UnservedModelError) else ""
+            telemetry.REFUSED_REQUESTS.labels(known.code, model).inc()
 
     def disconnected(self) -> None:
         """The client had gone before the end."""

@@ -129,13 +129,17 @@ class Catalogue:
         if model is None:
             raise ModelNotFoundError(name)
         if model.status.ready_workers == 0:
+            own_name = model.card.model
             if model.card.state is WorkerState.LOADING:
                 raise ModelLoadingError(
-                    f"The model '{name}' is being loaded.", retry_after_seconds=RETRY_AFTER_SECONDS
+                    f"The model '{name}' is being loaded.",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                    model=own_name,
                 )
             raise NoWorkerError(
                 f"No worker serves the model '{name}' at the moment.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
+                model=own_name,
             )
         return model
 

@@ -444,7 +444,7 @@ class Dispatcher:
         else:
             self._recover(ticket, "lease_expired", losses=losses)
 
-    def _revive(self, ticket: Ticket, reason: str) -> None:
+    def _revive(self, ticket: Ticket, reason: telemetry.LossReason) -> None:
         """Begin a job anew behind what is sure, whatever Redis knows and whoever runs it."""
         ticket.revivals += 1
         if ticket.revivals > MOST_REVIVALS:
@@ -455,7 +455,7 @@ class Dispatcher:
     def _recover(
         self,
         ticket: Ticket,
-        reason: str,
+        reason: telemetry.LossReason,
         *,
         losses: int | None = None,
         is_returned: bool = False,
@@ -482,7 +482,7 @@ class Dispatcher:
         # From here on nothing of that attempt is taken in: what was received by now is what counts.
         ticket.begin_attempt(recovery.attempt + 1)
         ticket.recovery = recovery
-        telemetry.RESUMED_JOBS.labels(reason).inc()
+        telemetry.attempt_over(reason)
         logger.info(
             "attempt %d of job %s is over: %s",
             recovery.attempt,

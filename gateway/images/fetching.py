@@ -50,7 +50,7 @@ def _checked(source: ImageSource, fetcher: ImageFetcher) -> bytes | _Target:
     try:
         return _Target(fetcher.check(source.url), source.param)
     except FetchError as error:
-        telemetry.IMAGE_FETCHES.labels("refused").inc()
+        telemetry.image_named("refused")
         raise _refusal(source.param, error) from None
 
 
@@ -70,13 +70,13 @@ class _Fetching:
             async with asyncio.timeout_at(self._deadline), self._places:
                 image = await self._fetcher.fetch(source.url, self._allowance)
         except TimeoutError:
-            telemetry.IMAGE_FETCHES.labels("late").inc()
+            telemetry.image_named("late")
             late = FetchError(f"did not arrive within {self._fetcher.timeout_seconds:g} seconds")
             raise _refusal(source.param, late) from None
         except FetchError as error:
-            telemetry.IMAGE_FETCHES.labels("failed").inc()
+            telemetry.image_named("failed")
             raise _refusal(source.param, error) from None
-        telemetry.IMAGE_FETCHES.labels("fetched").inc()
+        telemetry.image_named("fetched")
         return image
 
 

@@ -15,7 +15,7 @@ from contract import clock
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
-from gateway.jobs.schedule import Job
+from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings
 
@@ -37,6 +37,9 @@ class Runner:
         self._services = services
         self._running: dict[str, asyncio.Task[Any] | None] = {}
         self._failing: set[str] = set()
+        for job in JOBS:
+            for outcome in (SUCCEEDED, FAILED):
+                telemetry.TASKS.labels(job.name, outcome)  # Told while it is 0, too.
 
     def run(self, job: Job) -> None:
         """Run a job and wait for its end, unless it is running already. Called from other threads.

@@ -46,7 +46,9 @@ def test_oldest_wait_adds_workers_in_proportion() -> None:
 def test_only_a_pool_that_may_sleep_is_woken() -> None:
     assert triggers("chat").keys() == {"jobs", "oldest-wait"}
     wake = triggers("chat-spot")["wake"]["metadata"]
-    assert 'reason=~"no_worker|model_loading"' in wake["query"]
+    # Requests for other models do not wake it.
+    refused = 'namespace="inference",model="llama-3.1-8b",reason=~"no_worker|model_loading"'
+    assert f"increase(sluice_gateway_refused_requests_total{{{refused}}}[5m])" in wake["query"]
     assert wake["threshold"] == "1"
     assert wake["activationThreshold"] == "0"
 

@@ -1,6 +1,8 @@
 """A deployment that answers /metrics everywhere: a gateway, a scripted worker, background jobs and their timetable."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -10,6 +12,7 @@ from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, http_status, running_stack
 
 TOLD_TENANT = "acme"
+TENANTS = (TOLD_TENANT, "other")
 STEP_SECONDS = 0.01
 MOST_WAITING = 4
 
@@ -58,10 +61,10 @@ async def client(observed: Observed) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def client_of(observed: Observed, tenant: str) -> httpx.AsyncClient:
-    """Return a client that sends a key of a tenant."""
-    return httpx.AsyncClient(
-        base_url=observed.gateway,
-        headers={"authorization": f"Bearer {observed.stack.key(tenant)}"},
-        timeout=30,
-    )
+@asynccontextmanager
+async def client_of(observed: Observed, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that sends a key of a tenant."""
+    key = await asyncio.to_thread(observed.stack.key, tenant)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=observed.gateway, headers=headers, timeout=30) as client:
+        yield client

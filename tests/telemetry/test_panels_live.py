@@ -12,7 +12,7 @@ from tests.support.prometheus_server import (
     Target,
     running_prometheus,
 )
-from tests.telemetry.conftest import Observed
+from tests.telemetry.conftest import TENANTS, Observed
 from tests.telemetry.load import load
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import RULES, rules_of
@@ -57,7 +57,7 @@ def prometheus(observed: Observed) -> Iterator[PrometheusServer]:
         Target(observed.jobs, "sluice-jobs", labels),
         Target(observed.beat, "sluice-beat", labels),
     ]
-    keys = [observed.stack.key(tenant) for tenant in ("acme", "other")]
+    keys = [observed.stack.key(tenant) for tenant in TENANTS]
     with (
         running_prometheus(PROMETHEUS, targets, RULES) as server,
         load(observed.gateway, keys, clients=CLIENTS),

@@ -20,7 +20,7 @@ One that does not hear from Redis tells NaN, which `>= 0` leaves out: nothing is
 {{- define "sluice.queries" -}}
 {{- $model := printf "model=%s" (include "sluice.modelName" .pool | quote) -}}
 {{- $ofModel := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list $model)) -}}
-{{- $refused := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list "reason=~\"no_worker|model_loading\"")) -}}
+{{- $refused := include "sluice.matchers" (dict "root" .root "pool" .pool "more" (list $model "reason=~\"no_worker|model_loading\"")) -}}
 {{- $jobs := printf "max(sluice_queue_waiting_jobs{%s} >= 0) + max(sluice_queue_leased_jobs{%s} >= 0)" $ofModel $ofModel -}}
 {{- if ne (float64 .pool.autoscaling.share) 1.0 -}}
 {{- $jobs = printf "(%s) * %v" $jobs .pool.autoscaling.share -}}
