@@ -31,7 +31,8 @@ bench: setup-dev ## Measure against vLLM's own server (ARGS="--help" lists optio
 chaos: setup-dev setup-servers ## Break a deployment while it is used (ARGS="--minutes 30 --seed 7")
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
-chart: setup-dev ## Write what the Helm chart has from elsewhere: README, rules, dashboards
+chart: setup-dev ## Write the dashboards, and what the Helm chart has from elsewhere: README, rules, dashboards
+	@$(BIN)/python -m ops.dashboards >/dev/null
 	@$(BIN)/python scripts/chart.py
 
 setup:

@@ -9,8 +9,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def self_signed(name: str, folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return what a server of that name serves with, and what trusts it alone."""
+def self_signed(
+    name: str, folder: Path, *, lifetime: timedelta = timedelta(hours=1)
+) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return what a server of that name serves with, and what trusts it alone.
+
+    Key and certificate are in `server.pem` of the folder.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -21,7 +26,7 @@ def self_signed(name: str, folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
+        .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

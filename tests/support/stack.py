@@ -124,18 +124,19 @@ class Stack:
         self, name: str = "worker", *, ready_seconds: float = 30, **environment: str
     ) -> None:
         """Start a worker of the tiny model and wait until the first gateway lists it as ready."""
-        port = free_port()
         defaults = {
             "SLUICE_MODEL_PATH": str(CHECKPOINT),
             "SLUICE_MODEL_NAME": MODEL,
             "SLUICE_TOOL_PARSER": "hermes",
             "SLUICE_REASONING_PARSER": "qwen3",
-            "SLUICE_HEALTH_PORT": str(port),
+            "SLUICE_HEALTH_PORT": str(free_port()),
         }
-        self._start(name, [sys.executable, "-m", "worker"], defaults | environment)
-        self.environment[f"url of {name}"] = f"http://127.0.0.1:{port}"
+        environment = defaults | environment
+        self._start(name, [sys.executable, "-m", "worker"], environment)
+        url = f"http://127.0.0.1:{environment['SLUICE_HEALTH_PORT']}"
+        self.environment[f"url of {name}"] = url
         wait_until(
-            lambda: http_status(f"http://127.0.0.1:{port}/readyz") == 200 or self._has_ended(name),
+            lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
             seconds=ready_seconds,
             what=f"{name} being ready",
         )

@@ -1,7 +1,6 @@
 """Redis and the database, as a process measures them: times, failures, certificates."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,8 +18,8 @@ from gateway.accounts.database import Database
 from gateway.accounts.measuring import operation_of
 from gateway.redis_client import PipeliningExecutor, connect
 from tests.support.certificates import self_signed
-from tests.support.processes import free_port, spawn, stop
-from tests.support.redis_server import SYSTEM, RedisServer, running_redis
+from tests.support.processes import free_port
+from tests.support.redis_server import SYSTEM, Encryption, RedisServer, running_redis
 
 SECONDS = "sluice_redis_command_duration_seconds_count"
 ERRORS = "sluice_redis_errors_total"
@@ -122,29 +121,13 @@ def encrypted_redis(tmp_path: Path) -> Iterator[str]:
     if SYSTEM is None:
         pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
     self_signed("localhost", tmp_path)
-    certificate, port = str(tmp_path / "server.pem"), free_port()
-    options = {
-        "--port": "0",
-        "--tls-port": str(port),
-        "--tls-cert-file": certificate,
-        "--tls-key-file": certificate,
-        "--tls-auth-clients": "no",
-        "--save": "",
-        "--dir": str(tmp_path),
-    }
-    words = [word for option in options.items() for word in option]
-    process = spawn(SYSTEM, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    encryption = Encryption(free_port(), tmp_path / "server.pem")
+    server = RedisServer(SYSTEM, options=encryption.options)
     try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, b"")
-        log = next((line for line in lines if b"eady to accept" in line), b"")
-        if not log:
-            pytest.skip("redis-server of the system has no TLS")
-        yield f"rediss://localhost:{port}/0?ssl_ca_certs={certificate}"
+        server.start()
+        yield encryption.url
     finally:
-        stop(process)
-        assert process.stdout is not None
-        process.stdout.close()
+        server.close()
 
 
 async def test_the_end_of_the_certificate_of_redis_is_told(encrypted_redis: str) -> None:

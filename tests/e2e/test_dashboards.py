@@ -1,0 +1,32 @@
+"""What dashboards show of vLLM itself, read by a real Prometheus from a worker with the real engine."""
+
+import time
+
+import pytest
+from openai import OpenAI
+
+from tests.support.prometheus_server import PROMETHEUS, Target, running_prometheus
+from tests.support.stack import MODEL, Stack
+from tests.telemetry.panels import boards, with_values
+from tests.telemetry.test_panels_live import NEED_THE_REAL_ENGINE
+
+LOAD_SECONDS = 8.0
+NAMESPACE = "e2e"
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus (Debian) is not installed")
+def test_panels_of_the_engine_have_data(stack: Stack, client: OpenAI) -> None:
+    assert PROMETHEUS is not None
+    target = Target(stack.worker_url(), "sluice-worker", {"namespace": NAMESPACE, "pool": "tiny"})
+    panels = {panel.name: panel for board in boards() for panel in board.panels}
+    with running_prometheus(PROMETHEUS, [target]) as server:
+        since = time.time()
+        while time.time() < since + LOAD_SECONDS:
+            client.completions.create(model=MODEL, prompt="Once upon a time " * 4, max_tokens=20)
+        empty = [
+            query.expr
+            for name in sorted(NEED_THE_REAL_ENGINE)
+            for query in panels[name].queries
+            if not server.numbers(with_values(query.expr, NAMESPACE), since=since)
+        ]
+    assert empty == []
