@@ -7,7 +7,10 @@ that clients may come back for `{r:REQUEST}`, all quota keys of a tenant that of
 import zlib
 
 MODELS = "models"
-"""Hash: model -> its latest WorkerCard. A model that was ever announced stays known."""
+"""Hash: model -> its latest WorkerCard. A model that was ever announced stays known until it is removed."""
+
+REMOVED_MODELS = "models:removed"
+"""Set: models that were removed, so that gateways forget them, which else would take them for lost with a Redis."""
 
 KEY_EVENTS = "auth:events"
 """Stream: one entry for each change that gateways must stop caching (field `key` or `tenant`: the id)."""

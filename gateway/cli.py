@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "projects": "Create, change, list, archive and activate a tenant's projects.",
     "members": "Add, change, list and remove a tenant's people.",
     "keys": "Create, change, list, rotate and revoke API keys.",
+    "models": "List models and how they are served, and forget those that are gone.",
     "plans": "Create, change and list plans: default limits for groups of tenants.",
     "prices": "Add and list what models cost.",
     "credits": "Grant, adjust and show prepaid credits.",

@@ -204,6 +204,8 @@ LEASED_JOBS = Gauge("sluice_queue_leased_jobs", "Jobs leased to workers.", ["mod
 READY_WORKERS = Gauge(
     "sluice_queue_ready_workers", "Workers that claim jobs of a model.", ["model"]
 )
+OF_MODELS: Final = (WAITING_JOBS, OLDEST_WAIT, WAITING_TENANTS, LEASED_JOBS, READY_WORKERS)
+"""Gauges of which each known model has a series."""
 ANSWERS_TAKEN_OVER = Counter(
     "sluice_gateway_answers_taken_over_total",
     "Answers that this gateway went on with: running ones of a gateway that is gone, or left ones.",

@@ -171,6 +171,7 @@ def _jobs(
     context: ProcessContext, principal: Principal, plan: Plan, *, completion_id: str
 ) -> list[GenerationJob]:
     request = plan.request
+    deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
     salt = _cache_salt(
         context.settings.cache_salt_secret.get_secret_value(),
         principal.tenant_id,
@@ -186,8 +187,7 @@ def _jobs(
             prompt_token_ids=prompt.token_ids,
             max_tokens=prompt.max_tokens,
             sampling=plan.prepared.sampling,
-            deadline_ms=clock.now_ms()
-            + int(context.settings.request_timeout.total_seconds() * 1000),
+            deadline_ms=deadline_ms,
             n=request.n,
             best_of=request.best_of,
             ranking=request.ranking,

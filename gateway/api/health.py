@@ -44,6 +44,9 @@ async def metrics(request: Request) -> Response:
     await observe_memory(context.redis, timeout_seconds=PING_SECONDS)
     telemetry.JOBS_IN_FLIGHT.set(context.dispatcher.jobs_in_flight)
     telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
+    # Models may have been removed.
+    for gauge in telemetry.OF_MODELS:
+        gauge.clear()
     for model in context.catalogue.models:
         name, status = model.card.model, model.status
         telemetry.model_known(name)

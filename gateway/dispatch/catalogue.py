@@ -75,13 +75,20 @@ class Catalogue:
 
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""
-        announced: dict[bytes, bytes] = await self._executor.execute_command("HGETALL", keys.MODELS)
+        announced: dict[bytes, bytes]
+        removed: set[bytes]
+        announced, removed = await asyncio.gather(
+            self._executor.execute_command("HGETALL", keys.MODELS),
+            self._executor.execute_command("SMEMBERS", keys.REMOVED_MODELS),
+        )
         cards = [card for name, value in announced.items() if (card := _read_card(name, value))]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
         # A Redis that was restarted empty hears of its models again within a second; until then they
         # have no worker, which tells clients to come back, rather than being unknown.
         models = {
-            name: ServedModel(model.card, _NOT_SERVED) for name, model in self._models.items()
+            name: ServedModel(model.card, _NOT_SERVED)
+            for name, model in self._models.items()
+            if name.encode() not in removed
         }
         for card, status in zip(cards, statuses, strict=True):
             models[card.model] = ServedModel(card, status)
@@ -90,6 +97,11 @@ class Catalogue:
             alias: model.card.model for model in models.values() for alias in model.card.aliases
         }
         self._refreshed_at = time.monotonic()
+
+    async def remove(self, name: str) -> None:
+        """Let every gateway forget a model within a second, until a worker announces it again. Raises RedisError."""
+        await self._executor.execute_command("SADD", keys.REMOVED_MODELS, name)
+        await self._executor.execute_command("HDEL", keys.MODELS, name)
 
     def is_served(self, name: str) -> bool:
         """Whether a worker claims jobs of the model, as of the last refresh; True if that is not known."""

@@ -99,3 +99,33 @@ async def test_model_stays_known_when_redis_is_restarted_empty(
     await catalogue.refresh()
     with pytest.raises(NoWorkerError):
         await catalogue.find("here")
+
+
+async def test_model_that_was_removed_is_forgotten_by_every_gateway(redis: "Redis") -> None:
+    first, second = (Catalogue(PipeliningExecutor(redis)) for _ in range(2))
+    for name in ("gone", "stays"):
+        await FakeWorker(redis, name).announce(WorkerState.DRAINING)
+    for catalogue in (first, second):
+        await catalogue.refresh()
+    await first.remove("gone")
+    for catalogue in (first, second):
+        await catalogue.refresh()
+        assert catalogue.names == {"stays"}
+    with pytest.raises(ModelNotFoundError):
+        await second.find("gone")
+    # While it is loaded again, too.
+    await FakeWorker(redis, "gone").announce(WorkerState.LOADING)
+    with pytest.raises(ModelLoadingError):
+        await second.find("gone")
+
+
+async def test_model_stays_known_though_redis_was_emptied_after_another_was_removed(
+    catalogue: Catalogue, redis: "Redis"
+) -> None:
+    for name in ("gone", "stays"):
+        await FakeWorker(redis, name).announce(WorkerState.DRAINING)
+    await catalogue.remove("gone")
+    await catalogue.refresh()
+    await redis.flushall()
+    await catalogue.refresh()
+    assert catalogue.names == {"stays"}

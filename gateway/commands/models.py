@@ -1,0 +1,104 @@
+"""`sluice models`: which models gateways know, and how to make them forget one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import click
+from redis.exceptions import RedisError
+
+from gateway.commands.options import json_option, runs_async
+from gateway.commands.output import print_json, print_table
+from gateway.dispatch.catalogue import Catalogue, ServedModel
+from gateway.errors import StoreUnavailableError
+from gateway.redis_client import MOST_FLUSHES, PipeliningExecutor, connect
+from gateway.settings import load_settings
+
+EPILOG = """\
+\b
+Examples:
+  sluice models list
+  sluice models remove llama-3.1-8b
+"""
+
+redis_option = click.option(
+    "--redis-url", metavar="URL", help="Where workers announce themselves.  [SLUICE_REDIS_URL]"
+)
+
+
+@click.group("models", epilog=EPILOG)
+def command() -> None:
+    """List models, and forget those that are gone.
+
+    A model is known from the first announcement of a worker on. While nobody serves it, requests for it are told
+    to come back later.
+    """
+
+
+@command.command("list")
+@json_option
+@redis_option
+@runs_async
+async def list_models(*, as_json: bool, redis_url: str | None) -> None:
+    """Show every known model: who serves it, and what it has to do."""
+    async with _catalogue(redis_url) as catalogue:
+        models = catalogue.models
+    if as_json:
+        print_json([_to_json(model) for model in models])
+    else:
+        headings = ("MODEL", "ALIASES", "WORKERS", "WAITING", "RUNNING")
+        print_table(headings, [_to_row(model) for model in models])
+
+
+@command.command()
+@click.argument("model")
+@redis_option
+@runs_async
+async def remove(*, model: str, redis_url: str | None) -> None:
+    """Forget a model that nobody serves any more: requests for it get 404 instead of 503.
+
+    It is known again as soon as a worker announces it.
+    """
+    async with _catalogue(redis_url) as catalogue:
+        known = catalogue.known(model)
+        if known is None or known.card.model != model:
+            raise click.ClickException(f"No model is named {model!r}.")
+        status = known.status
+        if status.ready_workers or status.waiting_jobs or status.leased_jobs:
+            raise click.ClickException(
+                f"{model!r} is in use: {status.ready_workers} workers serve it, {status.waiting_jobs} jobs wait "
+                f"and {status.leased_jobs} run. Stop its workers first."
+            )
+        await catalogue.remove(model)
+    click.echo(f"Gateways forget {model!r} within a second.")
+
+
+@asynccontextmanager
+async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
+    """Open what workers have announced. Raises StoreUnavailableError."""
+    settings = load_settings(redis_url=redis_url)
+    redis = connect(settings.redis_url, max_connections=MOST_FLUSHES)
+    try:
+        catalogue = Catalogue(PipeliningExecutor(redis))
+        await catalogue.refresh()
+        yield catalogue
+    except RedisError as error:
+        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
+    finally:
+        await redis.aclose()
+
+
+def _to_row(model: ServedModel) -> list[str]:
+    status = model.status
+    numbers = (status.ready_workers, status.waiting_jobs, status.leased_jobs)
+    return [model.card.model, " ".join(model.card.aliases) or "-", *map(str, numbers)]
+
+
+def _to_json(model: ServedModel) -> dict[str, Any]:
+    return {
+        "model": model.card.model,
+        "aliases": list(model.card.aliases),
+        "ready_workers": model.status.ready_workers,
+        "waiting_jobs": model.status.waiting_jobs,
+        "leased_jobs": model.status.leased_jobs,
+    }

@@ -1,0 +1,64 @@
+"""The command that shows models, and makes gateways forget them."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+from redis.asyncio import Redis
+
+from contract.messages import WorkerState
+from tests.support.fake_worker import FakeWorker
+from tests.support.redis_server import RedisServer
+
+Sluice = Callable[..., Result]
+
+
+@pytest.fixture
+def announced(redis_server: RedisServer) -> None:
+    """A model with a worker, and one without."""
+
+    async def announce() -> None:
+        async with Redis.from_url(redis_server.url) as redis:
+            await redis.flushall()
+            await FakeWorker(redis, "served").announce()
+            await FakeWorker(redis, "gone").announce(WorkerState.DRAINING)
+
+    asyncio.run(announce())
+
+
+@pytest.mark.usefixtures("announced")
+def test_models_are_listed_with_who_serves_them(sluice: Sluice) -> None:
+    shown = sluice("models", "list")
+    assert [line.split() for line in shown.output.splitlines()] == [
+        ["MODEL", "ALIASES", "WORKERS", "WAITING", "RUNNING"],
+        ["gone", "-", "0", "0", "0"],
+        ["served", "-", "1", "0", "0"],
+    ]
+    told = json.loads(sluice("models", "list", "--json").stdout)
+    assert [each["model"] for each in told] == ["gone", "served"]
+    assert told[1]["ready_workers"] == 1
+
+
+@pytest.mark.usefixtures("announced")
+def test_model_that_is_gone_is_forgotten(sluice: Sluice) -> None:
+    removed = sluice("models", "remove", "gone")
+    assert removed.output == "Gateways forget 'gone' within a second.\n"
+    assert "gone" not in sluice("models", "list").output
+    again = sluice("models", "remove", "gone")
+    assert (again.exit_code, again.output) == (1, "Error: No model is named 'gone'.\n")
+
+
+@pytest.mark.usefixtures("announced")
+def test_model_in_use_is_not_forgotten(sluice: Sluice) -> None:
+    refused = sluice("models", "remove", "served")
+    assert refused.exit_code == 1
+    assert "'served' is in use: 1 workers serve it, 0 jobs wait and 0 run." in refused.output
+    assert "served" in sluice("models", "list").output
+
+
+def test_redis_that_is_away_is_said_so(sluice: Sluice) -> None:
+    away = sluice("models", "list", "--redis-url", "redis://127.0.0.1:1/0")
+    assert away.exit_code == 1
+    assert away.output.startswith("Error: Redis does not answer: ")
