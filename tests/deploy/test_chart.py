@@ -432,6 +432,24 @@ def test_rules_and_dashboards_are_rendered_as_they_are(tmp_path: Path) -> None:
     assert config["metadata"]["annotations"] == {"grafana_folder": "Sluice"}
 
 
+def test_links_lead_to_the_operators_own_runbooks() -> None:
+    manifests = case(CHART / "ci" / "monitoring-values.yaml")
+    rules = [
+        rule
+        for each in of_kind(manifests, "PrometheusRule")
+        for group in each["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert rules
+    for rule in rules:
+        link = f"https://wiki.example.org/sluice/{rule['alert']}.md"
+        assert rule["annotations"]["runbook_url"] == link
+    dashboards = [each for each in manifests if "-dashboard-" in each["metadata"]["name"]]
+    assert "https://wiki.example.org/sluice/SluiceQueueSlow.md" in str(dashboards)
+    assert "sluice.example.com" not in str(dashboards)
+
+
 def test_workers_series_say_which_pool_and_model_they_are_of() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     monitor = named(manifests, "PodMonitor", "sluice-worker")
