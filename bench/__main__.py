@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from bench import admission, fairness, samplers
+from bench import admission, fairness, samplers, telemetry
 from bench.admission import AdmissionMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.measure import MeasureError, Measurement, measure_in_turns
@@ -29,7 +29,9 @@ SCRIPTED_SEQUENCES = 256
 FAIRNESS = "fairness"
 SAMPLERS = "samplers"
 NAMES = tuple(
-    dict.fromkeys([*(each.name for each in SCENARIOS), FAIRNESS, SAMPLERS, admission.NAME])
+    dict.fromkeys(
+        [*(each.name for each in SCENARIOS), FAIRNESS, SAMPLERS, admission.NAME, telemetry.NAME]
+    )
 )
 
 EPILOG = """\
@@ -43,6 +45,7 @@ Scenarios:
   fairness    one tenant has 200 queued jobs, another one sends one request at a time
   samplers    steps of the engine alone, 64 sequences, of which 0, 1 or 64 have a sampler chain
   admission   a key with all limits, and one without: CPU, latency, Redis; beside LiteLLM's proxy
+  telemetry   traces of everything, JSON logs and scraped metrics, beside none of it
 
 \b
 Examples:
@@ -50,6 +53,7 @@ Examples:
   make bench ARGS="throughput latency --rounds 5"
   make bench ARGS="fairness --fairness-engine scripted"
   make bench ARGS="admission --before ../sluice-1.0 --litellm ~/litellm-venv"
+  make bench ARGS="telemetry --rounds 5 --before ../sluice-1.0"
 
 Both systems run at once but only one is given work; they take turns (A B, B A, ...), and each round
 gives both the same prompts. Run it on a quiet machine: the report says what other programs used.
@@ -110,7 +114,7 @@ class Results:
 @click.option(
     "--before",
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
-    help="An earlier checkout, whose gateway takes turns in the scenario `admission`.",
+    help="An earlier checkout, that takes turns in the scenarios `admission` and `telemetry`.",
 )
 @click.option(
     "--litellm",
@@ -165,6 +169,19 @@ def main(
                 found.admission.append(AdmissionMeasurement())
                 admission.measure(
                     admissions, Path(folder), found=found.admission[-1], tell=click.echo
+                )
+        for load in (
+            telemetry.scenarios(quick=quick) if not names or telemetry.NAME in names else []
+        ):
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.measurements += telemetry.measure(
+                    load,
+                    _deployment(load, options),
+                    Path(folder),
+                    before=before,
+                    rounds=options.rounds,
+                    seed=seed,
+                    tell=click.echo,
                 )
     except (StartError, MeasureError) as error:
         raise click.ClickException(str(error)) from error

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from bench import telemetry
 from bench.measure import Measurement
 from bench.sluice import Sluice
 from bench.vllm_server import VllmServer
 
 Pair = tuple[Measurement, Measurement]
-"""Sluice and vLLM's server in one round; Sluice twice for a goal that needs no comparison."""
+"""Two systems in one round; one of them twice for a goal that needs no comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,9 @@ class Goal:
     scenario: str
     text: str
     figure: Callable[[Pair], float]
-    against_vllm: bool = True
+    system: str = Sluice.name
+    beside: str | None = VllmServer.name
+    """What it is compared with; None for a figure that needs no comparison."""
     least: float = float("-inf")
     most: float = float("inf")
 
@@ -28,26 +31,22 @@ class Goal:
         own = [each for each in measurements if each.scenario.startswith(f"{self.scenario}:")]
         for title in dict.fromkeys(each.scenario for each in own):
             rounds = [each for each in own if each.scenario == title]
-            pairs = _pairs(rounds) if self.against_vllm else _alone(rounds)
+            pairs = self._pairs(rounds)
             if not pairs:
                 continue
             middle = median(map(self.figure, pairs))
             met = "yes" if self.least <= middle <= self.most else "**no**"
             yield [f"{self.text} ({title})", f"{middle:.2f}", met]
 
-
-def _pairs(rounds: Iterable[Measurement]) -> list[Pair]:
-    """Return the rounds in which both systems were measured."""
-    by_turn = {(each.round, each.system): each for each in rounds}
-    return [
-        (ours, by_turn[number, VllmServer.name])
-        for (number, system), ours in by_turn.items()
-        if system == Sluice.name and (number, VllmServer.name) in by_turn
-    ]
-
-
-def _alone(rounds: Iterable[Measurement]) -> list[Pair]:
-    return [(each, each) for each in rounds if each.system == Sluice.name]
+    def _pairs(self, rounds: Iterable[Measurement]) -> list[Pair]:
+        """Return the rounds in which everything was measured that is compared."""
+        by_turn = {(each.round, each.system): each for each in rounds}
+        beside = self.beside or self.system
+        return [
+            (ours, by_turn[number, beside])
+            for (number, system), ours in by_turn.items()
+            if system == self.system and (number, beside) in by_turn
+        ]
 
 
 def _throughput_ratio(pair: Pair) -> float:
@@ -88,7 +87,15 @@ GOALS = (
         scenario="tokens",
         text="gateway CPU per token, at most 30 us",
         figure=lambda pair: pair[0].cpu_us_per_token("gateway"),
-        against_vllm=False,
+        beside=None,
         most=30.0,
+    ),
+    Goal(
+        scenario=telemetry.NAME,
+        text="tokens/s with all telemetry over those with none, at least 0.95",
+        figure=_throughput_ratio,
+        system=telemetry.ALL,
+        beside=telemetry.NONE,
+        least=0.95,
     ),
 )

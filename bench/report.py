@@ -162,16 +162,16 @@ def _usage(rounds: Sequence[Measurement], groups: Sequence[str]) -> list[str]:
 
 
 def _pair_lines(systems: Sequence[Sequence[Measurement]]) -> list[str]:
-    """Return the ratio of the tokens per second of both systems, pair by pair."""
-    if len(systems) != 2:
-        return []
-    ours, theirs = (sorted(rounds, key=lambda each: each.round) for rounds in systems)
-    ratios = [a.tokens_per_second / b.tokens_per_second for a, b in zip(ours, theirs, strict=True)]
-    shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    return [
-        "",
-        f"Tokens/s, {ours[0].system} over {theirs[0].system}: **{median(ratios):.2f}** ({shown}).",
-    ]
+    """Return the ratio of the tokens per second of the first system and each other one, pair by pair."""
+    ours, *others = (sorted(rounds, key=lambda each: each.round) for rounds in systems)
+    lines = []
+    for theirs in others:
+        pairs = zip(ours, theirs, strict=True)
+        ratios = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        names = f"{ours[0].system} over {theirs[0].system}"
+        lines += ["", f"Tokens/s, {names}: **{median(ratios):.2f}** ({shown})."]
+    return lines
 
 
 def _tenant_lines(measurements: Sequence[Measurement]) -> list[str]:

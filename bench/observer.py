@@ -1,0 +1,62 @@
+"""Stands in for what reads telemetry: `python -m bench.observer PORT URL ...`.
+
+Takes spans by OTLP over HTTP on a port of loopback and throws them away, and reads /metrics of each base URL
+again and again. A process of its own, as collector and Prometheus are, on the same machine as what is measured: what it
+uses itself is counted against telemetry.
+"""
+
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from typing_extensions import override
+
+SCRAPE_SECONDS: Final = 5.0
+"""Three times as often as the chart's monitors do."""
+
+
+class _Collector(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Say that it is ready."""
+        self._answer()
+
+    def do_POST(self) -> None:
+        """Take some spans."""
+        self.rfile.read(int(self.headers["content-length"]))
+        self._answer()
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+def main() -> None:
+    """Observe until the process is ended."""
+    port, urls = int(sys.argv[1]), sys.argv[2:]
+    threading.Thread(target=_scrape, args=(urls,), daemon=True).start()
+    ThreadingHTTPServer(("127.0.0.1", port), _Collector).serve_forever()
+
+
+def _scrape(urls: list[str]) -> None:
+    accept = {"Accept": "application/openmetrics-text"}
+    while True:
+        for url in urls:
+            request = urllib.request.Request(f"{url}/metrics", headers=accept)  # noqa: S310 - our own
+            with urllib.request.urlopen(request, timeout=10) as page:  # noqa: S310
+                page.read()
+        time.sleep(SCRAPE_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

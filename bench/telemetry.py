@@ -1,0 +1,108 @@
+"""What telemetry costs: Sluice with all of it beside Sluice with none, in turns, and beside an earlier checkout.
+
+All of it: each request is traced from end to end and its spans are exported, logs are JSON, metrics are read every few
+seconds. What cannot be switched off, counting itself, shows beside a checkout from before it.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from bench.measure import Measurement, Tell, measure_in_turns
+from bench.scenarios import Scenario
+from bench.sluice import Sluice, running_sluice
+from bench.starting import REPOSITORY, free_port, start
+from bench.systems import Deployment, Engine
+
+NAME: Final = "telemetry"
+ALL: Final = "all telemetry"
+NONE: Final = "no telemetry"
+BEFORE: Final = "the earlier checkout"
+
+_READY_SECONDS: Final = 20.0
+_SCENARIOS: Final = (
+    Scenario(
+        name=NAME,
+        variant="64 streams of 128 tokens, greedy",
+        streams=64,
+        requests=4,
+        completion_tokens=128,
+    ),
+    Scenario(
+        name=NAME,
+        variant="64 streams of 32 tokens, as fast as the scripted engine steps",
+        streams=64,
+        requests=48,
+        completion_tokens=32,
+        engine=Engine.SCRIPTED,
+    ),
+)
+
+
+def scenarios(*, quick: bool) -> Sequence[Scenario]:
+    """Return the loads; only that of the scripted engine if it is to be quick."""
+    return [each for each in _SCENARIOS if not quick or each.engine is Engine.SCRIPTED]
+
+
+def measure(
+    scenario: Scenario,
+    deployment: Deployment,
+    folder: Path,
+    *,
+    before: Path | None,
+    rounds: int,
+    seed: str,
+    tell: Tell,
+) -> list[Measurement]:
+    """Measure one load. Raises StartError and MeasureError."""
+    with ExitStack() as stack:
+        systems = [
+            stack.enter_context(_observed(deployment, folder / "all")),
+            stack.enter_context(_sluice(NONE, deployment, folder / "none")),
+        ]
+        if before is not None:
+            earlier = _sluice(BEFORE, deployment, folder / "before", repository=before)
+            systems.append(stack.enter_context(earlier))
+        tell(scenario.title)
+        return measure_in_turns(scenario, systems, rounds=rounds, seed=seed, tell=tell)
+
+
+@contextmanager
+def _observed(deployment: Deployment, folder: Path) -> Iterator[Sluice]:
+    """Run Sluice with all telemetry, and what reads it."""
+    port = free_port()
+    settings = {
+        "SLUICE_LOG_FORMAT": "json",
+        "SLUICE_TRACES": "true",
+        "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+    }
+    with _sluice(ALL, deployment, folder, settings=settings) as sluice:
+        command = [sys.executable, "-m", "bench.observer", str(port), *sluice.metrics_urls()]
+        observer = start("observer", command, folder=folder, environment={})
+        try:
+            observer.wait_until_ready(f"http://127.0.0.1:{port}/", seconds=_READY_SECONDS)
+            yield sluice
+            observer.check()
+        finally:
+            observer.stop()
+
+
+@contextmanager
+def _sluice(
+    name: str,
+    deployment: Deployment,
+    folder: Path,
+    *,
+    repository: Path = REPOSITORY,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Sluice]:
+    folder.mkdir()
+    running = running_sluice(
+        deployment, folder, name=name, repository=repository, settings=settings
+    )
+    with running as sluice:
+        yield sluice
