@@ -8,7 +8,12 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    REGISTRY,
+    CollectorRegistry,
+    generate_latest,
+)
 from prometheus_client.exposition import ThreadingWSGIServer
 from typing_extensions import override
 
@@ -35,7 +40,7 @@ class HealthServer:
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._checks = checks
-        self._metrics = make_wsgi_app(registry)
+        self._registry = registry
         self._server = make_server(
             host, port, self._answer, server_class=ThreadingWSGIServer, handler_class=_Silent
         )
@@ -58,14 +63,16 @@ class HealthServer:
     ) -> Iterable[bytes]:
         path = environment.get("PATH_INFO", "")
         if path == "/metrics":
-            metrics: Iterable[bytes] = self._metrics(environment, start_response)
-            return metrics
+            # In the plain format, whatever is asked for: in OpenMetrics prometheus-client would write `_` for the
+            # colon in names of vLLM's metrics.
+            page = generate_latest(self._registry)
+            return _answered(start_response, "200 OK", page, CONTENT_TYPE_PLAIN_0_0_4)
         check = self._checks.get(path)
         if check is None:
-            return _plain(start_response, "404 Not Found", b"not found\n")
+            return _answered(start_response, "404 Not Found", b"not found\n")
         if not check():
-            return _plain(start_response, "503 Service Unavailable", b"no\n")
-        return _plain(start_response, "200 OK", b"ok\n")
+            return _answered(start_response, "503 Service Unavailable", b"no\n")
+        return _answered(start_response, "200 OK", b"ok\n")
 
 
 class _Silent(WSGIRequestHandler):
@@ -74,6 +81,8 @@ class _Silent(WSGIRequestHandler):
         """Log nothing: probes come every few seconds."""
 
 
-def _plain(start_response: "StartResponse", status: str, body: bytes) -> list[bytes]:
-    start_response(status, [("Content-Type", "text/plain")])
+def _answered(
+    start_response: "StartResponse", status: str, body: bytes, content_type: str = "text/plain"
+) -> list[bytes]:
+    start_response(status, [("Content-Type", content_type)])
     return [body]

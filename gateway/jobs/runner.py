@@ -18,6 +18,7 @@ from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings
+from gateway.tasks import end_task
 
 GRACE_SECONDS: Final = 5.0
 """How long jobs may go on when the process is to end."""
@@ -102,12 +103,11 @@ def running(settings: Settings) -> Iterator[Runner]:
     try:
         services = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result()
         observer = Observer(services.redis, services.database)
-        observing = asyncio.run_coroutine_threadsafe(observer.run(), loop)
-        observing.add_done_callback(_tell_of_bug)
+        observing = asyncio.run_coroutine_threadsafe(_begin(observer), loop).result()
         try:
             yield Runner(loop, services)
         finally:
-            observing.cancel()
+            asyncio.run_coroutine_threadsafe(end_task(observing), loop).result()
             asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -115,6 +115,12 @@ def running(settings: Settings) -> Iterator[Runner]:
         loop.close()
 
 
-def _tell_of_bug(observing: "Future[None]") -> None:
+async def _begin(observer: Observer) -> asyncio.Task[None]:
+    observing = asyncio.create_task(observer.run())
+    observing.add_done_callback(_tell_of_bug)
+    return observing
+
+
+def _tell_of_bug(observing: asyncio.Task[None]) -> None:
     if not observing.cancelled() and (error := observing.exception()) is not None:
         logger.error("metrics are not up to date any more", exc_info=error)

@@ -64,7 +64,8 @@ class PrometheusServer:
 def running_prometheus(
     executable: str, targets: Iterable[Target], rules: Iterable[Path] = ()
 ) -> Iterator[PrometheusServer]:
-    """Run a server for the length of a block; rules are evaluated each second, too."""
+    """Run a server for the length of a block, which has read each target once; rules are evaluated each second, too."""
+    targets = list(targets)
     with tempfile.TemporaryDirectory(prefix="sluice-prometheus-") as folder:
         config = Path(folder, "prometheus.yml")
         config.write_text(yaml.safe_dump(_configuration(targets, rules)))
@@ -81,6 +82,12 @@ def running_prometheus(
         server = PrometheusServer(f"http://127.0.0.1:{port}")
         try:
             wait_until(lambda: _is_ready(server.url), seconds=30, what="Prometheus being ready")
+            # It looks for targets some seconds later.
+            wait_until(
+                lambda: len(server.query("up == 1")) == len(targets),
+                seconds=30,
+                what="Prometheus reading every target",
+            )
             yield server
         finally:
             stop(process)

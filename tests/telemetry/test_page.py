@@ -4,13 +4,14 @@ import time
 
 import httpx
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
 
 import gateway.jobs.telemetry
 import gateway.store_telemetry
 import gateway.telemetry
 import worker.telemetry
+from contract.health import HealthServer
 from contract.metrics import LightHistogram
 from tests.gateway.conftest import asking
 from tests.support.processes import wait_until
@@ -97,14 +98,29 @@ def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, pro
 
 
 @pytest.mark.parametrize("process", TOLD_BY)
-def test_openmetrics_is_told_to_those_who_ask_for_it(observed: Observed, process: str) -> None:
+def test_gateways_tell_openmetrics_to_those_who_ask_for_it(
+    observed: Observed, process: str
+) -> None:
     url = getattr(observed, process)
     content_type, text = fetch(url, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
-    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
-    assert text.endswith("# EOF\n")
-    content_type, text = fetch(url)
+    if process == "gateway":
+        assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+        assert text.endswith("# EOF\n")
+        content_type, text = fetch(url)
     assert content_type.startswith("text/plain; version=0.0.4")
     assert "# EOF" not in text
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
+def test_a_colon_in_a_name_stays(accept: str) -> None:
+    registry = CollectorRegistry()
+    Gauge("vllm:num_requests_running", "As vLLM calls it.", registry=registry).set(3)
+    server = HealthServer("127.0.0.1", 0, {}, registry=registry)
+    try:
+        _, text = fetch(f"http://127.0.0.1:{server.port}", accept)
+    finally:
+        server.close()
+    assert "\nvllm:num_requests_running 3.0\n" in text
 
 
 def test_background_jobs_tell_when_they_succeeded(used: Observed) -> None:
