@@ -53,7 +53,7 @@ Examples:
   make bench ARGS="throughput latency --rounds 5"
   make bench ARGS="fairness --fairness-engine scripted"
   make bench ARGS="admission --before ../sluice-1.0 --litellm ~/litellm-venv"
-  make bench ARGS="telemetry --rounds 5 --before ../sluice-1.0"
+  make bench ARGS="telemetry --rounds 12 --before ../sluice-1.0"
 
 Both systems run at once but only one is given work; they take turns (A B, B A, ...), and each round
 gives both the same prompts. Run it on a quiet machine: the report says what other programs used.

@@ -1,7 +1,8 @@
 """What telemetry costs: Sluice with all of it beside Sluice with none, in turns, and beside an earlier checkout.
 
-All of it: each request is traced from end to end and its spans are exported, logs are JSON, metrics are read every few
-seconds. What cannot be switched off, counting itself, shows beside a checkout from before it.
+All of it: requests are traced from end to end and their spans exported, logs are JSON, metrics are read every few
+seconds. As many requests are traced as the chart sets, and then every one. What cannot be switched off, counting itself, shows
+beside a checkout from before it.
 """
 
 import sys
@@ -19,23 +20,26 @@ from bench.systems import Deployment, Engine
 
 NAME: Final = "telemetry"
 ALL: Final = "all telemetry"
+EVERY: Final = "every request traced"
 NONE: Final = "no telemetry"
 BEFORE: Final = "the earlier checkout"
 
+_CHARTS_RATIO: Final = "0.1"
 _READY_SECONDS: Final = 20.0
+# Short rounds, of which there should be many: a machine that others use, too, changes its speed in between.
 _SCENARIOS: Final = (
     Scenario(
         name=NAME,
         variant="64 streams of 128 tokens, greedy",
         streams=64,
-        requests=4,
+        requests=2,
         completion_tokens=128,
     ),
     Scenario(
         name=NAME,
         variant="64 streams of 32 tokens, as fast as the scripted engine steps",
         streams=64,
-        requests=48,
+        requests=16,
         completion_tokens=32,
         engine=Engine.SCRIPTED,
     ),
@@ -60,7 +64,8 @@ def measure(
     """Measure one load. Raises StartError and MeasureError."""
     with ExitStack() as stack:
         systems = [
-            stack.enter_context(_observed(deployment, folder / "all")),
+            stack.enter_context(_observed(ALL, deployment, folder / "all", ratio=_CHARTS_RATIO)),
+            stack.enter_context(_observed(EVERY, deployment, folder / "every", ratio="1")),
             stack.enter_context(_sluice(NONE, deployment, folder / "none")),
         ]
         if before is not None:
@@ -71,16 +76,17 @@ def measure(
 
 
 @contextmanager
-def _observed(deployment: Deployment, folder: Path) -> Iterator[Sluice]:
-    """Run Sluice with all telemetry, and what reads it."""
+def _observed(name: str, deployment: Deployment, folder: Path, *, ratio: str) -> Iterator[Sluice]:
+    """Run Sluice with all telemetry, and what reads it; `ratio` of the requests are traced."""
     port = free_port()
     settings = {
         "SLUICE_LOG_FORMAT": "json",
         "SLUICE_TRACES": "true",
-        "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": ratio,
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
     }
-    with _sluice(ALL, deployment, folder, settings=settings) as sluice:
+    with _sluice(name, deployment, folder, settings=settings) as sluice:
         command = [sys.executable, "-m", "bench.observer", str(port), *sluice.metrics_urls()]
         observer = start("observer", command, folder=folder, environment={})
         try:

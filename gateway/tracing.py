@@ -1,7 +1,7 @@
 """The spans of a gateway process: one tracer for all of it, like the metrics of `gateway.telemetry`.
 
-While traces are off, everything here does nothing, in less than a microsecond. Spans carry ids, counts and
-names; what clients wrote stands in them only if `shows_content`.
+While traces are off, and in requests that are not sampled, everything here does nothing, in a microsecond. Spans
+carry ids, counts and names; what clients wrote stands in them only if `shows_content`.
 """
 
 import asyncio
@@ -85,26 +85,33 @@ def shows_content() -> bool:
 # --- spans ---------------------------------------------------------------------------------------
 
 
-def span(name: str, *, parent: Context | None = None) -> AbstractContextManager[Span]:
-    """Return a block in which a span is the current one; by default it belongs to the current one before.
+def span(name: str) -> AbstractContextManager[Span]:
+    """Return a block in which a new span is the current one. It belongs to the current one before.
 
     An error that leaves the block is named in the span, without its message.
     """
-    if _tracing.tracer is None:
+    return span_in(here(), name)
+
+
+def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
+    """The same of a span that belongs to where `here` or `context_of` was called; none without a context."""
+    if _tracing.tracer is None or context is None:
         return _NO_SPAN
-    return _Current(_tracing.tracer.start_span(name, parent))
+    return _Current(_tracing.tracer.start_span(name, context))
 
 
 def request_span(
     method: str, headers: Mapping[str, str], attributes: Attributes
 ) -> AbstractContextManager[Span]:
-    """Return the block of a whole HTTP request, which goes on with its client's trace if it has one."""
+    """Return the block of a whole HTTP request, which goes on with its client's trace if it has one.
+
+    What is not sampled has no span, and nothing in it will have one.
+    """
     if _tracing.tracer is None:
         return _NO_SPAN
     context = _propagator.extract(headers, Context())
-    return _Current(
-        _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
-    )
+    span = _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
+    return _Current(span) if span.is_recording() else _NO_SPAN
 
 
 def attempt_span(
@@ -130,9 +137,8 @@ def note(attributes: Attributes) -> None:
 
 
 def note_in(context: Context | None, attributes: Attributes) -> None:
-    """Set attributes of the span that a context is in, unless it has ended."""
-    span = get_current_span(context)
-    if span.is_recording():
+    """Set attributes of the span that a context is in, if there is one and it has not ended."""
+    if context is not None and (span := get_current_span(context)).is_recording():
         span.set_attributes(attributes)
 
 
@@ -151,8 +157,10 @@ def current() -> Span:
 
 
 def here() -> Context | None:
-    """Return what makes the current span the parent of one that begins later, in another task."""
-    return None if _tracing.tracer is None else get_current()
+    """Return what makes the current span the parent of one that begins later, in another task; None without one."""
+    if _tracing.tracer is None or not get_current_span().is_recording():
+        return None
+    return get_current()
 
 
 def traceparent() -> str:

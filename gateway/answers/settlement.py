@@ -254,7 +254,7 @@ class Account:
                 GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
             },
         )
-        with tracing.span(SETTLE, parent=self._trace):
+        with tracing.span_in(self._trace, SETTLE):
             tracing.note(
                 {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
             )

@@ -60,7 +60,7 @@ class TakeOver:
         """
         trace = tracing.context_of(answer.head.jobs[0].traceparent)
         async with self._turns:
-            with tracing.span(TAKE_OVER, parent=trace):
+            with tracing.span_in(trace, TAKE_OVER):
                 await self._run(answer)
 
     async def _run(self, answer: StoredAnswer) -> None:

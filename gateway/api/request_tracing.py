@@ -1,6 +1,7 @@
 """The span of a whole HTTP request, and what is said in it of a generation."""
 
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 from opentelemetry.trace import StatusCode
@@ -47,17 +48,20 @@ class TracingMiddleware:
             await self._app(scope, receive, send)
             return
         with tracing.request_span(scope["method"], Headers(scope=scope), _described(scope)) as span:
+            if not span.is_recording():
+                await self._app(scope, receive, send)
+                return
 
-            async def send_and_note(message: Message) -> None:
+            def note_and_send(message: Message) -> Awaitable[None]:
                 if message["type"] == "http.response.start":
                     status = message["status"]
                     span.set_attribute(HTTP_STATUS, status)
                     if status >= 500:
                         span.set_status(StatusCode.ERROR)
-                await send(message)
+                return send(message)
 
             try:
-                await self._app(scope, receive, send_and_note)
+                await self._app(scope, receive, note_and_send)
             finally:
                 if route := _route(scope):
                     span.update_name(f"{scope['method']} {route}")
