@@ -36,7 +36,7 @@ _SCENARIOS: Final = (
         completion_tokens=128,
     ),
     Scenario(
-        name=NAME,
+        name=f"{NAME} without an engine",
         variant="64 streams of 32 tokens, as fast as the scripted engine steps",
         streams=64,
         requests=16,
