@@ -28,7 +28,12 @@ from gateway.errors import StartupError
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
 
-START_SECONDS = 120
+pytestmark = pytest.mark.timeout(600)
+
+START_SECONDS = 240
+"""Six processes that start beside engines of other tests."""
+AGAIN_SECONDS = 120
+"""The same of some of them."""
 
 
 class Up:
@@ -210,7 +215,7 @@ def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
     os.kill(workers[0], signal.SIGKILL)
     wait_until(
         lambda: len(up.children("-m worker")) == 2 and workers[0] not in up.children(),
-        seconds=15,
+        seconds=60,
         what="the worker's restart",
     )
     assert "ended (killed by SIGKILL); starting it again in 1 s" in up.output
@@ -234,7 +239,7 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(up: Up) -> None:
         assert _text(stream.result()) == _text(undisturbed)
     wait_until(
         lambda: len(up.children()) == 6 and _complete(variables) == 200,
-        seconds=30,
+        seconds=AGAIN_SECONDS,
         what="everything being there again",
     )
     assert up.output.count("starting it again in 1 s") == 3
@@ -248,7 +253,7 @@ def test_killed_gateway_and_one_that_was_asked_to_stop_come_back(up: Up) -> None
         os.kill(gateway, number)
         wait_until(
             lambda gateway=gateway: gateway not in up.children() and _complete(variables) == 200,  # type: ignore[misc]
-            seconds=30,
+            seconds=AGAIN_SECONDS,
             what="the gateway's restart",
         )
     assert "ended (killed by SIGKILL)" in up.output
