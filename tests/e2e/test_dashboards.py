@@ -7,8 +7,7 @@ from openai import OpenAI
 
 from tests.support.prometheus_server import PROMETHEUS, Target, running_prometheus
 from tests.support.stack import MODEL, Stack
-from tests.telemetry.panels import boards, with_values
-from tests.telemetry.test_panels_live import NEED_THE_REAL_ENGINE
+from tests.telemetry.panels import NEED_THE_REAL_ENGINE, boards, with_values
 
 LOAD_SECONDS = 8.0
 NAMESPACE = "e2e"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.support.processes import free_port, wait_until
-from tests.support.stack import Stack, http_status, running_stack
+from tests.support.stack import Stack, running_stack
+from tests.telemetry.background import start_background
 
 TOLD_TENANT = "acme"
 TENANTS = (TOLD_TENANT, "other")
@@ -31,7 +31,6 @@ class Observed:
 @pytest.fixture(scope="session")
 def observed() -> Iterator[Observed]:
     """One of each process; the tenant `acme` has a label of its own."""
-    ports = {"jobs": free_port(), "beat": free_port()}
     with running_stack() as stack:
         gateway = stack.start_gateway(
             SLUICE_METRICS_TENANTS=f"{TOLD_TENANT},unknown",
@@ -42,15 +41,7 @@ def observed() -> Iterator[Observed]:
             SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS),
             SLUICE_MAX_SEQUENCES="2",
         )
-        stack.start_jobs(SLUICE_METRICS_PORT=str(ports["jobs"]))
-        stack.start_beat(SLUICE_METRICS_PORT=str(ports["beat"]))
-        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-        for name, url in urls.items():
-            wait_until(
-                lambda url=url: http_status(f"{url}/healthz") == 200,  # type: ignore[misc]
-                seconds=30,
-                what=f"{name} answering",
-            )
+        urls = start_background(stack)
         yield Observed(stack, gateway, stack.worker_url(), urls["jobs"], urls["beat"])
 
 

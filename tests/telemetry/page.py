@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.support.stack import REPOSITORY
 
@@ -54,12 +55,16 @@ class Scrape:
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of the samples that have a name and some labels; 0 if there are none."""
-        return sum(
-            sample.value
+        return sum(sample.value for sample in self.samples(name, **labels))
+
+    def samples(self, name: str, **labels: str) -> list[Sample]:
+        """Return the samples that have a name and some labels."""
+        return [
+            sample
             for family in self.families.values()
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        ]
 
     def ours(self) -> list[Metric]:
         """Return the families that are Sluice's own."""

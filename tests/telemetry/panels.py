@@ -13,6 +13,13 @@ FOLDER: Final = REPOSITORY / "ops" / "grafana" / "dashboards"
 OF_GRAFANA: Final = {"$__rate_interval": "10s", "$__range": "5m"}
 """What Grafana puts in place of its own variables, for a Prometheus that reads each second."""
 
+NEED_THE_REAL_ENGINE: Final = {
+    "sluice-engine/vLLM/Requests in the engine",
+    "sluice-engine/vLLM/Prefix cache hits",
+    "sluice-engine/vLLM/Tokens of an iteration",
+}
+"""Panels of vLLM's own metrics, which the scripted engine does not have: tests/e2e/test_dashboards.py sees them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:

@@ -13,6 +13,7 @@ from typing import Final
 from tests.support.processes import free_port
 from tests.support.prometheus_server import PROMETHEUS, Target, running_prometheus
 from tests.support.stack import REPOSITORY, Stack, running_stack
+from tests.telemetry.background import start_background
 from tests.telemetry.drawing import draw
 from tests.telemetry.load import load
 from tests.telemetry.panels import boards
@@ -55,10 +56,8 @@ def _start(stack: Stack) -> list[Target]:
     for name in ("worker-0", "worker-1"):
         _start_worker(stack, name, port=str(free_port()))
         targets.append(Target(stack.worker_url(name), "sluice-worker", labels | {"pool": "demo"}))
-    for name, start in (("jobs", stack.start_jobs), ("beat", stack.start_beat)):
-        port = free_port()
-        start(name, SLUICE_METRICS_PORT=str(port))
-        targets.append(Target(f"http://127.0.0.1:{port}", f"sluice-{name}", labels))
+    background = start_background(stack)
+    targets += [Target(url, f"sluice-{name}", labels) for name, url in background.items()]
     return targets
 
 

@@ -6,14 +6,20 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
+from contract.messages import ReturnReason, WorkerState
+from gateway.dispatch.catalogue import Catalogue
+from gateway.jobs.schedule import JOBS
 from tests.gateway.conftest import asking, eventually
+from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL
 from tests.telemetry.conftest import MOST_WAITING, STEP_SECONDS, TOLD_TENANT, Observed, client_of
 from tests.telemetry.page import Scrape, scrape
 
 HTTP = "sluice_gateway_http_requests_total"
 REFUSED = "sluice_gateway_refused_requests_total"
+SLEEPING = "sleeping"
 TENANT_TOKENS = "sluice_gateway_tenant_tokens_total"
 
 Growth = Callable[..., float]
@@ -101,6 +107,59 @@ async def test_refusals_are_counted_by_their_code(
     assert growth(REFUSED) == len(refused), "a look at an earlier answer is no generation request"
 
 
+async def test_a_model_that_sleeps_is_told_by_name_until_it_is_removed(
+    observed: Observed, client: httpx.AsyncClient
+) -> None:
+    async with Redis.from_url(observed.stack.redis.url) as redis:
+        await FakeWorker(redis, SLEEPING).announce(WorkerState.DRAINING, ttl_ms=1)
+        # Told before anybody asks: Prometheus sees no growth in a series that begins with its first event.
+        await eventually(
+            lambda: refusals(observed) == {"no_worker": 0, "model_loading": 0},
+            seconds=10,
+            what="the gateway knowing the model",
+        )
+        answer = await client.post("/v1/completions", json=asking(model=SLEEPING))
+        assert answer.json()["error"]["code"] == "no_worker"
+        assert refusals(observed) == {"no_worker": 1, "model_loading": 0}
+        assert ready_workers(observed) == {MODEL: 1, SLEEPING: 0}
+        await Catalogue(redis).remove(SLEEPING)
+        await eventually(
+            lambda: ready_workers(observed) == {MODEL: 1},
+            seconds=10,
+            what="the gateway forgetting the model",
+        )
+
+
+def refusals(observed: Observed) -> dict[str, float]:
+    """How many requests for the sleeping model were refused, by the reasons that are told."""
+    samples = scrape(observed.gateway).samples(REFUSED, model=SLEEPING)
+    return {sample.labels["reason"]: sample.value for sample in samples}
+
+
+def ready_workers(observed: Observed) -> dict[str, float]:
+    """Ready workers of each model that is told."""
+    samples = scrape(observed.gateway).samples("sluice_queue_ready_workers")
+    return {sample.labels["model"]: sample.value for sample in samples}
+
+
+def test_what_nothing_has_happened_of_yet_is_told(observed: Observed) -> None:
+    told = scrape(observed.gateway)
+    outcomes = {
+        each.labels["outcome"] for each in told.samples("sluice_gateway_image_fetches_total")
+    }
+    assert outcomes == {"fetched", "refused", "failed", "late"}
+    reasons = {each.labels["reason"] for each in told.samples("sluice_gateway_resumed_jobs_total")}
+    assert reasons >= {"lease_expired", *ReturnReason}
+    states = {
+        each.labels["state"] for each in told.samples("sluice_gateway_answers_taken_over_total")
+    }
+    assert states == {"running", "left"}
+    refused = {each.labels["reason"] for each in told.samples(REFUSED, model="")}
+    assert refused >= {"requests", "tokens", "concurrency", "overloaded"}
+    tasks = scrape(observed.jobs).samples("sluice_jobs_tasks_total", outcome="failed")
+    assert {each.labels["task"] for each in tasks} == {job.name for job in JOBS}
+
+
 async def test_a_full_queue_is_an_admission_and_a_refusal(
     client: httpx.AsyncClient, growth: Growth
 ) -> None:
@@ -182,10 +241,18 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
     async with client_of(observed, "rival") as rival:
         # Two run; the others wait.
         body = asking(max_tokens=250)
-        work = [
-            asyncio.create_task(each.post("/v1/completions", json=body))
-            for each in (client, client, client, rival)
-        ]
+
+        def send(*clients: httpx.AsyncClient) -> list[asyncio.Task[httpx.Response]]:
+            posts = (each.post("/v1/completions", json=body) for each in clients)
+            return [asyncio.create_task(post) for post in posts]
+
+        async def both_run() -> bool:
+            told = await asyncio.to_thread(scrape, observed.gateway)
+            return told.value("sluice_queue_leased_jobs", model=MODEL) == 2
+
+        work = send(client, client)
+        await eventually(both_run, seconds=10, what="two jobs running")
+        work += send(client, rival)
 
         async def all_wait() -> Scrape | None:
             told = await asyncio.to_thread(scrape, observed.gateway)

@@ -17,8 +17,9 @@ from tests.support.prometheus_server import (
 )
 from tests.support.redis_server import SYSTEM, Encryption, RedisServer
 from tests.support.stack import Stack, metric, running_stack
+from tests.telemetry.background import start_background
 from tests.telemetry.load import load
-from tests.telemetry.panels import Board, Panel, boards, with_values
+from tests.telemetry.panels import NEED_THE_REAL_ENGINE, Board, Panel, boards, with_values
 from tests.telemetry.promql import RULES, rules_of
 
 pytestmark = [
@@ -33,13 +34,6 @@ WARM_UP_SECONDS = 12.0
 """Until rates over ten seconds are those of the load."""
 CLIENTS = 6
 NAMESPACE = "live"
-
-NEED_THE_REAL_ENGINE = {
-    "sluice-engine/vLLM/Requests in the engine",
-    "sluice-engine/vLLM/Prefix cache hits",
-    "sluice-engine/vLLM/Tokens of an iteration",
-}
-"""The scripted engine is not vLLM. tests/e2e/test_dashboards.py looks at these."""
 
 PANELS = [panel for board in boards() for panel in board.panels]
 
@@ -95,10 +89,8 @@ def _start(stack: Stack, encrypted_redis: str) -> list[Target]:
         _start_worker(stack, name, port=free_port())
         worker = labels | {"pool": "scripted"}
         targets.append(Target(stack.worker_url(name), "sluice-worker", worker))
-    for name, start in (("jobs", stack.start_jobs), ("beat", stack.start_beat)):
-        port = free_port()
-        start(SLUICE_METRICS_PORT=str(port))
-        targets.append(Target(f"http://127.0.0.1:{port}", f"sluice-{name}", labels))
+    background = start_background(stack)
+    targets += [Target(url, f"sluice-{name}", labels) for name, url in background.items()]
     return targets
 
 

@@ -1,0 +1,20 @@
+"""Background jobs and their timetable, with somebody to tell."""
+
+from tests.support.processes import free_port, wait_until
+from tests.support.stack import Stack, http_status
+
+
+def start_background(stack: Stack) -> dict[str, str]:
+    """Start `jobs` and `beat`; return the base URLs of their /metrics, by these names, once both answer."""
+    urls = {}
+    for name, start in (("jobs", stack.start_jobs), ("beat", stack.start_beat)):
+        port = free_port()
+        start(SLUICE_METRICS_PORT=str(port))
+        urls[name] = f"http://127.0.0.1:{port}"
+    for name, url in urls.items():
+        wait_until(
+            lambda url=url: http_status(f"{url}/healthz") == 200,  # type: ignore[misc]
+            seconds=30,
+            what=f"{name} answering",
+        )
+    return urls
