@@ -42,10 +42,11 @@ class _Collector(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Observe until the process is ended."""
+    """Observe until the process is ended; it ends by itself, with an error, if metrics cannot be read."""
     port, urls = int(sys.argv[1]), sys.argv[2:]
-    threading.Thread(target=_scrape, args=(urls,), daemon=True).start()
-    ThreadingHTTPServer(("127.0.0.1", port), _Collector).serve_forever()
+    collector = ThreadingHTTPServer(("127.0.0.1", port), _Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    _scrape(urls)
 
 
 def _scrape(urls: list[str]) -> None:

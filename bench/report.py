@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from statistics import median
 
@@ -162,10 +162,10 @@ def _usage(rounds: Sequence[Measurement], groups: Sequence[str]) -> list[str]:
 
 
 def _pair_lines(systems: Sequence[Sequence[Measurement]]) -> list[str]:
-    """Return the ratio of the tokens per second of the first system and each other one, pair by pair."""
-    ours, *others = (sorted(rounds, key=lambda each: each.round) for rounds in systems)
+    """Return the ratio of the tokens per second of each two systems, pair by pair."""
+    in_order = [sorted(rounds, key=lambda each: each.round) for rounds in systems]
     lines = []
-    for theirs in others:
+    for ours, theirs in combinations(in_order, 2):
         pairs = zip(ours, theirs, strict=True)
         ratios = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
         shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
