@@ -46,6 +46,7 @@ class Endings:
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._confirmed: dict[str, tuple[float, Ending]] = {}
         self._followers: set[asyncio.Task[None]] = set()
+        self._is_failing = False
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -144,8 +145,11 @@ class Endings:
             else:
                 await self._store.release(ending.tenant_id, ending.request_id)
         except RedisError as error:
-            logger.warning("cannot end a reservation now: %s", type(error).__name__)
+            if not self._is_failing:
+                logger.warning("cannot end reservations, tries go on: %s", type(error).__name__)
+            self._is_failing = True
         else:
+            self._is_failing = False
             self._pending.pop(ending.request_id, None)
             self._note_confirmed(ending)
 

@@ -18,6 +18,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.errors import StoreUnavailableError
 from gateway.tasks import end_task
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import NOWHERE
 
 DEFAULT, FLEX, PRIORITY = ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY
@@ -37,7 +38,7 @@ async def nowhere() -> AsyncIterator[Database]:
     await database.aclose()
 
 
-async def _until(book: PriceBook, prompt_micros: int, *, seconds: float = 5) -> None:
+async def _until(book: PriceBook, prompt_micros: int, *, seconds: float = PATIENCE_SECONDS) -> None:
     async with asyncio.timeout(seconds):
         while True:
             price = book.find("m", DEFAULT, utc_now())
@@ -99,7 +100,7 @@ async def test_last_known_prices_hold_while_the_database_is_away(
     task = asyncio.create_task(book.run())
     book.refresh_soon()
     # It has tried and failed, and is not trying while it is ended.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "the last known one holds" not in caplog.text:
             await asyncio.sleep(0.01)
     assert not task.done()
@@ -121,7 +122,7 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
     with pytest.raises(StoreUnavailableError):
         book.find("m", DEFAULT, utc_now())
     book._database = database
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not book._is_loaded:
             await asyncio.sleep(0.01)
     assert book.find("m", DEFAULT, utc_now()) is not None

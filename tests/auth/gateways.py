@@ -9,6 +9,7 @@ from gateway.auth.key_service import CreatedKey
 from gateway.auth.revocation import RevocationListener
 from gateway.errors import ApiError
 from gateway.redis_client import connect
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Gateway:
@@ -37,7 +38,7 @@ class Gateway:
 
 async def have_found_their_place(gateways: list[Gateway]) -> None:
     """Wait until all listen."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while any(gateway.listener._last_id is None for gateway in gateways):
             await asyncio.sleep(0.01)
 
@@ -45,7 +46,7 @@ async def have_found_their_place(gateways: list[Gateway]) -> None:
 async def seconds_until_refused(gateways: list[Gateway], key: CreatedKey) -> float:
     """Wait until no gateway accepts the key; return how long that took."""
     began = time.monotonic()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while any([await gateway.accepts(key) for gateway in gateways]):
             await asyncio.sleep(0.005)
     return time.monotonic() - began

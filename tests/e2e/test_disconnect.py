@@ -11,13 +11,11 @@ from contract import keys
 from tests.e2e.caller import calling
 from tests.e2e.conftest import MAX_SEQUENCES
 from tests.e2e.examples import COUNTING, ids_of
+from tests.support.patience import crowded
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-ONE_SECOND = 2.0
-"""What the promised second may take on a machine that has other things to do."""
 
 LONG_PROMPTS = 24
 LONG_PROMPT_TOKENS = 2_000
@@ -91,7 +89,7 @@ def test_client_killed_in_the_queue_is_never_run(
             seconds=30,
             what="the engine being full",
         )
-        [crowded, *_] = jobs = job_keys(store)
+        [first, *_] = jobs = job_keys(store)
         claimed = worker_metric(stack, "sluice_worker_jobs_claimed_total")
         with calling(
             stack.gateways[1], stack.key("waiter"), prompt=COUNTING, max_tokens=5, stream=stream
@@ -104,16 +102,16 @@ def test_client_killed_in_the_queue_is_never_run(
                 phase="in the queue",
             )
 
-        assert seconds < ONE_SECOND
+        assert seconds < crowded(1)
         assert answer == b""
-        assert crowded.startswith(keys.job_prefix(MODEL).encode())
+        assert first.startswith(keys.job_prefix(MODEL).encode())
         assert store.zrange(keys.active_tenants(MODEL), 0, -1) == []
         killed_at, _ = crowd.kill()
         seconds = seconds_until(
             lambda: is_idle(stack), since=killed_at, phase=f"with {MAX_SEQUENCES} sequences"
         )
 
-    assert seconds < ONE_SECOND
+    assert seconds < crowded(1)
     assert held(store) == []
     assert worker_metric(stack, "sluice_worker_jobs_claimed_total") == claimed
 
@@ -145,7 +143,7 @@ def test_client_killed_during_prefill_stops_the_engine(
             lambda: is_idle(stack) and not held(store), since=killed_at, phase="during prefill"
         )
 
-    assert seconds < ONE_SECOND
+    assert seconds < crowded(1)
     generated = worker_metric(stack, "sluice_worker_completion_tokens_total") - generated
     assert generated < LONG_PROMPTS, "every prompt that is read gives one token"
     check_stays_idle(stack, since=killed_at)
@@ -173,6 +171,6 @@ def test_client_killed_between_tokens_stops_the_engine(
         )
 
     generated = worker_metric(stack, "sluice_worker_completion_tokens_total")
-    assert seconds < ONE_SECOND
+    assert seconds < crowded(1)
     assert generated - before < 8 * 2_000, "it did not end by itself"
     check_stays_idle(stack, since=killed_at)

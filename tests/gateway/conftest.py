@@ -14,6 +14,7 @@ from contract.messages import WorkerState
 from tests.gateway.desk import GATEWAY, Desk, hurry
 from tests.gateway.desk import MODEL as DESK_MODEL
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import crowded
 from tests.support.stack import MODEL, Stack, running_stack
 
 BODY_TIMEOUT_SECONDS = 1.5
@@ -152,16 +153,16 @@ async def serve(
 
 
 async def eventually(condition: Callable[[], Any], *, seconds: float, what: str) -> None:
-    """Wait until `condition` (which may be a coroutine function) holds."""
+    """Wait until `condition` (which may be a coroutine function) holds: so long on a quiet machine."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
+    deadline = loop.time() + crowded(seconds)
     while True:
         held = condition()
         if asyncio.iscoroutine(held):
             held = await held
         if held:
             return
-        assert loop.time() < deadline, f"{what} did not happen within {seconds} s"
+        assert loop.time() < deadline, f"{what} did not happen within {crowded(seconds)} s"
         await asyncio.sleep(0.01)
 
 

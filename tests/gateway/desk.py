@@ -18,6 +18,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
 from gateway.redis_client import PipeliningExecutor
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PATIENCE_SECONDS
 
 MODEL = "m"
 GATEWAY = "gw-1"
@@ -111,7 +112,9 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
 
 
-async def take(generation: Generation, number: int, *, seconds: float = 3.0) -> list[Any]:
+async def take(
+    generation: Generation, number: int, *, seconds: float = PATIENCE_SECONDS
+) -> list[Any]:
     """Wait for a number of messages."""
     taken: list[Any] = []
     async with asyncio.timeout(seconds):

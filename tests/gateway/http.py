@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.support.patience import PATIENCE_SECONDS
+
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
 
 
@@ -63,7 +65,7 @@ async def connection(
 
 async def read_response(reader: asyncio.StreamReader) -> httpx.Response:
     """Read one answer that has a content-length."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         start = (await reader.readuntil(b"\r\n\r\n")).decode()
         status, *lines = start.rstrip().split("\r\n")
         headers = [tuple(line.split(": ", 1)) for line in lines]

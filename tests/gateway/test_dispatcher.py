@@ -28,6 +28,7 @@ from gateway.errors import OverloadedError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
 from tests.support.fake_worker import FakeWorker, delta
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def test_replies_come_in_order_and_end_with_the_job(
@@ -51,7 +52,7 @@ async def test_replies_of_one_frame_find_their_requests(desk: Desk, worker: Fake
     claims = await worker.claim(3)
     await worker.send(GATEWAY, deltas=[delta(claim, str(i)) for i, claim in enumerate(claims)])
     assert texts(await take(generations[0], 1)) == ["0"]
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         replies = await generations[1].replies()
     assert [(index, message.text) for index, message in replies if isinstance(message, Delta)] == [
         (0, "1"),
@@ -329,5 +330,5 @@ async def test_loops_end_though_redis_swallows_the_cancellation(
     await entered.wait()
     task.cancel()
     # A read that swallowed its own cancellation still blocks for a second.
-    done, _ = await asyncio.wait({task}, timeout=2)
+    done, _ = await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
     assert done

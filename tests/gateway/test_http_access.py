@@ -23,6 +23,7 @@ from tests.gateway.conftest import (
     gateway_client,
 )
 from tests.gateway.http import message_of
+from tests.support.patience import crowded
 from tests.support.stack import MODEL, Stack
 
 
@@ -82,7 +83,7 @@ async def test_revoked_key_is_refused_within_a_second_by_every_gateway(
         await keys.revoke("acme", created.record.id)
         for client in clients:
             await eventually(functools.partial(_is_refused, client), seconds=1, what="the refusal")
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < crowded(1)
         for client in clients:
             message = message_of(
                 await client.get("/v1/models"),

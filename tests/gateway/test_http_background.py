@@ -13,6 +13,7 @@ from tests.gateway.coming_back import Events, Reader, await_status, go_on, statu
 from tests.gateway.conftest import asking, complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
 from tests.support.events import DONE, numbered_events
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL
 
 
@@ -57,7 +58,7 @@ async def test_background_completion_says_how_it_stands(
     assert claim.job.is_background
     assert await status_of(client, request_id) == "queued"
     await worker.say(claim, "a")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await status_of(client, request_id) != "in_progress":
             await asyncio.sleep(0.05)
     await worker.conclude(claim, "b")

@@ -16,6 +16,7 @@ from tests.gateway.coming_back import Reader, go_on
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, serve
 from tests.gateway.http import message_of
 from tests.support.events import numbered_events
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 
 
@@ -151,7 +152,7 @@ async def test_request_that_found_the_queue_full_leaves_its_key_free(
     waiting = [
         asyncio.create_task(complete(client, model="full")) for _ in range(MOST_WAITING_OF_TENANT)
     ]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while int(await store.get(keys.waiting("full")) or 0) < MOST_WAITING_OF_TENANT:
             await asyncio.sleep(0.02)
     for stream in (False, True):

@@ -7,6 +7,7 @@ from contract.messages import Delta, JobFinished, JobStarted, PromptScored
 from gateway.dispatch.generation import DELTA_BYTES, Generation
 from gateway.dispatch.selection import Message, Selection
 from tests.contract.test_queue import job
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def delta(text: str, choice: int = 0) -> Delta:
@@ -71,7 +72,7 @@ async def test_consumer_hears_of_an_overflow_by_a_single_delta() -> None:
     waiting = asyncio.create_task(inbox.replies())
     await asyncio.sleep(0)
     assert not inbox.push(0, delta("x" * 200))
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await waiting == []
     assert inbox.overflowed
 

@@ -31,6 +31,7 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.tenants import change_tenant
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 PROMPT_MICROS, CACHED_MICROS, COMPLETION_MICROS = 3_000_001, 1_000_000, 7_000_003
@@ -45,7 +46,7 @@ class Customer:
     client: httpx.AsyncClient
     store: "Redis"
 
-    async def records(self, count: int, *, seconds: float = 3.0) -> list[UsageRecord]:
+    async def records(self, count: int, *, seconds: float = PATIENCE_SECONDS) -> list[UsageRecord]:
         """Wait until nothing of the tenant is open, and check that there are so many records."""
         bucket = keys.bucket_of(self.tenant)
 

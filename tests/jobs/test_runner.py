@@ -20,6 +20,7 @@ from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings, load_settings
+from tests.support.patience import crowded
 from tests.support.redis_server import RedisServer
 
 
@@ -101,7 +102,7 @@ def test_job_that_takes_too_long_is_ended(runner: Runner) -> None:
 
     began = time.monotonic()
     runner.run(_job(hang, limit_seconds=0.1))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < crowded(1)
 
 
 def test_process_that_is_to_end_breaks_off_what_runs(

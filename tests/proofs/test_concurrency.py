@@ -11,6 +11,7 @@ from gateway.accounts.limits import LimitScope
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import Books
 from tests.proofs.office import Credential, Office
+from tests.support.patience import crowded
 from tests.support.stack import Stack, metric
 
 pytestmark = [
@@ -21,8 +22,6 @@ pytestmark = [
 ONE_AFTER_THE_OTHER = 200
 PLACES = 8
 CLIENTS = 200
-AT_ONCE_SECONDS = 2.0
-"""What a few milliseconds may take on a machine that has other things to do."""
 
 
 async def one_place(office: Office, tenant: str, scope: LimitScope = LimitScope.KEY) -> Credential:
@@ -110,7 +109,7 @@ async def test_a_client_that_leaves_gives_its_place_back_at_once(
         )
         assert left.has_left
         seconds = await seconds_until_served(stack.gateways[1 - number % 2], key)
-        assert seconds < AT_ONCE_SECONDS
+        assert seconds < crowded(0.5)
     await books.settled()
     outcomes = Counter(row["outcome"] for row in await books.rows(key.tenant))
     assert outcomes == {"cancelled": 5, "finished": 5}

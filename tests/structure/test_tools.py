@@ -118,7 +118,7 @@ def test_calls_are_read_out_of_a_text(text: str, calls: list[Any]) -> None:
 
 
 def test_reading_calls_takes_linear_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert parse_tool_calls('<tool_call>{"name": "' * 50_000) == []
     assert parse_tool_calls("<tool_call>" + "</tool_call>" * 100_000) == []
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2

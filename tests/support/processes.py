@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.support.patience import crowded
+
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
 
@@ -46,11 +48,14 @@ def is_free(port: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
-    """Poll `condition` until it holds. Raise TimeoutError, saying `what` did not happen."""
-    deadline = time.monotonic() + seconds
+    """Poll `condition` until it holds: so long on a quiet machine.
+
+    Raise TimeoutError, saying `what` did not happen.
+    """
+    deadline = time.monotonic() + crowded(seconds)
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not happen within {seconds} s")
+            raise TimeoutError(f"{what} did not happen within {crowded(seconds)} s")
         time.sleep(0.02)
 
 

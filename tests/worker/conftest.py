@@ -27,6 +27,7 @@ from contract.messages import (
 )
 from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.link import Link
@@ -116,12 +117,14 @@ class Gateway:
                 self._last = entry_id
                 self.frames.append(messages.decode_frame(values[b"f"]))
 
-    async def read_until(self, condition: Callable[[], object], *, seconds: float = 10.0) -> None:
+    async def read_until(
+        self, condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS
+    ) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await self.read()
 
-    async def finished(self, *jobs: GenerationJob, seconds: float = 10.0) -> None:
+    async def finished(self, *jobs: GenerationJob, seconds: float = PATIENCE_SECONDS) -> None:
         """Read until all these jobs have finished or failed."""
         wanted = {job.handle for job in jobs}
         await self.read_until(lambda: wanted <= self.ended_handles(), seconds=seconds)

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
@@ -205,7 +206,7 @@ async def test_signal_while_loading_stops_the_process(
         redis_url=SecretStr(redis_server.url),
     )
     serving = asyncio.create_task(serve(settings, lambda: Slow(MODEL_FOLDER, Script())))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (card := await card_of(redis)) is None:
             await asyncio.sleep(0.01)
     assert (card.state, card.context_window) == (WorkerState.LOADING, 2048)

@@ -23,6 +23,7 @@ from contract.messages import (
 from contract.queue import LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, resumed, running_worker
 from worker.engine.base import EngineRequest, EngineStep, SequenceEnd
@@ -100,7 +101,7 @@ class Bench:
 
     async def receipt(self, job: GenerationJob) -> JobReceipt:
         """Wait until a job has ended, in Redis and in the engine; return what is left of it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 (receipt,) = await self.gateway.queue.receipts([job.id])
                 if receipt.state in (JobState.ENDED, JobState.ABSENT):
@@ -109,7 +110,7 @@ class Bench:
 
     async def sampled(self, job: GenerationJob, tokens: int) -> None:
         """Wait until the engine has sampled so many tokens of a job."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while self.engine.sampled[job.id] < tokens:
                 await asyncio.sleep(0.001)
 
@@ -268,9 +269,10 @@ async def test_job_that_went_to_another_worker(run: Callable[..., Any], redis: "
     bench = await run(job)
     await bench.sampled(job, 5)
     await redis.hset(keys.job(MODEL, job.id), mapping={"worker": "another", "completion": "7"})
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while bench.engine._running:
             await asyncio.sleep(0.005)
+    assert bench.engine.sampled[job.id] < job.max_tokens, "it did not end by itself"
     await asyncio.sleep(0.1)
     (receipt,) = await bench.gateway.queue.receipts([job.id])
     assert (receipt.state, receipt.completion_tokens) == (JobState.RUNNING, 7)
@@ -284,7 +286,7 @@ async def test_job_that_is_handed_back(run: Callable[..., Any]) -> None:
     for job in (running, cancelled):
         await bench.sampled(job, 5)
     await bench.runner.drain(0.0)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(await bench.gateway.queue.reclaim()) < 2:
             await asyncio.sleep(0.01)
     await bench.cancel(cancelled)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from contract import keys
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer, running_redis
 from tests.worker.conftest import MODEL, Gateway, connect, make_job, running_worker
 from worker.engine.scripted import Script
@@ -49,9 +50,11 @@ async def test_jobs_are_given_up_when_too_much_is_unwritten(own_redis: RedisServ
         async with worker as (runner, engine, _):
             await gateway.begin(job)
             own_redis.stop()
-            async with asyncio.timeout(5):
+            (sequence,) = engine._running.values()
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while engine._running:
                     await asyncio.sleep(0.01)
+            assert sequence.generated < job.max_tokens, "it did not end by itself"
             assert not runner._generations
             assert not runner._writer.outbox("g1").deltas, "nothing of it is kept in memory"
             own_redis.start()
@@ -71,14 +74,14 @@ async def test_job_that_ended_meanwhile_leaves_nothing_in_a_redis_that_came_back
         async with running_worker(own_redis, STEADY) as (runner, engine, _):
             await gateway.begin(job)
             own_redis.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while engine._running:
                     await asyncio.sleep(0.01)
             own_redis.start()
             gateway._last = "0"
             await gateway.live()
             await gateway.finished(job)
-            await asyncio.wait_for(runner._leases.settled.wait(), 5)
+            await asyncio.wait_for(runner._leases.settled.wait(), PATIENCE_SECONDS)
             assert not await client.exists(keys.job(MODEL, job.id))
             assert not await client.zcard(keys.leases(MODEL))
             again = make_job()

@@ -17,6 +17,7 @@ from typing_extensions import override
 from contract import keys, messages
 from contract.messages import JobFinished, JobReturned, ReturnReason, WorkerCard, WorkerState
 from contract.queue import RequeueResult
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
@@ -181,7 +182,7 @@ async def test_engine_is_tried_until_it_starts(
         await ready(gateway)
         factory.made[0].die()
         await announced(redis, WorkerState.RESTARTING)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (card := await announced(redis, WorkerState.RESTARTING)).last_failure != (
                 "The engine could not be started: no memory"
             ):
@@ -256,12 +257,12 @@ async def test_signal_while_restarting_ends_at_once(
         factory.made[0].die()
         await announced(redis, WorkerState.RESTARTING)
         if when == "start":
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while len(factory.made) < 2:
                     await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await asyncio.wait_for(task, 5) == EXIT_STOPPED
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await card_of(redis) is not None:
             await asyncio.sleep(0.01)
 
@@ -288,7 +289,7 @@ async def test_probes_while_restarting(
             if each.startswith("sluice_worker_engine_start_pause_seconds ")
         ]
         assert 30 < float(line.split()[1]) <= 60
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await get(port, "/healthz"))[0] != 503:
                 await asyncio.sleep(0.1)
 
@@ -324,7 +325,7 @@ async def test_drain_of_a_hanging_engine_gives_back_in_time(
         await gateway.begin(job)
         engine.hangs = True
         await gateway.enqueue(late)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await gateway.queue.status()).leased_jobs < 2:
                 await asyncio.sleep(0.01)
         await runner.drain(0.2)

@@ -23,6 +23,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, make_job, resumed, running_worker
 from worker.engine.base import SequenceEnd, SequenceOutput
@@ -380,7 +381,7 @@ async def test_job_goes_on_at_another_worker(
         assert end.completion_tokens == expected.completion_tokens
         assert (end.prompt_tokens, end.cached_tokens, end.chosen) == (3, 0, expected.chosen)
         (receipt,) = await gateway.queue.receipts([job.id])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await gateway.queue.status()).leased_jobs:
                 await asyncio.sleep(0.01)
         (receipt,) = await gateway.queue.receipts([job.id])

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract.messages import GenerationJob, JobFinished, ReturnReason
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, make_job, running_worker
 from worker.engine.base import EngineDeadError, EngineRequest, EngineStep
@@ -82,12 +83,12 @@ async def test_suspect_that_ends_without_a_token_lets_the_next_one_in(
         assert isinstance(engine, Watching)
         engine.may_step.clear()
         await gateway.enqueue(first, second, third)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not engine.order:
                 await asyncio.sleep(0.01)
         assert await gateway.queue.cancel(second.id, second.tenant)
         assert await gateway.queue.cancel(first.id, first.tenant)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while engine.order != ["suspect-0", "suspect-2"]:
                 await asyncio.sleep(0.01)
         engine.may_step.set()

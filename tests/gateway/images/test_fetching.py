@@ -25,6 +25,7 @@ from tests.gateway.images.serving import (
     redirect,
     serving,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 FILES = {
     "image/png": PNG,
@@ -164,7 +165,7 @@ async def test_cancelled_request_leaves_no_connection_and_no_place_taken(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(server.left.wait(), timeout=5)
+    await asyncio.wait_for(server.left.wait(), timeout=PATIENCE_SECONDS)
     assert await fetch(fetcher, f"{base}/a.png") == [PNG]
 
 

@@ -20,6 +20,7 @@ from tests.gateway.images.serving import (
     image,
     is_served,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -117,7 +118,7 @@ async def test_bad_answer_is_refused(
     assert caught.value.param == PARAM
     assert server.connections == 1
     if not isinstance(answer, bytes):
-        await asyncio.wait_for(server.left.wait(), timeout=5)
+        await asyncio.wait_for(server.left.wait(), timeout=PATIENCE_SECONDS)
 
 
 async def silence(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
@@ -141,7 +142,7 @@ async def test_slow_answer_is_not_waited_for(server: Server, names: Names, answe
     with pytest.raises(InvalidParameterError) as caught:
         await fetch(fetcher, f"http://images.example:{server.port}/a.png")
     assert caught.value.message == f"'{PARAM}' did not arrive within 0.3 seconds."
-    await asyncio.wait_for(server.left.wait(), timeout=5)
+    await asyncio.wait_for(server.left.wait(), timeout=PATIENCE_SECONDS)
 
 
 async def test_name_server_that_does_not_answer_is_not_waited_for(
@@ -193,7 +194,7 @@ async def test_first_failure_ends_the_others(server: Server, fetcher: ImageFetch
     with pytest.raises(InvalidParameterError, match="is not image/png") as caught:
         await fetch(fetcher, f"{base}/slow.png", f"{base}/bad.png")
     assert caught.value.param == "messages[0].content[2].image_url.url"
-    await asyncio.wait_for(server.left.wait(), timeout=5)
+    await asyncio.wait_for(server.left.wait(), timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("size", [128, 1000, 4096])
@@ -220,6 +221,6 @@ async def test_server_that_does_not_shake_hands_is_not_waited_for(names: Names) 
     fetcher = fetching(f"*:{port}", names=names, is_allowed=is_served, timeout_seconds=0.2)
     with pytest.raises(InvalidParameterError, match=r"within 0\.2 seconds"):
         await fetch(fetcher, f"https://images.example:{port}/")
-    await asyncio.wait_for(left.wait(), timeout=5)
+    await asyncio.wait_for(left.wait(), timeout=PATIENCE_SECONDS)
     listening.close()
     await listening.wait_closed()

@@ -9,6 +9,7 @@ import pytest
 from contract import tracing as shared
 from gateway import tracing
 from gateway.settings import Settings
+from tests.support.patience import crowded
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, running_stack
 from tests.telemetry.traces.asking import ask, start_scripted_worker
@@ -57,7 +58,7 @@ def assert_processes_end_in_time(stack: Stack) -> None:
     for name in ("worker", "gateway"):
         began = time.monotonic()
         assert stack.stop(name) == 0
-        assert time.monotonic() - began < shared.FLUSH_SECONDS + MOST_SECONDS
+        assert time.monotonic() - began < crowded(shared.FLUSH_SECONDS + 1)
 
 
 def test_requests_do_not_feel_that_the_collector_hangs(hanging: Collector) -> None:
@@ -98,7 +99,7 @@ def test_spans_that_nobody_takes_are_bounded_and_cost_no_time(
     finally:
         began = time.monotonic()
         tracing.stop()
-        assert time.monotonic() - began < shared.FLUSH_SECONDS + 1
+        assert time.monotonic() - began < crowded(shared.FLUSH_SECONDS)
     assert not tracing.is_on()
 
 

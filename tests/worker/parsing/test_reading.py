@@ -18,6 +18,7 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, make_job, resumed, running_worker
 from worker.engine.scripted import Script, ScriptedEngine
@@ -28,7 +29,7 @@ STEADY = Script(step_seconds=0.002)
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
