@@ -11,6 +11,7 @@ from tests.e2e.asking import wait_until_listed
 from tests.e2e.seeds.calling import Caller
 from tests.e2e.seeing import make_seeing_model
 from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, running_stack
+from tests.telemetry.traces.collector import Collector, running_collector
 
 ALIASES = ("mistral", "your-model")
 """Names under which the documents of other APIs ask for their model."""
@@ -20,17 +21,28 @@ MAX_WAITING_JOBS_OF_TENANT = 100
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
+def collector() -> Iterator[Collector]:
+    """Where the deployment exports the traces of clients that ask for it."""
+    with running_collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def stack(collector: Collector) -> Iterator[Stack]:
+    traced = {**collector.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
     with running_stack() as stack:
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(
-                name, SLUICE_MAX_WAITING_JOBS_OF_TENANT=str(MAX_WAITING_JOBS_OF_TENANT)
+                name,
+                SLUICE_MAX_WAITING_JOBS_OF_TENANT=str(MAX_WAITING_JOBS_OF_TENANT),
+                **traced,
             )
         stack.start_worker(
             ready_seconds=ENGINE_START_SECONDS,
             SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES),
             SLUICE_MODEL_ALIASES=",".join(ALIASES),
             VLLM_CPU_OMP_THREADS_BIND="auto",  # As where nothing is set: one engine has its cores.
+            **traced,
         )
         for url in stack.gateways:
             with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:

@@ -1,0 +1,33 @@
+"""The trace of a request on the real engine."""
+
+import pytest
+
+from tests.support.stack import Stack
+from tests.telemetry.traces.asking import ask
+from tests.telemetry.traces.collector import Collector
+from tests.telemetry.traces.walk import REQUEST, WHOLE, by_name, check_order, check_parents
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 24
+
+
+def test_streamed_request_is_one_trace_from_the_client_to_the_engine(
+    stack: Stack, collector: Collector
+) -> None:
+    asked = ask(
+        stack,
+        stream=True,
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        stream_options={"include_usage": True},
+    )
+    assert asked.chunks[-1]["usage"]["completion_tokens"] == TOKENS
+    trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
+    check_parents(trace, asked)
+    check_order(trace)
+    assert all(span.end > span.start for span in trace.values()), "each takes time"
+    for name in (REQUEST, "generate"):
+        assert trace[name].attributes["gen_ai.usage.output_tokens"] == TOKENS
+    assert trace["generate"].attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert not any(span.is_error or span.links for span in trace.values())

@@ -1,0 +1,51 @@
+"""The spans of a request as it walks through the rooms."""
+
+from tests.telemetry.traces.asking import Asked
+from tests.telemetry.traces.collector import Span
+
+REQUEST = "POST /v1/completions"
+ROOM_SPANS = ("authenticate", "plan", "reserve", "attempt", "settle")
+"""Children of the request's span."""
+WORKER_SPANS = ("claim", "prefill", "decode")
+"""Children of the worker's span."""
+WHOLE = (REQUEST, *ROOM_SPANS, "queue", "generate", *WORKER_SPANS)
+
+
+def by_name(trace: list[Span]) -> dict[str, Span]:
+    """Return the spans of a trace in which each name is there once."""
+    named = {span.name: span for span in trace}
+    assert len(named) == len(trace), [span.name for span in trace]
+    return named
+
+
+def check_parents(trace: dict[str, Span], asked: Asked) -> None:
+    """Check that the spans are all of a completion's, each in its process and below its parent."""
+    assert sorted(trace) == sorted(WHOLE)
+    request, attempt, generate = (trace[name] for name in (REQUEST, "attempt", "generate"))
+    assert {name: span.parent_id for name, span in trace.items()} == {
+        REQUEST: asked.client_span_id,
+        **dict.fromkeys(ROOM_SPANS, request.span_id),
+        "queue": attempt.span_id,
+        "generate": attempt.span_id,
+        **dict.fromkeys(WORKER_SPANS, generate.span_id),
+    }
+    worker = {"queue", "generate", *WORKER_SPANS}
+    assert {name: span.service for name, span in trace.items()} == {
+        **dict.fromkeys(trace, "sluice-gateway"),
+        **dict.fromkeys(worker, "sluice-worker"),
+    }
+
+
+def check_order(trace: dict[str, Span]) -> None:
+    """Check that the spans follow each other as the request walks, without gaps in the worker."""
+    walk = ["authenticate", "plan", "reserve", "queue", "claim", "prefill", "decode"]
+    starts = [trace[name].start for name in walk]
+    assert starts == sorted(starts)
+    assert all(span.start <= span.end for span in trace.values())
+    assert trace["queue"].end == trace["claim"].start == trace["generate"].start
+    assert trace["claim"].end == trace["prefill"].start
+    assert trace["prefill"].end == trace["decode"].start
+    assert trace["decode"].end == trace["generate"].end
+    request = trace[REQUEST]
+    assert all(request.start <= trace[name].start <= request.end for name in ROOM_SPANS)
+    assert trace["settle"].end <= request.end
