@@ -17,6 +17,7 @@ from contract.metrics import UNKNOWN
 from contract.redis_url import redis_client
 from contract.scripts import LuaScript
 from gateway import store_telemetry
+from gateway.tasks import end_task
 
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
@@ -28,6 +29,9 @@ MOST_FLUSHES: Final = 8
 _WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
 """Answered when there is something to tell, so that their time says nothing of Redis."""
 _PIPELINE: Final = "pipeline"
+
+_Command = tuple[tuple[Any, ...], asyncio.Future[Any]]
+"""What is sent, and where its reply goes."""
 
 
 def connect(url: str, *, max_connections: int) -> "Redis":
@@ -108,7 +112,7 @@ class PipeliningExecutor:
 
     def __init__(self, client: "Redis") -> None:
         self._client = client
-        self._pending: list[tuple[tuple[Any, ...], asyncio.Future[Any]]] = []
+        self._pending: list[_Command] = []
         self._flushes: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
 
@@ -127,6 +131,12 @@ class PipeliningExecutor:
         store_telemetry.redis_answered(_name_of(args), began)
         return value
 
+    async def aclose(self) -> None:
+        """Fail what is on its way: a client that is closed next must not be used again."""
+        pending, self._pending = self._pending, []
+        self._fail(pending, RedisConnectionError("closed"))
+        await asyncio.gather(*(end_task(flush) for flush in self._flushes))
+
     def _schedule(self) -> None:
         if self._pending and not self._is_scheduled and len(self._flushes) < MOST_FLUSHES:
             self._is_scheduled = True
@@ -143,7 +153,7 @@ class PipeliningExecutor:
         self._flushes.discard(task)
         self._schedule()
 
-    async def _flush(self, batch: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]) -> None:
+    async def _flush(self, batch: list[_Command]) -> None:
         # Not measured as a pipeline: its commands are, one by one, as those who wait for them see it.
         pipeline = Redis.pipeline(self._client, transaction=False)
         for args, _ in batch:
@@ -154,7 +164,12 @@ class PipeliningExecutor:
         except TimeoutError:
             error = RedisTimeoutError(f"no answer within {FLUSH_TIMEOUT_SECONDS} s")
             replies = [error] * len(batch)
-            self._fail_pending(error)
+            # What was not sent yet has waited as long as what was.
+            pending, self._pending = self._pending, []
+            self._fail(pending, error)
+        except asyncio.CancelledError:
+            self._fail(batch, RedisConnectionError("closed"))
+            raise
         except Exception as error:  # noqa: BLE001 - handed to the callers, each of whom waits for it
             replies = [error] * len(batch)
         for (_, future), reply in zip(batch, replies, strict=True):
@@ -165,12 +180,11 @@ class PipeliningExecutor:
             else:
                 future.set_result(reply)
 
-    def _fail_pending(self, error: RedisTimeoutError) -> None:
-        """Fail what was not sent yet: it has waited as long as what was."""
-        pending, self._pending = self._pending, []
-        for _, future in pending:
-            if not future.done():
-                future.set_exception(error)
+    @staticmethod
+    def _fail(commands: list[_Command], error: RedisError) -> None:
+        for _, reply in commands:
+            if not reply.done():
+                reply.set_exception(error)
 
 
 def _name_of(args: tuple[Any, ...]) -> str:

@@ -99,6 +99,7 @@ async def open_context(
         listener.start()
         stack.push_async_callback(listener.stop)
         executor = PipeliningExecutor(redis)
+        stack.push_async_callback(executor.aclose)
         catalogue = Catalogue(executor)
         dispatcher = Dispatcher(
             gateway=f"gw-{secrets.token_hex(6)}",

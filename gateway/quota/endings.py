@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 
 from gateway.accounts.usage import UsageRecord
 from gateway.quota.store import QuotaStore
+from gateway.tasks import end_task
 
 WAIT_SECONDS: Final = 0.25
 """How long whoever ends a reservation waits for it; what takes longer goes on in the background."""
@@ -79,9 +80,9 @@ class Endings:
                 return
             del self._confirmed[request_id]
 
-    async def send(self, ending: Ending, *, wait_seconds: float = WAIT_SECONDS) -> bool:
-        """Send an ending. Return whether it has arrived within the time; if not, it will be sent again."""
-        await asyncio.wait({self._begin(ending)}, timeout=wait_seconds)
+    async def send(self, ending: Ending) -> bool:
+        """Send an ending. Return whether it has arrived within WAIT_SECONDS; if not, it will be sent again."""
+        await asyncio.wait({self._begin(ending)}, timeout=WAIT_SECONDS)
         return ending.request_id not in self._pending
 
     async def run(self) -> None:
@@ -100,8 +101,8 @@ class Endings:
             await self._send_some(deadline - time.monotonic())
             if self._pending:
                 await asyncio.sleep(0.05)
-        for task in (*self._attempts.values(), *self._followers):
-            task.cancel()
+        tasks = (*self._attempts.values(), *self._followers)
+        await asyncio.gather(*(end_task(task) for task in tasks))
         if self._pending:
             logger.error("%d reservations could not be ended; they expire", len(self._pending))
 

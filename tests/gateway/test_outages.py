@@ -33,6 +33,16 @@ async def start_worker(stack: Stack, name: str, **environment: str) -> None:
     await asyncio.to_thread(start, **(SHORT_LEASE | environment))
 
 
+async def running(stack: Stack, *, jobs: int) -> None:
+    """Wait until a deployment's worker runs so many jobs."""
+
+    async def are_running() -> bool:
+        count = await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running")
+        return count == jobs
+
+    await eventually(are_running, seconds=2, what="the jobs running")
+
+
 async def streamed_while(
     client: httpx.AsyncClient, happens: Callable[[], Awaitable[None]], **parameters: Any
 ) -> list[dict[str, Any]]:
@@ -158,14 +168,14 @@ async def test_gateway_that_is_stopped_finishes_its_streams(stack: Stack, key: s
     stack.gateways.remove(url)
     process = stack.processes.pop("stopping")
     async with gateway_client(url, key) as client:
-        stream = asyncio.create_task(complete(client, max_tokens=60, stream=True))
-        whole = asyncio.create_task(complete(client, max_tokens=60))
-        await asyncio.sleep(0.3)
+        stream = asyncio.create_task(complete(client, max_tokens=150, stream=True))
+        whole = asyncio.create_task(complete(client, max_tokens=150))
+        await running(stack, jobs=2)
         process.send_signal(signal.SIGTERM)
         chunks = parse_chunks((await stream).content)
         answer = (await whole).json()
     assert texts_by_choice(chunks) == {0: answer["choices"][0]["text"]}
-    assert chunks[-1]["usage"]["completion_tokens"] == 60
+    assert chunks[-1]["usage"]["completion_tokens"] == 150
     # uvicorn raises the signal again once it is done.
     assert await asyncio.to_thread(process.wait, 10) in (0, -signal.SIGTERM)
     log = stack.log("stopping")
@@ -178,12 +188,7 @@ async def test_jobs_of_a_killed_gateway_are_stopped(stack: Stack, key: str, stor
     stack.gateways.remove(url)
     async with gateway_client(url, key) as client:
         request = asyncio.create_task(complete(client, n=2, max_tokens=2000, stream=True))
-        running = "sluice_worker_jobs_running"
-        await eventually(
-            lambda: asyncio.to_thread(metric, stack.worker_url(), running),
-            seconds=2,
-            what="the job running",
-        )
+        await running(stack, jobs=1)
         stack.kill("killed")
         with pytest.raises(httpx.RemoteProtocolError):
             await request
@@ -208,7 +213,7 @@ async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
     async with gateway_client(own_stack.url, key) as client:
         assert (await complete(client)).status_code == 200
         stream = asyncio.create_task(complete(client, max_tokens=400, stream=True))
-        await asyncio.sleep(0.3)
+        await running(own_stack, jobs=1)
         own_stack.redis.stop()
 
         assert (await client.get("/readyz")).status_code == 503

@@ -28,11 +28,12 @@ from tests.gateway.conftest import (
     complete,
     eventually,
     gateway_client,
+    jobs_in_redis,
     serve,
 )
 from tests.gateway.tenants import change_tenant
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.stack import MODEL, Stack
+from tests.support.stack import MODEL, Stack, metric
 
 PROMPT_MICROS, CACHED_MICROS, COMPLETION_MICROS = 3_000_001, 1_000_000, 7_000_003
 
@@ -239,8 +240,14 @@ async def test_estimate_tells_the_most_that_a_request_may_cost(
 async def test_client_that_leaves_pays_for_what_was_generated(
     customer: Customer, prices: None, stream: bool
 ) -> None:
+    url, tokens = customer.stack.worker_url(), "sluice_worker_completion_tokens_total"
+    before = await asyncio.to_thread(metric, url, tokens)
     task = asyncio.create_task(complete(customer.client, max_tokens=2000, stream=stream))
-    await asyncio.sleep(0.6)
+
+    async def runs() -> bool:
+        return await asyncio.to_thread(metric, url, tokens) > before
+
+    await eventually(runs, seconds=2, what="the first token")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     [record] = await customer.records(1)
@@ -258,7 +265,11 @@ async def test_client_that_leaves_pays_for_what_was_generated(
 async def test_client_that_leaves_the_queue_pays_nothing(customer: Customer) -> None:
     await serve(customer.store, "busy")
     task = asyncio.create_task(complete(customer.client, model="busy"))
-    await asyncio.sleep(0.5)
+
+    async def waits() -> bool:
+        return (await jobs_in_redis(customer.store, "busy"))["waiting"] == 1
+
+    await eventually(waits, seconds=2, what="the job being queued")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     [record] = await customer.records(1)

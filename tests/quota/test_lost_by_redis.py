@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
+from gateway import redis_client
 from gateway.errors import RateLimitError
 from gateway.quota import reservations as module
 from gateway.quota.answers import ReservationRequest, ReserveAnswer
@@ -17,6 +19,7 @@ from gateway.tasks import end_task
 from tests.quota.building import BUCKET, TENANT, key_of, open_ids, record, usage
 from tests.quota.fake_ledger import FakeLedger
 from tests.quota.test_reservations import GatewayDesk, Line, until
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import BUNDLED, RedisServer
 
 KEY = key_of(concurrent_requests=2, budget_micros=1_000, tokens_per_minute=10_000)
@@ -178,6 +181,27 @@ async def test_request_whose_limit_others_have_used_up_ends_like_any_other(
     assert await open_ids(client) == {"o1", "o2"}
     assert await desk.reservations.settle(record("r1", completion_tokens=5))
     assert await recorded(client) == ["r1"]
+
+
+async def test_what_is_on_its_way_fails_at_once_when_the_executor_is_closed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
+    client = redis_client.connect(server.url, max_connections=64)
+    executor = PipeliningExecutor(client)
+    await executor.execute_command("SET", "a", 1)
+    server.freeze()
+    sent = []
+    for number in range(redis_client.MOST_FLUSHES + 2):
+        sent.append(asyncio.create_task(executor.execute_command("SET", "a", number)))
+        await asyncio.sleep(0.01)
+    await executor.aclose()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        ends = await asyncio.gather(*sent, return_exceptions=True)
+    assert {type(end) for end in ends} == {RedisConnectionError}
+    assert client.connection_pool._in_use_connections == set()
+    await client.aclose()
+    server.thaw()
 
 
 async def test_commands_fail_soon_while_redis_is_frozen(server: RedisServer) -> None:

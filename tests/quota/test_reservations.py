@@ -58,10 +58,15 @@ class Line:
             raise RedisConnectionError("cut")
         return reply
 
+    async def aclose(self) -> None:
+        await self._executor.aclose()
+
 
 @pytest.fixture
-def line(any_redis: "Redis") -> Line:
-    return Line(any_redis)
+async def line(any_redis: "Redis") -> AsyncIterator[Line]:
+    line = Line(any_redis)
+    yield line
+    await line.aclose()
 
 
 @pytest.fixture
@@ -302,8 +307,9 @@ async def test_settle_that_does_not_arrive_is_repeated_and_counts_once(
 
 
 async def test_settle_that_is_slow_keeps_nobody_waiting_and_is_sent_once(
-    desk: GatewayDesk, line: Line, any_redis: "Redis"
+    desk: GatewayDesk, line: Line, any_redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endings, "WAIT_SECONDS", 0.25)
     await desk.reserve("r1")
     line.sent.clear()
     line.delay_seconds = 1.0
@@ -393,7 +399,7 @@ async def test_memory_of_unconfirmed_endings_is_bounded(
 async def test_open_reservations_are_renewed_and_those_of_the_dead_free_their_place(
     any_redis: "Redis", ledger: FakeLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reservations, "LEASE_MS", 400)
+    monkeypatch.setattr(reservations, "LEASE_MS", 1200)
     monkeypatch.setattr(reservations, "RENEW_SECONDS", 0.1)
     monkeypatch.setattr(reservations, "RENEW_BATCH", 2)
     limited = tenant_of(concurrent_requests=8)
@@ -405,7 +411,7 @@ async def test_open_reservations_are_renewed_and_those_of_the_dead_free_their_pl
         await dead.reserve(f"dead{number}")
     with pytest.raises(RateLimitError, match="concurrent"):
         await living.reserve("one more")
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.4)
     expired = await living.store.expired(BUCKET)
     assert {e.request_id for e in expired} == {"dead0", "dead1", "dead2"}
     for number in range(3):

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, crowded
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
@@ -86,6 +86,13 @@ async def card_of(redis: Redis) -> WorkerCard | None:
     return None if card is None else messages.decode_card(card)
 
 
+async def drains(redis: Redis) -> None:
+    """Wait until the worker announces that it takes no more jobs."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (card := await card_of(redis)) is None or card.state is not WorkerState.DRAINING:
+            await asyncio.sleep(0.01)
+
+
 async def test_ready_worker_is_in_the_catalogue(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
@@ -114,38 +121,34 @@ async def test_ready_worker_is_in_the_catalogue(
 async def test_sigterm_drains_announces_and_exits_0(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=100)
+    job = make_job(max_tokens=300)
     async with worker_process(redis_server) as process:
         await ready(gateway)
         await gateway.begin(job)
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
-        card = await card_of(redis)
-        assert card is not None
-        assert card.state is WorkerState.DRAINING
+        await drains(redis)
         assert (await gateway.queue.status()).ready_workers == 0
         await gateway.finished(job)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
     assert isinstance(gateway.end(job), JobFinished)
-    await asyncio.sleep(0.05)
     assert await card_of(redis) is None
 
 
 async def test_second_signal_hands_back_at_once(
-    redis_server: RedisServer, gateway: Gateway
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=1000)
     async with worker_process(redis_server) as process:
         await ready(gateway)
         await gateway.begin(job)
         process.send_signal(signal.SIGINT)
-        await asyncio.sleep(0.2)
+        await drains(redis)
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 3) == 0
+        assert await asyncio.wait_for(process.wait(), crowded(1)) == 0
     assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
 
 
-async def test_health_endpoints(redis_server: RedisServer, gateway: Gateway) -> None:
+async def test_health_endpoints(redis: Redis, redis_server: RedisServer, gateway: Gateway) -> None:
     port = free_port()
     async with worker_process(redis_server, f"--health-port={port}") as process:
         await ready(gateway)
@@ -155,7 +158,7 @@ async def test_health_endpoints(redis_server: RedisServer, gateway: Gateway) -> 
         job = make_job(max_tokens=500)
         await gateway.begin(job)
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.1)
+        await drains(redis)
         assert (await get(port, "/readyz"))[0] == 503
         assert (await get(port, "/healthz"))[0] == 200
         metrics = (await get(port, "/metrics"))[1]
@@ -212,7 +215,7 @@ async def test_signal_while_loading_stops_the_process(
     assert (card.state, card.context_window) == (WorkerState.LOADING, 2048)
     assert card.aliases == ["vendor/one", "two"]
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(serving, 5) == 0
+    assert await asyncio.wait_for(serving, crowded(1)) == 0
 
 
 def test_help_names_every_setting_and_its_environment_variable() -> None:
