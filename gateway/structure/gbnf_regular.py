@@ -38,7 +38,10 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def is_regular(node: Node) -> bool:
     """Return whether a node names no rule."""
-    return not isinstance(node, Reference) and all(is_regular(child) for child in children(node))
+    if isinstance(node, Reference):
+        return False
+    # Most nodes are single characters, of which there may be tens of thousands.
+    return all(isinstance(child, Characters) or is_regular(child) for child in children(node))
 
 
 def inlined(grammar: Grammar) -> Grammar:
@@ -122,6 +125,13 @@ def expression(node: Node) -> str:
             return "" if most == 0 else f"{_atom(part)}{bounds(least, most)}"
         case Reference():
             raise AssertionError
+
+
+def literal_expression(value: str) -> str:
+    """Return a literal in the syntax of Rust's regular expressions."""
+    return "".join(
+        letter if letter.isalnum() else _class(((ord(letter), ord(letter)),)) for letter in value
+    )
 
 
 def bounds(least: int, most: int | None) -> str:

@@ -7,8 +7,7 @@ from gateway.structure import lark
 from gateway.structure.clients_lark import from_lark, from_llguidance
 from gateway.structure.errors import RefusedError
 from gateway.structure.gbnf import from_gbnf
-from gateway.structure.gbnf_regular import expression
-from gateway.structure.gbnf_tree import text
+from gateway.structure.gbnf_regular import literal_expression
 from gateway.structure.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
 from gateway.structure.regexes import regex_terminal
 from gateway.structure.schemas import json_from_schema
@@ -66,4 +65,4 @@ def _choice(source: object) -> str:
             f"a choice must not be longer than {MAX_CHOICE_CHARACTERS} characters. Given: {longest}"
         )
     # One expression instead of alternatives of the grammar, each of which would cost something in every step.
-    return f"/{'|'.join(map(expression, map(text, source)))}/" if any(source) else lark.literal("")
+    return f"/{'|'.join(map(literal_expression, source))}/" if any(source) else lark.literal("")

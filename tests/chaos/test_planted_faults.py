@@ -11,7 +11,7 @@ from tests.chaos.load import MANNERS
 from tests.chaos.run import Options, Report, run
 from tests.chaos.story import Manner
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 PLAIN = {manner: MANNERS[manner] for manner in (Manner.STREAM, Manner.WHOLE)}
 
@@ -31,8 +31,9 @@ def nothing(_: Havoc) -> Iterator[Planned]:
         yield Planned(Kind.SLOW_NETWORK, 0, 0)
 
 
-def run_with(plant: str, plan: object, recipe: str = "greedy") -> Report:
+def run_with(plant: str, plan: object, recipe: str = "greedy", *, seed: int = 1) -> Report:
     options = Options(
+        seed=seed,
         # One kill may meet a worker that runs nothing.
         seconds=12 if plan is kill_workers else 5,
         size=Size(gateways=1, workers=2),
@@ -47,8 +48,13 @@ def run_with(plant: str, plan: object, recipe: str = "greedy") -> Report:
     return uvloop.run(run(options))
 
 
-def invariants(report: Report) -> set[str]:
-    return {violation.invariant for violation in report.violations}
+def assert_found(invariant: str, plant: str, plan: object, recipe: str = "greedy") -> None:
+    """Run until a planted fault has been found, three times at most: its moment need not come in each run."""
+    for seed in (1, 2, 3):
+        report = run_with(plant, plan, recipe, seed=seed)
+        if invariant in {violation.invariant for violation in report.violations}:
+            return
+    pytest.fail(report.told())
 
 
 @pytest.mark.parametrize(
@@ -60,8 +66,7 @@ def invariants(report: Report) -> set[str]:
     ],
 )
 def test_planted_fault_of_chats_is_found(plant: str, plan: object) -> None:
-    report = run_with(plant, plan, TALKATIVE)
-    assert "told right" in invariants(report), report.told()
+    assert_found("told right", plant, plan, TALKATIVE)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +81,7 @@ def test_planted_fault_of_chats_is_found(plant: str, plan: object) -> None:
     ],
 )
 def test_planted_fault_is_found(plant: str, plan: object, expected: str) -> None:
-    report = run_with(plant, plan)
-    assert expected in invariants(report), report.told()
+    assert_found(expected, plant, plan)
 
 
 @pytest.mark.parametrize("recipe", ["greedy", TALKATIVE])
