@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.commands.demo import DemoFile
 from gateway.commands.ports import find_ports, require_ports
 from gateway.errors import StartupError
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
 
@@ -89,7 +90,7 @@ class Up:
         children = self.children()
         assert children
         self.process.send_signal(number)
-        status = self.process.wait(30)
+        status = self.process.wait(2 * PATIENCE_SECONDS)
         assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
         return status
 
@@ -194,13 +195,13 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(up: Up, tmp_pat
     variables = up.start_and_wait("--port", str(free_port()))
     second = Up(tmp_path)
     second._out = tmp_path / "second.txt"
-    assert second.start().wait(20) == 1
+    assert second.start().wait(2 * PATIENCE_SECONDS) == 1
     assert "runs in this folder already" in second.output
     assert _complete(variables) == 200, "the first one is not disturbed"
     (tmp_path / "third").mkdir()
     third = Up(tmp_path / "third")
     port = variables["SLUICE_URL"].rpartition(":")[2]
-    assert third.start("--port", port).wait(20) == 1
+    assert third.start("--port", port).wait(2 * PATIENCE_SECONDS) == 1
     assert f"The port {port} is taken." in third.output
     assert up.stop() == 0
 
@@ -226,10 +227,11 @@ def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
 def test_streams_outlive_killed_workers_and_a_killed_redis(up: Up) -> None:
     step = ("--", "--scripted-step-seconds", "0.02")
     variables = up.start_and_wait("--port", str(free_port()), "--workers", "2", *step)
-    undisturbed = _stream(variables).result()
+    undisturbed = Stream(variables).result()
     assert undisturbed.count('"text"') > 100
-    with_kills = [_stream(variables) for _ in range(4)]
-    time.sleep(1)
+    with_kills = [Stream(variables) for _ in range(4)]
+    for stream in with_kills:
+        assert stream.has_begun.wait(PATIENCE_SECONDS)
     for worker in up.children("-m worker"):
         os.kill(worker, signal.SIGKILL)
         time.sleep(2)
@@ -261,27 +263,40 @@ def test_killed_gateway_and_one_that_was_asked_to_stop_come_back(up: Up) -> None
     assert up.stop() == 0
 
 
-def _stream(variables: dict[str, str]) -> "Future[str]":
-    """Read a long stream in a thread of its own; the future is the whole body."""
-    body = {
-        "model": variables["SLUICE_MODEL"],
-        "prompt": "Hi",
-        "seed": 7,
-        "max_tokens": 500,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    found: Future[str] = Future()
+class Stream:
+    """A long stream that is read in a thread of its own."""
 
-    def read() -> None:
+    def __init__(self, variables: dict[str, str]) -> None:
+        body = {
+            "model": variables["SLUICE_MODEL"],
+            "prompt": "Hi",
+            "seed": 7,
+            "max_tokens": 500,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self._request = _request(variables, body)
+        self._body: Future[str] = Future()
+        self.has_begun = Event()
+        """Set with the first event, or with what was answered instead."""
+        Thread(target=self._read, daemon=True).start()
+
+    def result(self) -> str:
+        """Wait for the whole body."""
+        return self._body.result()
+
+    def _read(self) -> None:
         try:
-            with urllib.request.urlopen(_request(variables, body), timeout=60) as response:
-                found.set_result(response.read().decode())
+            with urllib.request.urlopen(self._request, timeout=60) as response:
+                lines = []
+                for line in response:
+                    lines.append(line)
+                    if line.startswith(b"data:"):
+                        self.has_begun.set()
+                self._body.set_result(b"".join(lines).decode())
         except Exception as error:  # noqa: BLE001 - raised where the result is asked for
-            found.set_exception(error)
-
-    Thread(target=read, daemon=True).start()
-    return found
+            self.has_begun.set()
+            self._body.set_exception(error)
 
 
 def _text(body: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.support.patience import crowded
+from tests.support.patience import PATIENCE_SECONDS, crowded
 
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
@@ -59,7 +59,7 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> N
         time.sleep(0.02)
 
 
-def stop(process: subprocess.Popen[bytes], *, seconds: float = 15.0) -> int:
+def stop(process: subprocess.Popen[bytes], *, seconds: float = PATIENCE_SECONDS) -> int:
     """End a process: SIGTERM, then SIGKILL when it does not go. Return its exit code."""
     if process.poll() is None:
         process.terminate()
