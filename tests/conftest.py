@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import asyncpg
+import hypothesis
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import make_url
@@ -37,18 +38,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long",
         action="store_true",
-        help="run at full size what is otherwise cut short: proofs, chaos, outages, killed workers",
+        help="also run the tests marked long, and proofs, chaos and random tests at full size",
     )
 
 
-def pytest_configure() -> None:
-    """Let engines run on whichever core is free: vLLM binds all that run at once to the same ones."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Set what engines and hypothesis read when they are imported."""
+    # Let engines run on whichever core is free: vLLM binds all that run at once to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # The same examples in every default run; new ones, each failure with its seed, in long runs.
+    hypothesis.settings.register_profile("default-run", derandomize=True, deadline=None)
+    hypothesis.settings.register_profile("long-run", deadline=None, print_blob=True)
+    is_long = config.getoption("--long")
+    hypothesis.settings.load_profile("long-run" if is_long else "default-run")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only long runs do, and begin with what takes longest."""
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=lambda item: rank_of(item.nodeid))
 
 
