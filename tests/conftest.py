@@ -19,6 +19,7 @@ from xdist.remote import Producer
 
 from gateway.accounts import schema
 from gateway.accounts.database import Database
+from tests.support.progress import Progress
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
 from tests.support.scheduling import FileScheduling, rank_of
 
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("long-run", deadline=None, print_blob=True)
     is_long = config.getoption("--long")
     hypothesis.settings.load_profile("long-run" if is_long else "default-run")
+    if not hasattr(config, "workerinput") and not config.option.verbose:
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

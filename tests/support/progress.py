@@ -1,0 +1,116 @@
+"""Report how far a run of the tests is, how much is left, and at its end where the time went."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import pytest
+
+EVERY_SECONDS: Final = 10.0
+SLOWEST: Final = 20
+CACHE_KEY: Final = "sluice/seconds"
+"""Where pytest's cache keeps the time that each file took in the last run."""
+
+
+class Progress:
+    """Prints a line every ten seconds in place of a dot for each test."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._began = self._reported = time.monotonic()
+        self._total = 0
+        self._seconds = defaultdict[str, float](float)
+        """By test: set-up, call and tear-down."""
+        self._outcomes = Counter[str]()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Print nothing for what passes."""
+        if report.when == "call" and report.outcome == "passed" and not hasattr(report, "wasxfail"):
+            return "passed", "", "PASSED"
+        return None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Note how many tests there are; each process has collected the same."""
+        self._expect(ids)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note how many tests there are where one process runs them all."""
+        self._expect([item.nodeid for item in session.items])
+
+    def _expect(self, ids: Sequence[str]) -> None:
+        if ids and not self._total:
+            self._total = len(ids)
+            self._files = Counter(map(_file, ids))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test, and print a line if it is time."""
+        self._seconds[report.nodeid] += report.duration
+        if report.when == "teardown" or report.outcome == "failed":
+            self._outcomes[str(report.when)] += 1
+        if time.monotonic() - self._reported >= EVERY_SECONDS:
+            self._reported = time.monotonic()
+            self._print(self._line())
+
+    def pytest_terminal_summary(self) -> None:
+        """Print the time of each folder and the slowest tests, where all or many of them ran."""
+        if self._config.option.collectonly or self._total < 1_000:
+            return
+        self._config.cache.set(CACHE_KEY, _summed(self._seconds, _file))
+        folders = _summed(self._seconds, _folder)
+        self._print("\nTime of each folder, summed over all processes:")
+        for folder, seconds in _longest(folders, len(folders)):
+            self._print(f"{seconds:8.1f} s  {folder}")
+        self._print(f"The {SLOWEST} slowest tests:")
+        for test, seconds in _longest(self._seconds, SLOWEST):
+            self._print(f"{seconds:8.1f} s  {test}")
+
+    def _line(self) -> str:
+        done = self._outcomes["teardown"]
+        elapsed = time.monotonic() - self._began
+        failed = self._outcomes["call"] + self._outcomes["setup"]
+        return (
+            f"tests: {done:,} of {self._total:,} after {_minutes(elapsed)}, "
+            f"about {_minutes(elapsed * self._share_left())} left, {failed} failed"
+        )
+
+    def _share_left(self) -> float:
+        """Return how much is left in proportion to what is done, weighed by the last run's times."""
+        last: Mapping[str, float] = self._config.cache.get(CACHE_KEY, {})
+        known = sum(count for file, count in self._files.items() if file in last)
+        known = sum(count for file, count in self._files.items() if file in last)
+        mean = sum(last.get(file, 0.0) for file in self._files) / known if known else 1.0
+        weights = {file: last.get(file, mean * n) / n for file, n in self._files.items()}
+        done = sum(weights.get(_file(test), 0.0) for test in self._seconds)
+        everything = sum(weights[file] * n for file, n in self._files.items())
+        return (everything - done) / done if done else 1.0
+
+    def _print(self, line: str) -> None:
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        reporter.ensure_newline()
+        reporter.write_line(line)
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _folder(test: str) -> str:
+    return "/".join(_file(test).split("/")[:2])
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+
+
+def _summed(seconds: Mapping[str, float], group: Callable[[str], str]) -> dict[str, float]:
+    sums = defaultdict[str, float](float)
+    for test, its in seconds.items():
+        sums[group(test)] += its
+    return dict(sums)
+
+
+def _longest(seconds: Mapping[str, float], most: int) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])[:most]
