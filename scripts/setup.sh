@@ -59,9 +59,39 @@ device() {
     esac
 }
 
-# Run pip, telling now and then how far it is. Its own words are in $log.
+# Run a command up to three times: a download may fail where the next one succeeds.
+retry() { # NAME COMMAND...
+    local name=$1 pause
+    shift
+    for pause in 5 20; do
+        if "$@"; then return; fi
+        # Final: pip has reached the index, or has retried the connection itself.
+        if grep -q 'No matching distribution' "$log"; then return 1; fi
+        say "  $name failed: $(failure | tail -n 1)"
+        say "  trying again in $pause seconds ..."
+        sleep "$pause" 9<&- &
+        child=$!
+        wait "$child"
+        child=
+    done
+    "$@"
+}
+
+failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm ERR!' "$log" || tail "$log"; }
+
+packages_in() { grep -c '^[a-z0-9].*==' "$1"; }
+
+# Install what a lock file names. PyTorch's CPU build alone has no hash: see scripts/lock.py.
+install_locked() { # NAME
+    local lock=requirements/$1.txt
+    retry pip run_pip "$(packages_in "$lock")" --require-hashes -r "$lock"
+}
+
+# Run pip once and report its progress every ten seconds. Its own output is in $log.
 run_pip() { # TOTAL ARGUMENT...
-    local total=$1 collected=0 told=0 unpacking=
+    local total=$1 verb=Fetched finished=0 start=$SECONDS reported=$SECONDS
+    local before
+    before=$(installed)
     shift
     mkdir -p "$venv/tmp"
     TMPDIR=$PWD/$venv/tmp "$installing/bin/python" -m pip install --no-deps --no-input \
@@ -69,14 +99,18 @@ run_pip() { # TOTAL ARGUMENT...
     child=$!
     while kill -0 "$child" 2>/dev/null; do
         sleep 0.5
-        collected=$(grep -c '^Collecting ' "$log" || true)
-        if ((collected >= told + 40)); then
-            told=$collected
-            say "  fetched $collected of $total packages"
-        fi
-        if [[ -z $unpacking ]] && ((total > 40)) && grep -q '^Installing collected' "$log"; then
-            unpacking=yes
-            say "  unpacking them ..."
+        ((SECONDS >= reported + 10)) || continue
+        reported=$SECONDS
+        if [[ $verb == Fetched ]] && grep -q '^Installing collected' "$log"; then
+            verb=Unpacked
+            start=$SECONDS
+            before=$(installed)
+        elif [[ $verb == Fetched ]]; then
+            finished=$(grep -c '^Collecting ' "$log" || true)
+            report "$verb" $((finished - 1)) "$total" $((SECONDS - start))
+        else
+            finished=$(installed)
+            report "$verb" $((finished - before)) "$total" $((SECONDS - start))
         fi
     done
     if wait "$child"; then child=; else
@@ -85,8 +119,17 @@ run_pip() { # TOTAL ARGUMENT...
     fi
 }
 
+installed() { find "$installing"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' | wc -l; }
+
+# Packages differ in size, so the estimate is rough.
+report() { # VERB COUNT TOTAL SECONDS
+    if (($2 > 0 && $3 > 1)); then
+        say "  $1 $2 of $3 packages, about $(($4 * ($3 - $2) / $2)) seconds left"
+    fi
+}
+
 pip_failed() { # WHAT
-    grep -E '^ *(ERROR|WARNING: Retrying)|rror:' "$log" | tail -n 20 >&2 || tail -n 20 "$log" >&2
+    failure | tail -n 20 >&2
     die "pip could not install $1. Its whole output is in $log."
 }
 
@@ -110,25 +153,23 @@ make_venv() {
 
 install_set() { # SET TEXT
     local lock=requirements/$1.txt
-    local total
     is_done "$1" "$(digest "$lock")" && return
     say "Installing $2 ..."
-    total=$(grep -vc '^#' "$lock")
-    run_pip "$total" -r "$lock" || pip_failed "$2"
+    install_locked "$1" || pip_failed "$2"
     digest "$lock" >"$stamps/$1"
 }
 
-# Apart from the others, so that pip's own configuration is asked first, and PyTorch's index
-# for the CPU build only where that knows none.
+# PyTorch's CPU build comes from an index that pip is configured with, or else from PyTorch's. Each
+# may have built it itself, so it is pinned without a hash and installed apart from the lock file.
 install_cpu_torch() {
     local torch
-    torch=$(grep '^torch==' requirements/worker-cpu.txt)
+    torch=$(grep '^torch==' requirements/torch-cpu.txt)
     is_done torch "$torch" && return
     say "Installing PyTorch for CPU (under a minute, 0.7 GB) ..."
-    if ! run_pip 1 "$torch"; then
+    if ! retry pip run_pip 1 "$torch"; then
         grep -q 'No matching distribution' "$log" || pip_failed PyTorch
         say "  pip knows no $torch by itself: fetching it from $cpu_torch_index ..."
-        run_pip 1 "$torch" --extra-index-url "$cpu_torch_index" || pip_failed PyTorch
+        retry pip run_pip 1 "$torch" --extra-index-url "$cpu_torch_index" || pip_failed PyTorch
     fi
     printf '%s\n' "$torch" >"$stamps/torch"
 }
@@ -148,7 +189,7 @@ install_project() {
     version=$(digest pyproject.toml requirements/build.txt)
     is_done project "$version" && return
     say "Installing Sluice itself ..."
-    run_pip 6 -r requirements/build.txt || pip_failed "the build backend"
+    install_locked build || pip_failed "the build backend"
     run_pip 1 --no-build-isolation --editable . || pip_failed "Sluice itself"
     printf '%s\n' "$version" >"$stamps/project"
 }
@@ -169,21 +210,21 @@ install_npm() {
     version="$(digest $folder/package-lock.json) $(node --version)"
     [[ -d $folder/node_modules ]] && is_done npm "$version" && return
     say "Installing OpenAI's client for Node ..."
-    if ! npm ci --prefix $folder --no-audit --no-fund >"$log" 2>&1 9<&-; then
+    if ! retry npm run_npm ci --prefix $folder --no-audit --no-fund; then
         say "That failed. npm's whole output is in $log."
         return 1
     fi
     printf '%s\n' "$version" >"$stamps/npm"
 }
 
+run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
+
 install_llama_index() {
     local lock=requirements/llama-index.txt
     local installing=$venv/llama-index
-    local total
     is_done llama-index "$(digest $lock)" && return
     say "Installing LlamaIndex (about a minute) ..."
-    total=$(grep -vc '^#' $lock)
-    if ! { "$python" -m venv --clear "$installing" && run_pip "$total" -r $lock; }; then
+    if ! { "$python" -m venv --clear "$installing" && install_locked llama-index; }; then
         say "That failed. pip's whole output is in $log."
         return 1
     fi

@@ -1,4 +1,4 @@
-"""What is installed: named exactly, and not much of it."""
+"""What is installed: exact versions with hashes, and not many of them."""
 
 import re
 import tomllib
@@ -8,16 +8,23 @@ from tests.support.stack import REPOSITORY
 MOST_DIRECT = 27
 """Packages that the gateway asks for by itself."""
 
-_PINNED = re.compile(r"[A-Za-z0-9_.\[\]-]+ ?==[^*]+")
+HAS_NO_HASH = "torch-cpu.txt"
+"""Its one package is a different file on each index."""
+
+_PINNED = re.compile(r"[a-z0-9.-]+={2,3}[^*,\s]+")
+_HASHED = re.compile(rf"{_PINNED.pattern}( \\\n    --hash=sha256:[0-9a-f]{{64}})+")
 
 
-def test_every_dependency_is_pinned_to_one_version() -> None:
+def test_every_dependency_is_pinned_to_one_version_and_its_hashes() -> None:
     files = sorted((REPOSITORY / "requirements").glob("*.txt"))
     assert len(files) >= 5
     for file in files:
-        lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
-        assert lines
-        assert [line for line in lines if not _PINNED.fullmatch(line)] == [], file.name
+        text = "".join(
+            line for line in file.read_text().splitlines(keepends=True) if line[0] != "#"
+        )
+        pinned = _PINNED if file.name == HAS_NO_HASH else _HASHED
+        assert text
+        assert pinned.sub("", text).strip() == "", file.name
 
 
 def test_the_gateway_asks_for_few_packages() -> None:

@@ -30,9 +30,8 @@ every_image = pytest.mark.parametrize("image", ALL)
 
 def packages(extra: str) -> dict[str, str]:
     """Return normalised name and version of what a lock file installs."""
-    lines = (REPOSITORY / "requirements" / f"{extra}.txt").read_text().splitlines()
-    pairs = [line.partition("==") for line in lines if line and not line.startswith("#")]
-    return {name.lower().replace("_", "-"): version for name, _, version in pairs}
+    lock = (REPOSITORY / "requirements" / f"{extra}.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9.-]+)={2,3}(\S+)", lock, re.MULTILINE))
 
 
 @every_image
@@ -92,6 +91,9 @@ def test_build_tools_stay_in_the_stage_that_builds(image: list[Stage]) -> None:
     build = next(stage for stage in image if stage.name == "build")
     installs = [each.text for each in build.instructions if "install" in each.text]
     assert all("--no-deps" in text for text in installs)
+    locks = re.findall(r"install --no-deps (.*?)--requirement \S+/(.+?)\.txt", " ".join(installs))
+    assert locks
+    assert {lock for how, lock in locks if "--require-hashes" not in how} <= {"torch-cpu"}
     assert any("--without-pip /opt/sluice" in each.text for each in build.instructions)
     assert not any("pip" in each.text for each in final.instructions if each.name == "RUN")
 
