@@ -1,23 +1,28 @@
 # Sluice: `make` alone lists what can be done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench chaos chart setup setup-dev setup-servers setup-clients check
+.PHONY: help run test test-long lint format bench chaos chart setup setup-dev setup-servers setup-clients \
+	check check-style check-types check-imports
 
 BIN := .venv/bin
-# Tests wait for a third of their time.
+# Tests wait for other processes a third of their time, so one more than there are cores.
 TEST_PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 ARGS ?=
 
 help: ## List what can be done
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
-		while IFS=$$'\t' read -r verb text; do printf '  make %-8s %s\n' "$$verb" "$$text"; done
+		while IFS=$$'\t' read -r verb text; do printf '  make %-9s %s\n' "$$verb" "$$text"; done
 
 run: setup ## Set everything up and start it on loopback (ARGS="--help" lists options)
 	@exec $(BIN)/sluice up $(ARGS)
 
-# Tests start hundreds of processes. Where images forbid to keep bytecode, each would compile the code anew.
+# Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
+	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
 	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(ARGS)
+
+test-long: override ARGS += --long
+test-long: test ## The same with the long forms of tests: more engines, requests and random cases (hours)
 
 lint: setup-dev check ## Lint, check format, types and import directions
 
@@ -41,8 +46,8 @@ setup:
 setup-dev:
 	@scripts/setup.sh gateway worker dev
 
-# Redis 7 beside the bundled 6.2, a clock that can be set, and Prometheus with promtool. Where they cannot be
-# installed, what needs them is skipped by name.
+# Redis 7 beside the bundled 6.2, a clock that tests can set, and Prometheus with promtool. Tests that need what
+# cannot be installed are skipped by name.
 setup-servers: setup-dev
 	@if { ! command -v redis-server || ! command -v promtool || \
 		! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
@@ -55,8 +60,19 @@ setup-servers: setup-dev
 setup-clients: setup-dev
 	@scripts/setup.sh clients
 
+# Side by side: mypy keeps one core busy for a minute without its cache (.mypy_cache).
 check: setup-dev
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory --jobs=3 check-types check-style check-imports
+
+check-types:
+	@echo "check: Checking types with mypy (seconds; a minute or two without a cache) ..."
+	@$(BIN)/mypy
+
+check-style:
+	@echo "check: Checking style and format with ruff ..."
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+check-imports:
+	@echo "check: Checking the directions of imports with import-linter ..."
+	@$(BIN)/lint-imports --no-logo

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install Debian packages as root, without asking anything and without starting their services.
+# Install Debian packages as root, without questions and without starting their services.
 set -euo pipefail
 
 policy=/usr/sbin/policy-rc.d
@@ -11,7 +11,13 @@ if [[ ! -e $policy ]]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 install=(apt-get install --yes --quiet=2 --no-install-recommends "$@")
-"${install[@]}" >/dev/null 2>&1 || {
-    apt-get update --quiet=2
-    "${install[@]}" >/dev/null
-}
+
+# The lists of packages may be missing or old. Downloads that fail are tried up to three times.
+"${install[@]}" >/dev/null 2>&1 && exit
+for pause in 5 20; do
+    apt-get update --quiet=2 && "${install[@]}" >/dev/null && exit
+    printf 'setup:   apt-get failed, trying again in %s seconds ...\n' "$pause"
+    sleep "$pause"
+done
+apt-get update --quiet=2
+"${install[@]}" >/dev/null
