@@ -77,7 +77,7 @@ retry() { # NAME COMMAND...
     "$@"
 }
 
-failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm ERR!' "$log" || tail "$log"; }
+failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm (ERR!|error) (code|network)' "$log" || tail "$log"; }
 
 packages_in() { grep -c '^[a-z0-9].*==' "$1"; }
 
