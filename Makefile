@@ -17,9 +17,23 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 	@exec $(BIN)/sluice up $(ARGS)
 
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+COVERAGE_FOLDER := $(CURDIR)/.coverage
+MEASURED := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(COVERAGE_FOLDER)/data
+
+# Only a whole run is held against the least coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
+ifeq ($(strip $(ARGS)),)
+	@echo "test: Running the tests in $(TEST_PROCESSES) processes, measuring coverage ..."
+	@rm -rf $(COVERAGE_FOLDER) && mkdir $(COVERAGE_FOLDER)
+	@$(MEASURED) $(PYTEST)
+	@echo "test: Combining the coverage of all processes ..."
+	@COVERAGE_FILE=$(COVERAGE_FOLDER)/data $(BIN)/coverage combine --quiet
+	@COVERAGE_FILE=$(COVERAGE_FOLDER)/data $(BIN)/coverage report
+else
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
-	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(ARGS)
+	@exec $(PYTEST) $(ARGS)
+endif
 
 test-long: override ARGS += --long
 test-long: test ## The same with the long forms of tests: more engines, requests and random cases (hours)

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import asyncpg
 import hypothesis
 import pytest
+from coverage import Coverage
 from redis.asyncio import Redis
 from sqlalchemy import make_url
 from xdist.remote import Producer
@@ -41,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run the tests marked long, and proofs, chaos and random tests at full size",
     )
+    parser.addoption(
+        "--contexts",
+        action="store_true",
+        help="note in the coverage file which test executes which line (for tests.mutants)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,6 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=lambda item: rank_of(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give what coverage measures the name of the test, if asked to."""
+    measured = Coverage.current() if item.config.getoption("--contexts") else None
+    if measured is not None:
+        measured.switch_context(f"{item.nodeid}|run")
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
