@@ -6,7 +6,8 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -20,19 +21,12 @@ from xdist.remote import Producer
 
 from gateway.accounts import schema
 from gateway.accounts.database import Database
+from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
 from tests.support.progress import Progress
-from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer, running_redis
+from tests.support.redis_server import RedisServer, running_redis
 from tests.support.scheduling import FileScheduling, rank_of
 
 _numbers = count()
-
-REDIS_KINDS = {
-    "redis-6.2": (BUNDLED, False),
-    "redis-6.2-cluster": (BUNDLED, True),
-    "redis-7": (SYSTEM, False),
-    "redis-7-cluster": (SYSTEM, True),
-}
-"""Executable, and whether it is a cluster of its own: what scripts must run on."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,19 +95,36 @@ async def redis(redis_server: RedisServer) -> AsyncIterator["Redis"]:
         yield client
 
 
-@pytest.fixture(scope="session", params=REDIS_KINDS)
-def any_redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A server of every kind in turn. Cluster mode refuses scripts that touch a second slot."""
-    executable, cluster = REDIS_KINDS[request.param]
-    if executable is None:
-        pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
-    with running_redis(executable, cluster=cluster) as server:
-        yield server
+@pytest.fixture(scope="session")
+def redis_of_kind() -> Iterator[Callable[[str], RedisServer]]:
+    """Return the server of a kind. Each is started once, when the first test needs it."""
+    with ExitStack() as servers:
+
+        @cache
+        def start(kind: str) -> RedisServer:
+            executable, cluster = REDIS_KINDS[kind]
+            if executable is None:
+                pytest.skip("redis-server of the system (Debian's redis-server) is not installed")
+            return servers.enter_context(running_redis(executable, cluster=cluster))
+
+        yield start
+
+
+@pytest.fixture(params=REDIS_PARAMETERS)
+def redis_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of Redis of `any_redis`: the usual one, or what `every_redis` sets."""
+    return str(request.param)
+
+
+@pytest.fixture
+def any_redis_server(redis_kind: str, redis_of_kind: Callable[[str], RedisServer]) -> RedisServer:
+    """A server of the kind."""
+    return redis_of_kind(redis_kind)
 
 
 @pytest.fixture
 async def any_redis(any_redis_server: RedisServer) -> AsyncIterator["Redis"]:
-    """A client of an empty server of each kind."""
+    """A client of an empty server of the kind."""
     async with _emptied(any_redis_server) as client:
         yield client
 
@@ -151,18 +162,24 @@ async def _execute(sockets: str, *statements: str) -> None:
     await connection.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=DATABASE_PARAMETERS)
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the databases below: the usual one, or what `every_database` sets."""
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_database_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database."""
-    if request.param == "sqlite":
+    if database_kind == "sqlite":
         return _sqlite_url(tmp_path / "accounts" / "sluice.db")
     return _create_postgres_database(request.getfixturevalue("postgres_sockets"))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture
+def database_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of a database with the current schema and nothing else."""
-    if request.param == "sqlite":
+    if database_kind == "sqlite":
         copy_sqlite: Callable[[Path], str] = request.getfixturevalue("copy_sqlite")
         return copy_sqlite(tmp_path / "accounts" / "sluice.db")
     sockets = request.getfixturevalue("postgres_sockets")

@@ -10,6 +10,7 @@ from gateway.answers.answers import AnswerState
 from gateway.answers.store import AnswerStore, Appended, Counts, Standing
 from gateway.dialects.profile import Dialect
 from tests.answers.test_head import completion_of, head_of, request_of
+from tests.support.kinds import every_redis
 
 HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
 ID = HEAD.request_id
@@ -46,6 +47,7 @@ async def entries(store: AnswerStore, **page: int) -> list[bytes]:
     return answer.entries
 
 
+@every_redis
 async def test_answer_is_read_as_it_was_written(store: AnswerStore, any_redis: "Redis") -> None:
     assert await store.read(ID) is None
     assert await opened(store)
@@ -101,6 +103,7 @@ async def test_one_of_many_begins_the_next_term(store: AnswerStore) -> None:
     assert (answer.owner, answer.term, answer.standing.handles) == ("b", 3, ())
 
 
+@every_redis
 async def test_former_owner_changes_nothing_any_more(store: AnswerStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)

@@ -26,6 +26,7 @@ from contract.queue import (
     needed_tokens,
 )
 from contract.sampling import SamplingSpec
+from tests.support.kinds import every_redis
 
 MODEL = "m/with:odd {chars}"
 PLENTY = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
@@ -121,6 +122,7 @@ async def test_enqueue_beyond_a_bound_takes_no_job_of_the_request(
     assert await enqueue(queue, job("j2"), **limits) is EnqueueResult.ENQUEUED
 
 
+@every_redis
 async def test_two_workers_claiming_at_once_share_the_jobs(
     any_redis_server: Any, queue: JobQueue
 ) -> None:
@@ -482,6 +484,7 @@ async def test_a_job_whose_hash_expired_is_skipped_and_not_charged(
     assert (await queue.status()).waiting_jobs == 0
 
 
+@every_redis
 async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQueue) -> None:
     card = WorkerCard("w1", MODEL, WorkerState.READY, "scripted", created=1)
     await queue.announce(card, ttl_ms=40)
@@ -494,6 +497,7 @@ async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQu
     assert (await queue.status()).ready_workers == 0
 
 
+@every_redis
 async def test_scripts_survive_a_server_that_forgot_them(
     queue: JobQueue, any_redis: "Redis"
 ) -> None:

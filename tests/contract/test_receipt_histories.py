@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass, field
 
-import pytest
 from redis.asyncio import Redis
 
 from contract import keys
@@ -11,6 +10,7 @@ from contract.messages import GenerationJob, Resumption, SequenceProgress
 from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job, text
+from tests.support.kinds import histories
 
 ACTIONS = {
     "enqueue": 4,
@@ -199,7 +199,7 @@ def _expected(life: Life, attempt: int, *, is_returned: bool) -> RequeueResult:
     return RequeueResult.REQUEUED if is_returned or life.is_lost else RequeueResult.HELD
 
 
-@pytest.mark.parametrize("seed", range(6))
+@histories(6)
 async def test_receipts_equal_the_model_on_a_random_history(any_redis: "Redis", seed: int) -> None:
     rng = random.Random(seed)
     history = History(JobQueue(any_redis, MODEL), rng)

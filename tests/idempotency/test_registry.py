@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.idempotency.registry import Claim, IdempotencyRegistry, IdempotentRequest
+from tests.support.kinds import every_redis
 
 RETENTION = timedelta(hours=24)
 ASKED = IdempotentRequest("acme", "order-17", "digest-1")
@@ -41,6 +42,7 @@ async def test_keys_of_tenants_are_apart(registry: IdempotencyRegistry) -> None:
         assert (await registry.claim(other, "cmpl-2")).request_id == "cmpl-2"
 
 
+@every_redis
 async def test_released_key_is_free(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     await registry.release(ASKED, "cmpl-1")
@@ -54,6 +56,7 @@ async def test_key_is_released_by_its_own_request_only(registry: IdempotencyRegi
     assert (await registry.claim(ASKED, "cmpl-3")).request_id == "cmpl-1"
 
 
+@every_redis
 async def test_useless_request_is_replaced_once(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
     claims = await asyncio.gather(

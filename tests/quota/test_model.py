@@ -1,14 +1,18 @@
 """The scripts against a plain model of limits and money, on random histories."""
 
+import asyncio
 import math
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
-import pytest
 from redis.asyncio import Redis
 
+from contract import clock
+from contract.scripts import LuaScript
 from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
 from gateway.accounts.usage import UsageRecord
+from gateway.quota import store as store_module
 from gateway.quota.answers import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveAnswer
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
@@ -29,6 +33,8 @@ from tests.quota.building import (
     usage,
 )
 from tests.quota.fake_ledger import FakeLedger
+from tests.support.kinds import every_redis, histories
+from tests.support.patience import PATIENCE_SECONDS
 
 MINUTE = tuple(LimitName)[:4]
 
@@ -360,7 +366,7 @@ class History:
                 assert status.used(limit) == model.used(limit), (limit, subject.subject)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@histories(8)
 async def test_scripts_equal_the_model_on_a_random_history(
     any_redis: "Redis", store: QuotaStore, clock: TestClock, seed: int
 ) -> None:
@@ -388,3 +394,44 @@ async def test_scripts_equal_the_model_on_a_random_history(
         ledger.records.setdefault(waiting.request_id, waiting)
     assert ledger.records == model.settled
     assert len(model.settled) > 30, "the history is too short to show anything"
+
+
+@every_redis
+async def test_scripts_run_as_they_are(
+    any_redis: "Redis",
+) -> None:
+    """Each script, unedited, by the server's own clock: other tests set the time in copies of them."""
+    run: set[str] = set()
+
+    class Noting:
+        """Notes which scripts run."""
+
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            if args[0] == "EVALSHA":
+                run.add(args[1])
+            return await any_redis.execute_command(*args, **options)
+
+    store = QuotaStore(Noting())
+    desk = Desk(store, (key_of(concurrent_requests=2), project_of(), tenant_of(budget_micros=100)))
+    tenant = desk.subjects[2]
+    assert await desk.reserve("r1", cost=60) == NeedsSeed((tenant,))
+    now_ms = clock.now_ms()
+    await desk.seed(tenant, now_ms=now_ms)
+    admitted = await desk.admit("r1", cost=60)
+    assert 0 <= admitted.created_ms - now_ms < DAY_MS
+    assert (await desk.refuse("r2", cost=41)).limit is LimitName.BUDGET
+    assert await store.renew(BUCKET, ["r1", "r2"], lease_ms=LEASE_MS) == ["r2"]
+    assert await store.expired(BUCKET) == []
+    assert await store.take_over(desk.request("r1", cost=60), lease_ms=0)
+    assert await store.audit_open(BUCKET) == (0, 0)
+    # Its lease had no length, so it has expired by the next millisecond.
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (expired := await store.expired(BUCKET)):
+            pass
+    assert [each.request_id for each in expired] == ["r1"]
+    assert await desk.settle("r1", cost=50, created_ms=admitted.created_ms)
+    (status,) = await store.status(TENANT, [tenant])
+    assert status.cost_this_month == 50
+    assert await store.unseed(TENANT, tenant.subject)
+    scripts = [each for each in vars(store_module).values() if isinstance(each, LuaScript)]
+    assert run == {script.digest for script in scripts}
