@@ -22,6 +22,7 @@ from gateway.accounts.webhook_service import WebhookService
 from gateway.accounts.webhook_store import WebhookStore
 from gateway.auth.key_service import KeyService
 from gateway.errors import StoreUnavailableError
+from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.postgres_server import NOWHERE
 
@@ -76,6 +77,7 @@ async def test_each_threshold_of_a_tenants_budget_is_told_once(
     assert [body["data"]["threshold"] for body in await _told(database)] == [80, 100]
 
 
+@every_database
 async def test_alerts_at_once_are_told_once(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
@@ -98,6 +100,7 @@ async def test_another_month_begins_anew(
     assert await find_alerts(database, december) == 1
 
 
+@every_database
 async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
     database: Database,
     redis: Redis,

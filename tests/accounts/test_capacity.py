@@ -16,8 +16,10 @@ from gateway.accounts.tables import ApiKeyRow, MemberRow, ProjectRow
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 from gateway.errors import ConflictError
+from tests.support.kinds import every_database
 
 
+@every_database
 @pytest.mark.parametrize("kind", ["keys", "projects", "members"])
 async def test_tenant_has_no_more_than_it_may_have(
     database: Database,

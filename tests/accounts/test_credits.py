@@ -19,6 +19,7 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
 from gateway.redis_client import connect
+from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.processes import free_port
 
@@ -54,6 +55,7 @@ async def _soon_expiring(service: CreditService, amount: int) -> Credit:
     return granted
 
 
+@every_database
 async def test_balance_is_what_was_granted_less_what_was_used(
     credits_: CreditService, database: Database
 ) -> None:
@@ -122,6 +124,7 @@ async def test_wrong_expiry_is_refused(credits_: CreditService, expires_at: date
     assert caught.value.param == "expires_at"
 
 
+@every_database
 async def test_unknown_tenant_is_not_found(credits_: CreditService) -> None:
     for tenant_id in ("nobody", "a\0b"):
         with pytest.raises(NotFoundError, match="There is no tenant"):
@@ -177,6 +180,7 @@ async def test_change_that_redis_missed_says_not_to_repeat_it(
     assert await _kinds(credits_) == [(CreditKind.GRANT, 5)]
 
 
+@every_database
 async def test_rest_of_an_expired_grant_is_taken_back_once(
     credits_: CreditService, database: Database
 ) -> None:
@@ -222,6 +226,7 @@ async def test_used_up_grant_ends_without_taking_anything(
     assert (await credits_.balance("acme")).micros == -10
 
 
+@every_database
 async def test_expiries_at_once_take_back_once(credits_: CreditService, database: Database) -> None:
     first = await _soon_expiring(credits_, 50)
     await _soon_expiring(credits_, 7)
@@ -261,6 +266,7 @@ async def test_trouble_with_redis_leaves_grants_to_the_next_time(
     assert await credits_.expire_due(utc_now() + LATE) == 1
 
 
+@every_database
 async def test_change_by_many_at_once_counts_each(credits_: CreditService) -> None:
     await asyncio.gather(*(credits_.grant("acme", 3) for _ in range(8)))
     assert (await credits_.balance("acme")).micros == 24

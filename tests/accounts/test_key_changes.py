@@ -28,6 +28,7 @@ from gateway.errors import (
 )
 from gateway.redis_client import connect
 from tests.accounts.changes import announced, audited
+from tests.support.kinds import every_database
 from tests.support.processes import free_port
 
 
@@ -53,6 +54,7 @@ def _principal(scopes: frozenset[Scope], models: frozenset[str] | None = None) -
     )
 
 
+@every_database
 async def test_all_options_are_kept_and_changed(
     keys: KeyService, projects: ProjectService, redis: Redis
 ) -> None:
@@ -114,6 +116,7 @@ async def test_senseless_change_is_refused(
     assert await announced(redis) == []
 
 
+@every_database
 async def test_key_is_made_only_in_an_active_project_of_its_tenant(
     keys: KeyService, projects: ProjectService
 ) -> None:
@@ -175,6 +178,7 @@ async def test_grace_out_of_range_is_refused(
     assert await keys.get("acme", key.record.id) == key.record
 
 
+@every_database
 async def test_rotations_at_the_same_time_leave_the_two_newest_secrets(
     keys: KeyService, key: CreatedKey
 ) -> None:
@@ -307,6 +311,7 @@ async def test_credential_for_some_models_gives_no_others(keys: KeyService) -> N
     await keys.rotate("acme", own.record.id, grantor=grantor)
 
 
+@every_database
 async def test_error_about_a_key_does_not_repeat_it(keys: KeyService, key: CreatedKey) -> None:
     whole = key.key.reveal()
     for name in (whole, whole[:-1], f"{whole}x", whole[3:], f"{whole}\x00", whole[1:]):
@@ -315,6 +320,7 @@ async def test_error_about_a_key_does_not_repeat_it(keys: KeyService, key: Creat
         assert whole[16:40] not in caught.value.message
 
 
+@every_database
 @pytest.mark.parametrize("name", ["", "\x00", "key_'--", "é", "a" * 5000])
 async def test_what_is_no_name_of_a_key_is_not_found(keys: KeyService, name: str) -> None:
     with pytest.raises(NotFoundError, match='"acme" has no'):

@@ -14,6 +14,7 @@ from gateway.accounts.tables import ApiKeyRow
 from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.auth.key_service import KeyService
+from tests.support.kinds import every_database
 
 HOUR = timedelta(hours=1)
 
@@ -34,6 +35,7 @@ async def _entries(database: Database) -> list[AuditEntry]:
     return [entry for entry in found if entry.action == "key.expired"]
 
 
+@every_database
 async def test_each_expired_key_is_written_down_once(
     database: Database, key_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +49,7 @@ async def test_each_expired_key_is_written_down_once(
     assert sorted(entry.subject for entry in await _entries(database)) == sorted(key_ids)
 
 
+@every_database
 async def test_revoked_key_is_left_out_and_a_second_expiry_is_not(
     database: Database, key_ids: list[str], keys: KeyService
 ) -> None:

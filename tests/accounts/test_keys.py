@@ -18,6 +18,7 @@ from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 from gateway.errors import InvalidParameterError, NotFoundError
+from tests.support.kinds import every_database
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,7 @@ async def _two_tenants(tenants: TenantService) -> None:
     await tenants.create("Other", tenant_id="other")
 
 
+@every_database
 async def test_created_key_is_found_again_with_all_it_was_given(keys: KeyService) -> None:
     expires_at = datetime(2199, 12, 31, 23, 59, 59, 123000, tzinfo=UTC)
     created = await keys.create(
@@ -150,6 +152,7 @@ async def test_senseless_keys_are_refused(
     assert await keys.list_of_tenant("acme") == []
 
 
+@every_database
 async def test_time_without_zone_is_refused(keys: KeyService, database: Database) -> None:
     key = (await keys.create("acme", name="web")).record
     naive = (datetime.now(UTC) + timedelta(days=1)).replace(tzinfo=None)
@@ -160,6 +163,7 @@ async def test_time_without_zone_is_refused(keys: KeyService, database: Database
             await KeyStore(transaction).change("acme", key.id, {"revoked_at": naive})
 
 
+@every_database
 async def test_tenant_with_keys_cannot_be_deleted(keys: KeyService, database: Database) -> None:
     await keys.create("acme", name="web")
     with pytest.raises(IntegrityError):

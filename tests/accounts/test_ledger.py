@@ -15,6 +15,7 @@ from gateway.accounts.limits import LimitScope
 from gateway.accounts.tables import DirtyHourRow, LedgerRow
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.errors import StoreUnavailableError
+from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -35,6 +36,7 @@ async def _count(database: Database) -> int:
         return await transaction.scalar(select(func.count()).select_from(LedgerRow)) or 0
 
 
+@every_database
 async def test_row_says_all_that_the_record_says(database: Database) -> None:
     record = usage_record(
         7,
@@ -62,6 +64,7 @@ async def test_row_says_all_that_the_record_says(database: Database) -> None:
     )
 
 
+@every_database
 async def test_first_row_of_a_request_counts(database: Database) -> None:
     first, other = usage_record(1), usage_record(2)
     copy = usage_record(1, cost_micros=999, outcome=Outcome.LOST)
@@ -76,6 +79,7 @@ async def test_first_row_of_a_request_counts(database: Database) -> None:
         ]
 
 
+@every_database
 async def test_same_rows_added_at_once_are_added_once(database: Database) -> None:
     records = [usage_record(number) for number in range(300)]
     added = await asyncio.gather(
@@ -85,6 +89,7 @@ async def test_same_rows_added_at_once_are_added_once(database: Database) -> Non
     assert await _count(database) == 300
 
 
+@every_database
 async def test_nothing_that_fails_is_half_added(database: Database) -> None:
     bad = row_of(usage_record(2)) | {"tenant_id": None}
     with pytest.raises(IntegrityError):
@@ -94,6 +99,7 @@ async def test_nothing_that_fails_is_half_added(database: Database) -> None:
     assert await _marked_hours(database) == []
 
 
+@every_database
 @pytest.mark.parametrize(
     "statement",
     [
@@ -111,6 +117,7 @@ async def test_rows_cannot_be_changed_or_removed(database: Database, statement: 
     assert await _count(database) == 1
 
 
+@every_database
 async def test_each_month_has_a_partition_made_when_it_is_new(database: Database) -> None:
     months = [usage_record(n, created_ms=NOON_MS + n * 20 * 24 * HOUR_MS) for n in range(5)]
     edges = [
@@ -154,11 +161,13 @@ def test_record_that_no_database_can_hold_is_told_apart(fields: dict[str, int]) 
         row_of(usage_record(1, **fields))
 
 
+@every_database
 async def test_strange_texts_get_in(database: Database) -> None:
     strange = usage_record(1, credential_id="jwt:\0" + "x" * 5000, code="é" * 400)
     assert await _insert(database, strange) == 1
 
 
+@every_database
 async def test_usage_is_told_by_holder_and_time(database: Database) -> None:
     await _insert(
         database,
@@ -181,6 +190,7 @@ async def test_usage_is_told_by_holder_and_time(database: Database) -> None:
     assert await usage(LimitScope.KEY, "key_2") == PeriodUsage(0, 0, 0)
 
 
+@every_database
 async def test_known_request_ids_are_found(database: Database) -> None:
     await _insert(database, usage_record(1), usage_record(2))
     asked = {usage_record(n).request_id for n in range(2, 12_000)}

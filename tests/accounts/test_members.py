@@ -20,6 +20,7 @@ from gateway.errors import (
     PermissionDeniedError,
 )
 from tests.accounts.changes import announced, audited
+from tests.support.kinds import every_database
 
 SUBJECT = "auth0|0123"
 
@@ -30,6 +31,7 @@ async def _two_tenants(tenants: TenantService) -> None:
     await tenants.create("Other", tenant_id="other")
 
 
+@every_database
 async def test_member_is_found_again_by_id_and_subject(members: MemberService) -> None:
     added = await members.add("acme", subject=SUBJECT, role=Role.VIEWER, name="Ada")
     assert re.fullmatch(r"mbr_[0-9a-f]{16}", added.id)
@@ -39,6 +41,7 @@ async def test_member_is_found_again_by_id_and_subject(members: MemberService) -
     assert (await members.page("acme", PageRequest(limit=1))).entries == [added]
 
 
+@every_database
 async def test_person_may_be_a_member_of_two_tenants_but_of_each_once(
     members: MemberService,
 ) -> None:
@@ -87,6 +90,7 @@ async def test_last_owner_stays(members: MemberService, redis: Redis) -> None:
     assert [member.subject for member in await members.list_of_tenant("acme")] == ["b"]
 
 
+@every_database
 async def test_owners_who_demote_each_other_at_the_same_time_leave_one(
     members: MemberService,
 ) -> None:

@@ -13,6 +13,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.limits import LimitName, LimitScope
 from gateway.accounts.plan_service import PlanService
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+from tests.support.kinds import every_database
 
 RPM, BUDGET = LimitName.REQUESTS_PER_MINUTE, LimitName.BUDGET
 NOTHING: dict[LimitName, int | None] = {}
@@ -28,6 +29,7 @@ async def _events(redis: Redis) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in entries]
 
 
+@every_database
 async def test_plan_is_kept_with_its_limits(plans: PlanService) -> None:
     created = await plans.create(
         "starter",
@@ -57,6 +59,7 @@ async def test_change_merges_limits_by_name_and_none_takes_away(
     assert await _events(redis) == [{b"all": b"plans"}] * 2
 
 
+@every_database
 async def test_simultaneous_changes_lose_nothing(plans: PlanService) -> None:
     await plans.create("p")
     names = list(LimitName)
@@ -81,6 +84,7 @@ async def test_id_outside_the_alphabet_is_refused(plans: PlanService, plan_id: s
     assert caught.value.param == "id"
 
 
+@every_database
 async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
     await plans.create("p")
     with pytest.raises(ConflictError, match='"p" exists already'):
@@ -89,6 +93,7 @@ async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
         assert len(await AuditLog(transaction).entries()) == 1
 
 
+@every_database
 async def test_change_of_nothing_and_of_nobody_is_refused(plans: PlanService, redis: Redis) -> None:
     with pytest.raises(InvalidParameterError, match="Nothing to change"):
         await plans.update("p", limits={LimitScope.KEY: NOTHING})

@@ -18,6 +18,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.errors import StoreUnavailableError
 from gateway.tasks import end_task
+from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import NOWHERE
 
@@ -47,6 +48,7 @@ async def _until(book: PriceBook, prompt_micros: int, *, seconds: float = PATIEN
             await asyncio.sleep(0.01)
 
 
+@every_database
 async def test_price_depends_on_the_time(database: Database, prices: PriceService) -> None:
     before = utc_now() - HOUR
     first = await prices.add("m", prompt_micros=1, completion_micros=1)

@@ -16,6 +16,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.price_service import MAX_PRICE_MICROS, PriceService
 from gateway.accounts.times import utc_now
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from tests.support.kinds import every_database
 
 FLEX = ServiceTier.FLEX
 HOUR = timedelta(hours=1)
@@ -39,6 +40,7 @@ async def test_cached_tokens_cost_what_others_do_unless_said(prices: PriceServic
     assert await prices.list_history() == [one, free]
 
 
+@every_database
 async def test_current_prices_are_the_newest_in_force(prices: PriceService) -> None:
     await prices.add("m", prompt_micros=1, completion_micros=1)
     second = await prices.add("m", prompt_micros=2, completion_micros=2)
@@ -109,6 +111,7 @@ async def test_wrong_time_is_refused(prices: PriceService, effective_at: datetim
     assert caught.value.param == "effective_at"
 
 
+@every_database
 @pytest.mark.parametrize("change", ["UPDATE prices SET prompt_micros = 0", "DELETE FROM prices"])
 async def test_database_itself_keeps_the_history(
     prices: PriceService, database: Database, change: str

@@ -15,6 +15,7 @@ from gateway.accounts.records import ProjectStatus
 from gateway.accounts.tenant_service import TenantService
 from gateway.errors import InvalidParameterError, NotFoundError
 from tests.accounts.changes import announced, audited
+from tests.support.kinds import every_database
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,7 @@ async def _two_tenants(tenants: TenantService) -> None:
     await tenants.create("Other", tenant_id="other")
 
 
+@every_database
 async def test_project_is_found_again_with_all_it_was_given(projects: ProjectService) -> None:
     limits = {LimitName.TOKENS_PER_DAY: 5, LimitName.BUDGET: None}
     made = await projects.create("acme", name="shop", limits=limits)
@@ -57,6 +59,7 @@ async def test_options_are_changed_one_by_one_audited_and_announced(
     ]
 
 
+@every_database
 async def test_changes_of_limits_at_the_same_time_are_all_kept(projects: ProjectService) -> None:
     made = await projects.create("acme", name="shop")
     await asyncio.gather(
@@ -90,6 +93,7 @@ async def test_tenants_do_not_see_each_others_projects(projects: ProjectService)
     assert await projects.get("acme", made.id) == made
 
 
+@every_database
 @pytest.mark.parametrize("id_", ["", "\x00", "a" * 64, "prj 1", "é", "'; --"])
 async def test_what_is_no_id_is_not_found(projects: ProjectService, id_: str) -> None:
     with pytest.raises(NotFoundError):
@@ -117,6 +121,7 @@ async def test_senseless_projects_and_changes_are_refused(
     assert await announced(redis) == []
 
 
+@every_database
 async def test_pages_follow_each_other_without_gap_or_repetition(projects: ProjectService) -> None:
     # Made at the same time, so that many are of the same millisecond.
     await asyncio.gather(*(projects.create("acme", name=f"p{n}") for n in range(10)))
@@ -131,6 +136,7 @@ async def test_pages_follow_each_other_without_gap_or_repetition(projects: Proje
     assert len(seen) == 10
 
 
+@every_database
 @pytest.mark.parametrize("after", ["", "nothing", "\x00", "\ud800", "x" * 5000])
 async def test_page_after_nothing_of_the_list_is_refused(
     projects: ProjectService, after: str

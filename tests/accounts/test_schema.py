@@ -16,6 +16,7 @@ from gateway.accounts.schema import SchemaNotCurrentError, SchemaState
 from gateway.accounts.tables import Table
 from gateway.accounts.tenant_store import TenantStore
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from tests.support.kinds import every_database
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()
@@ -29,6 +30,7 @@ async def _state(url: str) -> SchemaState:
         await database.aclose()
 
 
+@every_database
 async def test_upgrade_makes_the_tables_that_the_code_describes(database: Database) -> None:
     async with database.engine.connect() as connection:
         names = await connection.run_sync(lambda c: set(c.dialect.get_table_names(c)))
@@ -37,6 +39,7 @@ async def test_upgrade_makes_the_tables_that_the_code_describes(database: Databa
         await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
 
 
+@every_database
 async def test_partitions_are_no_difference_between_tables_and_code(database: Database) -> None:
     async with database.writing() as transaction:
         made = await make_partitions(transaction, months_from(datetime(2026, 12, 31, tzinfo=UTC)))
@@ -49,6 +52,7 @@ async def test_partitions_are_no_difference_between_tables_and_code(database: Da
         await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
 
 
+@every_database
 async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
     async with database.writer.begin() as connection:
         await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), "base"))
@@ -57,6 +61,7 @@ async def test_downgrade_leaves_nothing_behind(database: Database) -> None:
     assert await schema.schema_state(database) is SchemaState.EMPTY
 
 
+@every_database
 async def test_upgrade_keeps_what_the_release_before_has_written(empty_database_url: str) -> None:
     await schema.upgrade(empty_database_url)
     database = Database(empty_database_url)
@@ -80,6 +85,7 @@ async def test_upgrade_keeps_what_the_release_before_has_written(empty_database_
     await database.aclose()
 
 
+@every_database
 async def test_empty_database_is_refused_until_it_is_upgraded(empty_database_url: str) -> None:
     database = Database(empty_database_url)
     with pytest.raises(SchemaNotCurrentError, match="sluice db upgrade"):
@@ -91,6 +97,7 @@ async def test_empty_database_is_refused_until_it_is_upgraded(empty_database_url
     await database.aclose()
 
 
+@every_database
 @pytest.mark.parametrize(
     ("revision", "state"),
     [("0000_of_a_later_release", SchemaState.NEWER), (HEAD, SchemaState.CURRENT)],
@@ -117,6 +124,7 @@ async def test_revision_that_is_not_the_newest_is_outdated(
         await schema.require_current_schema(database)
 
 
+@every_database
 async def test_upgrades_at_the_same_time_take_turns(empty_database_url: str) -> None:
     await asyncio.gather(*(schema.upgrade(empty_database_url) for _ in range(4)))
     assert await _state(empty_database_url) is SchemaState.CURRENT

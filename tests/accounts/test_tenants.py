@@ -28,6 +28,7 @@ from gateway.errors import (
 )
 from gateway.redis_client import connect
 from tests.accounts.changes import add_plan, announced, audited
+from tests.support.kinds import every_database
 from tests.support.processes import free_port
 
 
@@ -38,6 +39,7 @@ async def test_new_tenant_is_active_and_gets_a_random_id(tenants: TenantService)
     assert await tenants.get(created.id) == created
 
 
+@every_database
 async def test_times_come_back_aware_and_in_utc(tenants: TenantService) -> None:
     created = await tenants.create("Acme", tenant_id="acme")
     kept = (await tenants.get("acme")).created_at
@@ -46,6 +48,7 @@ async def test_times_come_back_aware_and_in_utc(tenants: TenantService) -> None:
     assert abs(datetime.now(UTC) - kept) < timedelta(seconds=10)
 
 
+@every_database
 async def test_id_is_taken_once(tenants: TenantService) -> None:
     await tenants.create("Acme", tenant_id="acme")
     with pytest.raises(ConflictError, match='"acme" exists already'):
@@ -120,6 +123,7 @@ async def test_change_of_nothing_and_of_nobody_is_refused(
     assert await redis.exists(KEY_EVENTS) == 0
 
 
+@every_database
 async def test_everything_that_can_be_set_is_kept_and_changed(
     tenants: TenantService, database: Database
 ) -> None:
@@ -183,6 +187,7 @@ async def test_every_change_is_audited_with_its_values(
     assert {(row.tenant_id, row.subject) for row in rows} == {("acme", "acme")}
 
 
+@every_database
 async def test_refused_change_leaves_no_trace(
     tenants: TenantService, database: Database, redis: Redis
 ) -> None:
@@ -198,12 +203,14 @@ async def test_refused_change_leaves_no_trace(
     assert await announced(redis) == []
 
 
+@every_database
 async def test_changes_at_the_same_time_are_all_kept(tenants: TenantService) -> None:
     await tenants.create("Acme", tenant_id="acme")
     await asyncio.gather(*(tenants.update("acme", limits={name: 1}) for name in LimitName))
     assert set((await tenants.get("acme")).limits) == set(LimitName)
 
 
+@every_database
 async def test_pages_follow_each_other_without_gap_or_repetition(tenants: TenantService) -> None:
     await asyncio.gather(*(tenants.create("Name") for _ in range(7)))
     everything = await tenants.list_all()
@@ -250,6 +257,7 @@ async def test_unannounced_change_is_saved_and_says_so(
     assert (await tenants.get("acme")).status is TenantStatus.SUSPENDED
 
 
+@every_database
 @pytest.mark.parametrize(("column", "value"), [("weight", "-1"), ("status", "'gone'")])
 async def test_database_itself_refuses_impossible_values(
     database: Database, tenants: TenantService, column: str, value: str
@@ -260,6 +268,7 @@ async def test_database_itself_refuses_impossible_values(
             await transaction.execute(text(f"UPDATE tenants SET {column} = {value}"))
 
 
+@every_database
 async def test_transactions_that_read_before_they_write_wait_for_each_other(
     tenants: TenantService,
 ) -> None:

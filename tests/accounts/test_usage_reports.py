@@ -30,6 +30,7 @@ from gateway.accounts.usage_service import (
 from gateway.accounts.usage_store import UsageStore
 from gateway.errors import NotFoundError, StoreUnavailableError
 from tests.accounts.ledger_rows import NOON, add, record, sum_up, totals
+from tests.support.kinds import DATABASE_KINDS, every_database
 
 ACME = UsageFilter(tenant_id="acme")
 WHOLE = Span(NOON - 3 * DAY, NOON + 3 * DAY)
@@ -117,7 +118,15 @@ async def whole_report(
         after = report.next
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize(
+    ("database_kind", "number"),
+    [
+        pytest.param(kind, number, marks=() if number == chosen else pytest.mark.long)
+        for kind, chosen in zip(DATABASE_KINDS, (1, 2), strict=True)
+        for number in range(4)
+    ],
+    indirect=["database_kind"],
+)
 async def test_reports_equal_sums_over_rows(database: Database, number: int) -> None:
     generator = random.Random(number)
     records = some_records(generator, 150)
@@ -143,7 +152,7 @@ async def test_reports_equal_sums_over_rows(database: Database, number: int) -> 
             bucket=bucket,
             dimensions=tuple(sorted(generator.sample(list(Dimension), size))),
         )
-        found = await whole_report(service, asked, page=generator.choice([3, 1000]))
+        found = await whole_report(service, asked, page=generator.choice([25, 1000]))
         assert by_key(asked, found) == expected(records, asked), asked
 
 
@@ -164,6 +173,7 @@ async def test_days_that_are_summed_up_are_not_read_again(database: Database) ->
     assert [each.sums.requests for each in report.slices] == [1002]
 
 
+@every_database
 async def test_pages_of_a_report_go_on_where_the_one_before_ended(database: Database) -> None:
     await add(
         database,
@@ -193,6 +203,7 @@ async def test_empty_report_has_no_lines(database: Database) -> None:
         assert found == UsageReport([], None)
 
 
+@every_database
 async def test_report_sees_one_state_while_rows_are_added(database: Database) -> None:
     service = UsageService(database)
     asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=Bucket.TOTAL)
@@ -223,6 +234,7 @@ async def test_report_sees_one_state_while_rows_are_added(database: Database) ->
     assert report.slices[0].sums == totals(records)
 
 
+@every_database
 async def test_report_does_not_mix_two_states(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +257,7 @@ async def test_report_does_not_mix_two_states(
     assert [each.sums.requests for each in report.slices] == [1, 1]
 
 
+@every_database
 async def test_requests_are_listed_newest_first_page_by_page(database: Database) -> None:
     same_time = [record(NOON) for _ in range(5)]
     others = [record(NOON + number * HOUR) for number in (-40, -1, 2, 50)]
@@ -298,6 +311,7 @@ async def test_one_request_is_found_by_its_tenant_only(database: Database) -> No
             await service.request(UsageFilter(tenant_id=tenant, credential_id=key), mine.request_id)
 
 
+@every_database
 async def test_export_has_every_request_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

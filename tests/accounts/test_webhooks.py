@@ -17,6 +17,7 @@ from gateway.accounts.times import utc_now
 from gateway.accounts.webhook_service import MAX_WEBHOOKS, WebhookService, make_event
 from gateway.accounts.webhook_store import CLAIM, Delivery, EventName, WebhookStore
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+from tests.support.kinds import every_database
 
 URL = "https://example.com/hooks/T0KEN?key=hidden"
 SECOND = timedelta(seconds=1)
@@ -42,6 +43,7 @@ async def _due(database: Database, *, after: timedelta = SECOND, limit: int = 10
         return await WebhookStore(transaction).due(utc_now() + after, limit)
 
 
+@every_database
 async def test_webhook_is_kept(webhooks: WebhookService) -> None:
     created = await webhooks.create("acme", URL, thresholds=[90, 10])
     assert re.fullmatch(r"whk_[0-9a-f]{16}", created.id)
@@ -76,6 +78,7 @@ async def test_private_hosts_are_allowed_only_by_setting(
     assert (await allowing.create("acme", "http://127.0.0.1:9/x")).url == "http://127.0.0.1:9/x"
 
 
+@every_database
 async def test_tenant_has_at_most_five_even_when_many_are_made_at_once(
     webhooks: WebhookService,
 ) -> None:
@@ -90,6 +93,7 @@ async def test_tenant_has_at_most_five_even_when_many_are_made_at_once(
     await webhooks.create("acme", URL)
 
 
+@every_database
 async def test_unknown_and_other_tenants_webhooks_are_not_found(
     webhooks: WebhookService,
 ) -> None:
@@ -155,6 +159,7 @@ async def test_test_event_is_due_once_a_minute(
     }
 
 
+@every_database
 async def test_event_of_the_same_name_is_told_once(
     webhooks: WebhookService, database: Database
 ) -> None:
@@ -175,6 +180,7 @@ async def test_event_of_the_same_name_is_told_once(
     assert known == {name, name._replace(threshold=80)}
 
 
+@every_database
 async def test_due_events_are_handed_out_once_until_the_claim_runs_out(
     webhooks: WebhookService, database: Database
 ) -> None:
@@ -201,6 +207,7 @@ async def test_delivered_event_is_not_due_any_more(
     assert (row.attempts, row.next_attempt_at, row.last_error) == (1, None, "")
 
 
+@every_database
 async def test_failed_event_is_due_again_when_it_says_so(
     webhooks: WebhookService, database: Database
 ) -> None:

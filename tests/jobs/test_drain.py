@@ -17,6 +17,7 @@ from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
 from gateway.errors import StoreUnavailableError
 from gateway.jobs.drain import Drain
 from tests.jobs.conftest import Append, undrained
+from tests.support.kinds import every_database
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.usage import usage_record
@@ -41,6 +42,7 @@ def _expected(records: list[UsageRecord]) -> dict[str, int]:
     return {record.request_id: record.cost_micros for record in records}
 
 
+@every_database
 async def test_all_records_of_all_buckets_get_there(
     database: Database, redis: Redis, append: Append
 ) -> None:
@@ -70,6 +72,7 @@ async def test_run_ends_when_its_time_is_over(
     assert await undrained(redis) == 2 * BATCH
 
 
+@every_database
 async def test_first_of_two_records_of_a_request_counts(
     database: Database, redis: Redis, append: Append
 ) -> None:
@@ -113,6 +116,7 @@ async def test_death_between_commit_and_removal_counts_nothing_twice(
     assert await undrained(redis) == 0
 
 
+@every_database
 async def test_several_drains_at_once_are_harmless(
     database: Database, redis: Redis, append: Append
 ) -> None:

@@ -27,6 +27,7 @@ from gateway.quota.ledger_source import LedgerBalances
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from tests.jobs.conftest import Append, command
+from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, usage_record
 
 LIMITS = Limits(requests_per_day=1000, tokens_per_day=10**6, budget_micros=10**9)
@@ -68,6 +69,7 @@ async def _is_seeded(redis: Redis, subject: SubjectLimits) -> bool:
     return bool(await command(redis, "HEXISTS", account, "seeded"))
 
 
+@every_database
 async def test_nothing_is_found_where_everything_is_right(
     database: Database, redis: Redis, append: Append, key: SubjectLimits
 ) -> None:

@@ -20,6 +20,7 @@ from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings, load_settings
+from tests.support.kinds import every_database
 from tests.support.patience import crowded
 from tests.support.redis_server import RedisServer
 
@@ -121,6 +122,7 @@ def test_process_that_is_to_end_breaks_off_what_runs(
     assert "job test was broken off" in caplog.text
 
 
+@every_database
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 async def test_every_job_runs_and_runs_twice_at_once(
     job: Job, database_url: str, redis: Redis, redis_server: RedisServer

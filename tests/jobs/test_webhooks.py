@@ -28,6 +28,7 @@ from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender
 from tests.support.certificates import self_signed
+from tests.support.kinds import every_database
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 Headers = dict[str, str]
@@ -134,6 +135,7 @@ async def test_event_arrives_once_and_its_signature_is_right(
     assert event.delivered_at is not None
 
 
+@every_database
 async def test_two_senders_at_once_send_an_event_once(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:

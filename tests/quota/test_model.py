@@ -402,6 +402,7 @@ async def test_scripts_run_as_they_are(
 ) -> None:
     """Each script, unedited, by the server's own clock: other tests set the time in copies of them."""
     run: set[str] = set()
+    redis: Any = any_redis
 
     class Noting:
         """Notes which scripts run."""
@@ -409,7 +410,7 @@ async def test_scripts_run_as_they_are(
         async def execute_command(self, *args: Any, **options: Any) -> Any:
             if args[0] == "EVALSHA":
                 run.add(args[1])
-            return await any_redis.execute_command(*args, **options)
+            return await redis.execute_command(*args, **options)
 
     store = QuotaStore(Noting())
     desk = Desk(store, (key_of(concurrent_requests=2), project_of(), tenant_of(budget_micros=100)))
