@@ -1,7 +1,8 @@
-"""The sandboxes: verdicts, bounds, and that what is hostile is answered within a second."""
+"""The sandboxes: verdicts, and bounds on what is hostile."""
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -24,12 +25,17 @@ from gateway.errors import InvalidGrammarError, OverloadedError
 from gateway.structure.checker import GrammarChecker
 from gateway.structure.pool import SandboxSettings, TokenizerSource
 from tests.structure.conftest import EOS_ID
+from tests.support.patience import PATIENCE_SECONDS
 
 BOMB = Structure(StructureKind.JSON_SCHEMA, {"type": "number", "multipleOf": 123456789}, "x")
 THINKING = Reasoning("<think>", "</think>", is_open=True)
-ANSWER_SECONDS = 1.0
-SLACK_SECONDS = 1.0
-"""For a machine on which other things run: a killed sandbox is started again in between."""
+PATIENT = SandboxSettings(
+    wait_seconds=PATIENCE_SECONDS,
+    task_seconds=PATIENCE_SECONDS,
+    cpu_seconds=1.0,
+    compile_seconds=0.2,
+)
+"""Only processor time decides, and twice of it: a busy machine changes no verdict."""
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def source(tokenizer_json: bytes) -> TokenizerSource:
 
 @pytest.fixture
 async def checker() -> AsyncIterator[GrammarChecker]:
-    checker = GrammarChecker(SandboxSettings())
+    checker = GrammarChecker(PATIENT)
     yield checker
     await checker.aclose()
 
@@ -221,41 +227,29 @@ async def answered(
     source: TokenizerSource,
     *,
     reasoning: Reasoning | None = None,
-) -> tuple[str, float]:
-    """Return the refusal, empty if there is none, and the seconds it took to answer.
-
-    On a busy machine the answer may be that it was too busy, for which it is not asked again for ever.
-    """
-    for _ in range(20):
-        start = time.perf_counter()
-        try:
-            await checker.compile(structure, tokenizer=source, reasoning=reasoning)
-        except InvalidGrammarError as error:
-            return error.message, time.perf_counter() - start
-        except OverloadedError:
-            await asyncio.sleep(0.5)
-            continue
-        return "", time.perf_counter() - start
-    raise AssertionError("The machine is too busy.")
+) -> str:
+    """Return the refusal, empty if there is none."""
+    try:
+        await checker.compile(structure, tokenizer=source, reasoning=reasoning)
+    except InvalidGrammarError as error:
+        return error.message
+    return ""
 
 
-async def test_what_is_hostile_is_refused_or_bounded_within_a_second(
+async def test_what_is_hostile_is_refused_or_bounded(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     harmless = Structure(StructureKind.CHOICE, ["a"], "structured_outputs.choice")
     await checker.compile(harmless, tokenizer=source)
-    slow, accepted, refused = {}, [], {}
+    accepted, refused = [], {}
     for name, (kind, value) in (HOSTILE | BOUNDED).items():
-        message, seconds = await answered(checker, Structure(kind, value, "grammar"), source)
-        if seconds > ANSWER_SECONDS + SLACK_SECONDS:
-            slow[name] = seconds
+        message = await answered(checker, Structure(kind, value, "grammar"), source)
         if message:
             refused[name] = message
             assert message.startswith("'grammar' is refused: ")
             assert len(message) < 500
         else:
             accepted.append(name)
-    assert slow == {}
     assert set(accepted) == set(BOUNDED), refused
     assert await checker.compile(harmless, tokenizer=source)
 
@@ -266,21 +260,44 @@ async def test_what_is_hostile_is_refused_behind_reasoning_too(
     accepted = []
     for name, (kind, value) in (HOSTILE | BOUNDED).items():
         structure = Structure(kind, value, "grammar")
-        message, _ = await answered(checker, structure, source, reasoning=THINKING)
-        if not message:
+        if not await answered(checker, structure, source, reasoning=THINKING):
             accepted.append(name)
     assert set(accepted) == set(BOUNDED)
 
 
-async def test_a_verdict_is_remembered(checker: GrammarChecker, source: TokenizerSource) -> None:
-    message, _ = await answered(checker, BOMB, source)
-    again, seconds = await answered(checker, BOMB, source)
+async def test_a_sandbox_that_stands_still_is_not_waited_for(source: TokenizerSource) -> None:
+    settings = dataclasses.replace(PATIENT, processes=1)
+    checker = GrammarChecker(settings)
+    try:
+        await checker.compile(Structure(StructureKind.CHOICE, ["a"], "x"), tokenizer=source)
+        (pid,) = children()
+        os.kill(pid, signal.SIGSTOP)
+        checker._pool._settings = dataclasses.replace(settings, task_seconds=0.1)
+        another = Structure(StructureKind.CHOICE, ["b"], "x")
+        with pytest.raises(OverloadedError, match="could not be compiled in time"):
+            await checker.compile(another, tokenizer=source)
+        checker._pool._settings = settings
+        assert await checker.compile(another, tokenizer=source)
+        assert pid not in children()
+    finally:
+        await checker.aclose()
+
+
+async def test_a_verdict_is_remembered(
+    checker: GrammarChecker, source: TokenizerSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = await answered(checker, BOMB, source)
+
+    async def asked_again(*_: object) -> None:
+        pytest.fail("a sandbox was asked again")
+
+    monkeypatch.setattr(checker._pool, "run", asked_again)
+    again = await answered(checker, BOMB, source)
     assert again == message == "'x' is refused: too complex: it takes too long or too much memory."
-    assert seconds < ANSWER_SECONDS / 2
 
 
 async def test_many_at_once_are_served_or_told_that_it_is_too_much(source: TokenizerSource) -> None:
-    checker = GrammarChecker(SandboxSettings(processes=1, most_waiting=4, wait_seconds=30))
+    checker = GrammarChecker(dataclasses.replace(PATIENT, processes=1, most_waiting=4))
     try:
         jobs = [
             checker.compile(Structure(StructureKind.CHOICE, [f"a{i}"], "x"), tokenizer=source)
@@ -307,7 +324,8 @@ async def test_the_event_loop_goes_on_meanwhile(
         # Processor time of this thread: what others do on the machine does not count.
         now = time.thread_time()
         longest, last = max(longest, now - last), now
-    assert longest < 0.02
+    # Compiling in this thread would take a second; collecting garbage may take some hundredths.
+    assert longest < 0.3
 
 
 async def test_a_cancelled_structure_leaves_no_confusion(
@@ -317,7 +335,10 @@ async def test_a_cancelled_structure_leaves_no_confusion(
     for number in range(4):
         bomb = Structure(BOMB.kind, {**BOMB.source, "title": str(number)}, "x")
         task = asyncio.create_task(checker.compile(bomb, tokenizer=source))
-        await asyncio.sleep(0.05)
+        while checker._pool._free.qsize() == PATIENT.processes:
+            await asyncio.sleep(0)
+        for _ in range(number):
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -336,7 +357,7 @@ async def test_a_killed_sandbox_is_replaced(
         await answered(checker, Structure(StructureKind.CHOICE, [text], "x"), source)
         for text in "bcde"
     ]
-    assert [message for message, _ in grammars].count("") >= 3
+    assert grammars.count("") >= 3
     assert pid not in children()
 
 
@@ -369,6 +390,6 @@ async def test_sandboxes_end_with_the_process_that_started_them(
     assert is_there(sandbox)
     os.kill(parent.pid, signal.SIGKILL)
     await parent.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while is_there(sandbox):
             await asyncio.sleep(0.05)
