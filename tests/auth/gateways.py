@@ -1,7 +1,6 @@
 """Gateways as far as authentication goes: several of them, which hear of changes."""
 
 import asyncio
-import time
 
 from gateway.accounts.database import Database
 from gateway.auth.authenticator import Authenticator
@@ -43,13 +42,11 @@ async def have_found_their_place(gateways: list[Gateway]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def seconds_until_refused(gateways: list[Gateway], key: CreatedKey) -> float:
-    """Wait until no gateway accepts the key; return how long that took."""
-    began = time.monotonic()
+async def until_refused(gateways: list[Gateway], key: CreatedKey) -> None:
+    """Wait until no gateway accepts the key. Their caches hold for an hour: they must be notified."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any([await gateway.accepts(key) for gateway in gateways]):
             await asyncio.sleep(0.005)
-    return time.monotonic() - began
 
 
 async def all_accept(gateways: list[Gateway], key: CreatedKey) -> bool:

@@ -1,7 +1,8 @@
-"""Revocation reaches every gateway within a second."""
+"""Revocation reaches every gateway by its announcement: their caches hold for an hour."""
 
 import asyncio
 
+import pytest
 from redis.asyncio import Redis
 
 from contract.dialect import Dialect
@@ -15,33 +16,33 @@ from tests.auth.gateways import (
     Gateway,
     all_accept,
     have_found_their_place,
-    seconds_until_refused,
+    until_refused,
 )
-from tests.support.patience import PATIENCE_SECONDS, crowded
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import BUNDLED, RedisServer
 
 
-async def test_revoked_key_is_refused_by_every_gateway_within_a_second(
+async def test_revoked_key_is_refused_by_every_gateway(
     gateways: list[Gateway], keys: KeyService, key: CreatedKey
 ) -> None:
     assert await all_accept(gateways, key)
     await keys.revoke("acme", key.record.id)
-    assert await seconds_until_refused(gateways, key) < crowded(1)
+    await until_refused(gateways, key)
 
 
-async def test_suspended_tenant_is_refused_by_every_gateway_within_a_second(
+async def test_suspended_tenant_is_refused_by_every_gateway(
     gateways: list[Gateway], tenants: TenantService, key: CreatedKey
 ) -> None:
     assert await all_accept(gateways, key)
     await tenants.suspend("acme")
-    assert await seconds_until_refused(gateways, key) < crowded(1)
+    await until_refused(gateways, key)
     await tenants.activate("acme")
-    async with asyncio.timeout(crowded(1)):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await all_accept(gateways, key):
             await asyncio.sleep(0.005)
 
 
-async def test_changed_options_are_heard_by_every_gateway_within_a_second(
+async def test_changed_options_are_heard_by_every_gateway(
     gateways: list[Gateway], tenants: TenantService, keys: KeyService, key: CreatedKey
 ) -> None:
     assert await all_accept(gateways, key)
@@ -52,11 +53,11 @@ async def test_changed_options_are_heard_by_every_gateway_within_a_second(
 
     assert await dialects() == {None}
     await tenants.update("acme", dialect=Dialect.OMLX)
-    async with asyncio.timeout(crowded(1)):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await dialects() != {Dialect.OMLX}:
             await asyncio.sleep(0.005)
     await keys.update("acme", key.record.id, dialect=Dialect.VLLM)
-    async with asyncio.timeout(crowded(1)):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await dialects() != {Dialect.VLLM}:
             await asyncio.sleep(0.005)
 
@@ -85,7 +86,7 @@ async def test_revocation_during_a_short_interruption_is_not_missed(
     assert await all_accept(gateways, key)
     await _lose_connections(redis)
     await keys.revoke("acme", key.record.id)
-    assert await seconds_until_refused(gateways, key) < crowded(1)
+    await until_refused(gateways, key)
 
 
 async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
@@ -102,12 +103,19 @@ async def test_gap_in_the_stream_makes_every_gateway_ask_the_database_again(
     await redis.xtrim(KEY_EVENTS, maxlen=1, approximate=False)
     assert await gateway.accepts(key), "nothing was heard of the revocation yet"
     gateway.listener.start()
-    assert await seconds_until_refused([gateway], key) < crowded(1)
+    await until_refused([gateway], key)
     await gateway.aclose()
 
 
+async def until_it_waits_to_retry(caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until the listener has found that Redis is away."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "Revocations are not heard at the moment" not in caplog.text:
+            await asyncio.sleep(0.005)
+
+
 async def test_listener_outlives_a_restart_of_redis(
-    database: Database, tenants: TenantService
+    database: Database, tenants: TenantService, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = RedisServer(BUNDLED)
     server.start()
@@ -119,22 +127,23 @@ async def test_listener_outlives_a_restart_of_redis(
     key = await keys.create("acme", name="web")
     assert await gateway.accepts(key)
     server.stop()
-    await asyncio.sleep(0.3)
+    await until_it_waits_to_retry(caplog)
     assert await gateway.accepts(key)
     server.start()
     await keys.revoke("acme", key.record.id)
-    # The listener tries again after a pause that grows to some seconds.
-    assert await seconds_until_refused([gateway], key) < crowded(3)
+    await until_refused([gateway], key)
     await gateway.aclose()
     await redis.aclose()
     server.close()
 
 
-async def test_listener_may_start_before_redis(database: Database, key: CreatedKey) -> None:
+async def test_listener_may_start_before_redis(
+    database: Database, key: CreatedKey, caplog: pytest.LogCaptureFixture
+) -> None:
     server = RedisServer(BUNDLED)
     gateway = Gateway(database, server.url)
     gateway.listener.start()
-    await asyncio.sleep(0.2)
+    await until_it_waits_to_retry(caplog)
     assert await gateway.accepts(key)
     server.start()
     await have_found_their_place([gateway])
@@ -146,11 +155,11 @@ async def test_listener_stops_at_any_moment(
     database: Database, redis: Redis, redis_server: RedisServer
 ) -> None:
     gateway = Gateway(database, redis_server.url)
-    async with asyncio.timeout(20):
-        for number in range(100):
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for number in range(25):
             gateway.listener.start()
             await redis.xadd(KEY_EVENTS, {"key": f"key_{number}"})
-            await asyncio.sleep(number * 0.0002)
+            await asyncio.sleep(number * 0.0008)
             await gateway.listener.stop()
     assert gateway.listener._task is None
     await gateway.aclose()
@@ -158,6 +167,10 @@ async def test_listener_stops_at_any_moment(
 
 async def test_stream_stays_bounded(redis: Redis) -> None:
     announcer = ChangeAnnouncer(redis)
-    for number in range(10_500):
+    pipeline = redis.pipeline(transaction=False)
+    for number in range(10_300):
+        pipeline.execute_command("XADD", KEY_EVENTS, "*", "key", f"key_{number}")
+    await pipeline.execute()
+    for number in range(200):
         await announcer.key_changed(f"key_{number}")
     assert 10_000 <= await redis.xlen(KEY_EVENTS) < 10_300

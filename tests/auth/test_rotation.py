@@ -10,8 +10,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.key_service import CreatedKey, KeyService
 from gateway.auth.principal import Principal
 from gateway.errors import ApiError, AuthenticationError, ExpiredCredentialError
-from tests.auth.gateways import Gateway, all_accept, seconds_until_refused
-from tests.support.patience import crowded
+from tests.auth.gateways import Gateway, all_accept, until_refused
 
 
 async def _principal(authenticator: Authenticator, key: CreatedKey) -> Principal:
@@ -65,16 +64,16 @@ async def test_old_secret_with_the_new_prefix_is_no_key(
         await authenticator.authenticate(mixed)
 
 
-async def test_secret_without_grace_is_refused_by_every_gateway_within_a_second(
+async def test_secret_without_grace_is_refused_by_every_gateway(
     gateways: list[Gateway], keys: KeyService, key: CreatedKey
 ) -> None:
     assert await all_accept(gateways, key)
     rotated = await keys.rotate("acme", key.record.id, grace=timedelta(0))
-    assert await seconds_until_refused(gateways, key) < crowded(1)
+    await until_refused(gateways, key)
     assert await all_accept(gateways, rotated)
 
 
-async def test_second_rotation_ends_the_oldest_secret_on_every_gateway_within_a_second(
+async def test_second_rotation_ends_the_oldest_secret_on_every_gateway(
     gateways: list[Gateway], keys: KeyService, key: CreatedKey
 ) -> None:
     assert await all_accept(gateways, key)
@@ -82,20 +81,20 @@ async def test_second_rotation_ends_the_oldest_secret_on_every_gateway_within_a_
     assert await all_accept(gateways, key)
     assert await all_accept(gateways, second)
     third = await keys.rotate("acme", key.record.id)
-    assert await seconds_until_refused(gateways, key) < crowded(1)
+    await until_refused(gateways, key)
     assert await all_accept(gateways, second)
     assert await all_accept(gateways, third)
 
 
-async def test_revocation_ends_both_secrets_on_every_gateway_within_a_second(
+async def test_revocation_ends_both_secrets_on_every_gateway(
     gateways: list[Gateway], keys: KeyService, key: CreatedKey
 ) -> None:
     rotated = await keys.rotate("acme", key.record.id)
     assert await all_accept(gateways, key)
     assert await all_accept(gateways, rotated)
     await keys.revoke("acme", key.key.prefix)
-    assert await seconds_until_refused(gateways, key) < crowded(1)
-    assert await seconds_until_refused(gateways, rotated) < crowded(1)
+    await until_refused(gateways, key)
+    await until_refused(gateways, rotated)
     with pytest.raises(AuthenticationError, match="unknown or has been revoked"):
         await _principal(gateways[0].authenticator, key)
 
