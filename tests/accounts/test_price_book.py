@@ -39,8 +39,8 @@ async def nowhere() -> AsyncIterator[Database]:
     await database.aclose()
 
 
-async def _until(book: PriceBook, prompt_micros: int, *, seconds: float = PATIENCE_SECONDS) -> None:
-    async with asyncio.timeout(seconds):
+async def _until(book: PriceBook, prompt_micros: int) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             price = book.find("m", DEFAULT, utc_now())
             if price is not None and price.prompt_micros == prompt_micros:
@@ -132,18 +132,21 @@ async def test_table_is_loaded_as_soon_as_the_database_is_back(
 
 
 async def test_announced_price_is_known_at_once(
-    database: Database, prices: PriceService, redis: Redis
+    database: Database, prices: PriceService, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(price_books, "REFRESH_SECONDS", 2 * PATIENCE_SECONDS)
     book = PriceBook(database)
     await book.refresh()
     authenticator = Authenticator(database, verifier=None, ttl_seconds=1, max_entries=1)
     listener = RevocationListener(redis, authenticator, on_prices_changed=book.refresh_soon)
     listener.start()
     task = asyncio.create_task(book.run())
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while listener._last_id is None:
+            await asyncio.sleep(0.01)
     for prompt_micros in (1, 2):
         await prices.add("m", prompt_micros=prompt_micros, completion_micros=1)
-        await _until(book, prompt_micros, seconds=2)
+        await _until(book, prompt_micros)
     await end_task(task)
     await listener.stop()
 
@@ -156,5 +159,5 @@ async def test_unannounced_price_is_known_after_a_while(
     task = asyncio.create_task(book.run())
     await asyncio.sleep(0.1)
     await prices.add("m", prompt_micros=4, completion_micros=1)
-    await _until(book, 4, seconds=2)
+    await _until(book, 4)
     await end_task(task)

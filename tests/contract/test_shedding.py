@@ -1,6 +1,5 @@
 """What a full queue does: who gives way to whom, who is refused, and when those are told to come back."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,12 +10,13 @@ from contract import keys
 from contract.queue import EnqueueResult, JobQueue, LeaseReport, RequeueResult, ShedJob
 from contract.tier import ServiceTier
 from tests.contract.test_queue import MODEL, admit, claim_ids, enqueue, job, text
+from tests.quota.building import TestClock
 
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
 
 
 @pytest.fixture
-def queue(any_redis: "Redis") -> JobQueue:
+def queue(any_redis: "Redis", clock: TestClock) -> JobQueue:
     """An empty queue."""
     return JobQueue(any_redis, MODEL)
 
@@ -150,12 +150,12 @@ async def test_a_shed_job_is_unknown_and_its_tenant_leaves_the_order(
     assert await claim_ids(queue) == ["new"]
 
 
-async def test_what_has_begun_is_never_shed(queue: JobQueue) -> None:
+async def test_what_has_begun_is_never_shed(clock: TestClock, queue: JobQueue) -> None:
     begun = job("begun", "a", service_tier=FLEX)
     await enqueue(queue, begun)
     await claim_ids(queue)
     await queue.extend("w1", [LeaseReport("begun", 1, 3)], lease_ms=0)
-    await asyncio.sleep(0.005)
+    await clock.advance(5)
     assert await queue.requeue(begun, 1) is RequeueResult.REQUEUED
     urgent = job("new", "b", service_tier=PRIORITY)
     assert (await admit(queue, urgent, most_waiting=1)).result is EnqueueResult.MODEL_FULL
@@ -221,21 +221,21 @@ async def test_no_time_is_told_before_a_pace_was_measured(queue: JobQueue) -> No
 
 
 async def test_pace_is_measured_while_jobs_wait_and_not_while_none_do(
-    queue: JobQueue, any_redis: "Redis"
+    clock: TestClock, queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 8)
     for _ in range(3):
         await claim_ids(queue, most_jobs=2)
-        await asyncio.sleep(0.05)
+        await clock.advance(50)
     pace = {text(k): float(v) for k, v in (await any_redis.hgetall(keys.pace(MODEL))).items()}
     assert pace["claims"] == pytest.approx(4, rel=0.05)
-    assert 0.1 <= pace["seconds"] < 5
+    assert pace["seconds"] == pytest.approx(0.1, rel=0.01)
     # Two intervals of the same length.
-    assert pace["squares"] == pytest.approx(pace["seconds"] ** 2 / 2, rel=0.5)
+    assert pace["squares"] == pytest.approx(pace["seconds"] ** 2 / 2, rel=0.01)
     await claim_ids(queue)
     idle = await any_redis.hgetall(keys.pace(MODEL))
     assert b"at" not in idle
-    await asyncio.sleep(0.1)
+    await clock.advance(100)
     await fill(queue, "b", DEFAULT, 3)
     await claim_ids(queue, most_jobs=1)
     again = await any_redis.hgetall(keys.pace(MODEL))
@@ -281,7 +281,7 @@ async def test_no_promise_is_longer_than_a_minute(queue: JobQueue, any_redis: "R
 
 
 async def test_places_are_held_for_those_who_were_told_to_come(
-    queue: JobQueue, any_redis: "Redis"
+    clock: TestClock, queue: JobQueue, any_redis: "Redis"
 ) -> None:
     await fill(queue, "a", DEFAULT, 6)
     await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=10)
@@ -289,40 +289,39 @@ async def test_places_are_held_for_those_who_were_told_to_come(
     assert told == pytest.approx(1.01, abs=0.01)
     await claim_ids(queue, most_jobs=1)
     # Within the gap between two claims.
-    await asyncio.sleep(0.1)
+    await clock.advance(100)
     early = await admit(queue, job("early"), most_waiting=6)
     assert (early.result, early.waiting_jobs) == (EnqueueResult.MODEL_FULL, 5)
     # Those who could shed others need not wait for them, and there is no need to shed any.
     urgent = await admit(queue, job("urgent", service_tier=PRIORITY), most_waiting=6)
     assert (urgent.result, urgent.shed) == (EnqueueResult.ENQUEUED, [])
     await claim_ids(queue, most_jobs=2)
-    now = await _server_ms(any_redis)
+    now = clock.now_ms
     await any_redis.zadd(keys.promises(MODEL), {"told 1": now - 10, "early 1": now + 500})
     assert await enqueue(queue, job("told-again"), most_waiting=6) is EnqueueResult.ENQUEUED
     assert await any_redis.zrange(keys.promises(MODEL), 0, -1) == [b"early 1"]
 
 
-async def test_promises_that_nobody_takes_up_lapse(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_promises_that_nobody_takes_up_lapse(
+    clock: TestClock, queue: JobQueue, any_redis: "Redis"
+) -> None:
     await fill(queue, "a", DEFAULT, 5)
     await set_pace(any_redis, keys.pace(MODEL), claims=1000, seconds=10, calls=1000)
-    now = await _server_ms(any_redis)
+    now = clock.now_ms
     await any_redis.zadd(keys.promises(MODEL), {"lapsed 1": now - 2500})
     assert await enqueue(queue, job("new"), most_waiting=6) is EnqueueResult.ENQUEUED
     assert not await any_redis.exists(keys.promises(MODEL))
 
 
-async def test_at_most_half_of_a_queue_is_held(queue: JobQueue, any_redis: "Redis") -> None:
+async def test_at_most_half_of_a_queue_is_held(
+    clock: TestClock, queue: JobQueue, any_redis: "Redis"
+) -> None:
     await fill(queue, "a", DEFAULT, 2)
     await set_pace(any_redis, keys.pace(MODEL), claims=10, seconds=10, calls=10)
-    now = await _server_ms(any_redis)
+    now = clock.now_ms
     await any_redis.zadd(keys.promises(MODEL), {f"p{i} 1": now + 500 for i in range(50)})
     results = [(await admit(queue, job(f"new-{i}"), most_waiting=6)).result for i in range(3)]
     assert results == [EnqueueResult.ENQUEUED, EnqueueResult.MODEL_FULL, EnqueueResult.MODEL_FULL]
-
-
-async def _server_ms(redis: "Redis") -> float:
-    seconds, microseconds = await redis.time()
-    return float(seconds) * 1000 + float(microseconds) / 1000
 
 
 async def test_a_tenant_is_told_by_its_own_pace_or_by_an_equal_share(

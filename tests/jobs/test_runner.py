@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings, load_settings
 from tests.support.kinds import every_database
-from tests.support.patience import crowded
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 
 
@@ -51,15 +50,20 @@ def _in_thread(runner: Runner, job: Job) -> threading.Thread:
 
 def test_job_that_runs_already_is_not_run_again(runner: Runner) -> None:
     runs = []
+    has_begun, may_end = threading.Event(), threading.Event()
 
     async def slow(_services: Services) -> None:
         runs.append(1)
-        await asyncio.sleep(0.3)
+        has_begun.set()
+        await asyncio.to_thread(may_end.wait, PATIENCE_SECONDS)
 
-    threads = [_in_thread(runner, _job(slow)) for _ in range(4)]
-    for thread in threads:
-        thread.join(5)
+    thread = _in_thread(runner, _job(slow))
+    assert has_begun.wait(PATIENCE_SECONDS)
+    for _ in range(3):
+        runner.run(_job(slow))
     assert len(runs) == 1
+    may_end.set()
+    thread.join(PATIENCE_SECONDS)
     runner.run(_job(slow))
     assert len(runs) == 2
 
@@ -98,12 +102,16 @@ def test_bug_in_a_job_is_raised(runner: Runner) -> None:
 
 
 def test_job_that_takes_too_long_is_ended(runner: Runner) -> None:
-    async def hang(_services: Services) -> None:
-        await asyncio.sleep(60)
+    ends = []
 
-    began = time.monotonic()
+    async def hang(_services: Services) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append(1)
+
     runner.run(_job(hang, limit_seconds=0.1))
-    assert time.monotonic() - began < crowded(1)
+    assert ends == [1]
 
 
 def test_process_that_is_to_end_breaks_off_what_runs(
@@ -111,13 +119,16 @@ def test_process_that_is_to_end_breaks_off_what_runs(
 ) -> None:
     monkeypatch.setattr(runner_module, "GRACE_SECONDS", 0.1)
 
-    async def hang(_services: Services) -> None:
-        await asyncio.sleep(60)
+    has_begun = threading.Event()
 
-    thread = _in_thread(runner, _job(hang, limit_seconds=60))
-    time.sleep(0.1)
+    async def hang(_services: Services) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    thread = _in_thread(runner, _job(hang, limit_seconds=2 * PATIENCE_SECONDS))
+    assert has_begun.wait(PATIENCE_SECONDS)
     runner.stop_soon()
-    thread.join(5)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert "job test was broken off" in caplog.text
 

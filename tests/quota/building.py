@@ -1,5 +1,6 @@
 """What the tests of limits are made of: subjects, requests, records, and a clock that they set."""
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,32 +27,32 @@ NOON = 1_800_014_400_000
 SCRIPTS = [name for name, value in vars(store_module).items() if isinstance(value, LuaScript)]
 _TIME = b"local time = redis.call('TIME')"
 _TEST_TIME = (
-    b"local time = redis.call('LRANGE', string.match(KEYS[1], '^{b:%d+}:') .. 'test-clock', 0, 1)"
+    b"local time = redis.call('LRANGE', string.match(KEYS[1], '^{.-}:') .. 'test-clock', 0, 1)"
 )
 
 
 def with_test_clock(script: LuaScript) -> LuaScript:
     """Return the script reading the time from a key, where it reads the time at all."""
-    copy = LuaScript(script.name, "gateway.quota.scripts")
-    copy.source = script.source.replace(_TIME, _TEST_TIME)
-    copy.digest = hashlib.sha1(copy.source).hexdigest()
-    return copy
+    clocked = copy.copy(script)
+    clocked.source = script.source.replace(_TIME, _TEST_TIME)
+    clocked.digest = hashlib.sha1(clocked.source).hexdigest()
+    return clocked
 
 
 @dataclass
 class TestClock:
-    """The time of the scripts, in one bucket."""
+    """The time of the scripts whose keys have one prefix, such as that of a bucket."""
 
     __test__ = False  # For pytest: this is no test.
 
     redis: "Redis"
     now_ms: int = NOON
-    bucket: int = BUCKET
+    prefix: str = keys.bucket_prefix(BUCKET)
 
     async def set(self, now_ms: int) -> None:
         """Make it that time."""
         self.now_ms = now_ms
-        key = f"{keys.bucket_prefix(self.bucket)}test-clock"
+        key = f"{self.prefix}test-clock"
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.execute_command("DEL", key)
         pipeline.execute_command("RPUSH", key, now_ms // 1000, now_ms % 1000 * 1000 + 999)
