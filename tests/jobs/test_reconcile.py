@@ -17,7 +17,7 @@ from gateway.accounts.ledger.rows import hour_of
 from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
 from gateway.accounts.tables import RollupRow
 from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
+from gateway.accounts.times import to_ms, utc_now
 from gateway.accounts.usage import UsageRecord
 from gateway.auth.key_service import KeyService
 from gateway.jobs import reconcile as reconcile_module
@@ -227,14 +227,15 @@ async def test_open_amounts_that_no_reservation_holds_are_corrected(
 async def test_wrong_sums_are_made_anew(
     database: Database, redis: Redis, append: Append, key: SubjectLimits
 ) -> None:
-    await append(_record(1, key), _record(2, key))
+    now = utc_now()
+    await append(*(_record(number, key, created_ms=to_ms(now)) for number in (1, 2)))
     await Drain(redis, database).run()
     await Rollups(database).make_all()
     assert (await reconcile(redis, database)).is_clean
     async with database.writing() as transaction:
         await transaction.execute(update(RollupRow).values(requests=RollupRow.requests + 1))
     report = await reconcile(redis, database)
-    assert report.wrong_hours == [hour_of(utc_now())]
+    assert report.wrong_hours == [hour_of(now)]
     assert (await reconcile(redis, database)).is_clean
     async with database.reading() as transaction:
         rows = await transaction.scalars(
