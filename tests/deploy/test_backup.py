@@ -2,24 +2,23 @@
 
 import asyncio
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
+from click.testing import CliRunner, Result
 
 from gateway.accounts.database import Database
 from gateway.accounts.ledger.partitions import make_partitions, months_from
 from gateway.accounts.times import utc_now
+from gateway.cli import main
 from tests.deploy.test_operations import PAGE
 from tests.support.ledger import use
 from tests.support.postgres_server import PROGRAMS
 from tests.support.redis_server import RedisServer
-from tests.support.stack import REPOSITORY
 
 
 def shown(program: str) -> list[str]:
@@ -54,26 +53,15 @@ class Site:
         assert (done.returncode, done.stderr) == (0, b"")
         return done.stdout
 
-    def sluice(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def sluice(self, *words: str) -> Result:
         """Run the command line."""
-        return subprocess.run(
-            [sys.executable, "-m", "gateway.cli", *words],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "SLUICE_DATABASE_URL": self._url,
-                "SLUICE_REDIS_URL": self._redis_url,
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        settings = {"SLUICE_DATABASE_URL": self._url, "SLUICE_REDIS_URL": self._redis_url}
+        return CliRunner(env=settings).invoke(main, words)
 
     def expect(self, *words: str) -> str:
         """Run the command line, which must succeed; return what it prints."""
         done = self.sluice(*words)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     def usage(self) -> list[dict[str, object]]:
@@ -125,7 +113,7 @@ def test_backup_brings_back_what_was_there(database_url: str, redis_server: Redi
     assert "current" in site.expect("db", "upgrade") + site.expect("db", "status")
     site.expect("audit", "verify", "--expect", head)
     assert [site.usage(), site.expect("keys", "list", "--tenant", "acme")] == before
-    assert site.sluice("tenants", "show", "later").returncode == 1
+    assert site.sluice("tenants", "show", "later").exit_code == 1
     site.expect("usage", "reconcile")
     assert json.loads(site.expect("usage", "reconcile", "--json"))["is_clean"]
 

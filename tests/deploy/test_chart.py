@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -29,15 +29,31 @@ from tests.support.secrets import scan_for_secrets
 KUBERNETES = ("1.27", "1.34")
 """The oldest version that Chart.yaml accepts, and a later one."""
 
-each_case = pytest.mark.parametrize(
-    "file", CASES, ids=lambda file: file.name.removesuffix("-values.yaml")
-)
+
+def name_of(file: Path) -> str:
+    """Return what a file of values is called."""
+    return file.name.removesuffix("-values.yaml")
+
+
+each_case = pytest.mark.parametrize("file", CASES, ids=name_of)
 BUNDLED = CHART / "ci" / "bundled-values.yaml"
 EXTERNAL = CHART / "ci" / "external-values.yaml"
 GPU_POOLS = CHART / "ci" / "gpu-pools-values.yaml"
 
 
-@each_case
+@pytest.mark.parametrize(
+    "file",
+    [
+        BUNDLED,
+        GPU_POOLS,
+        *(
+            pytest.param(file, marks=pytest.mark.long)
+            for file in CASES
+            if file not in {BUNDLED, GPU_POOLS}
+        ),
+    ],
+    ids=name_of,
+)
 def test_lint_finds_nothing(file: Path) -> None:
     result = helm("lint", "--strict", CHART, "--values", file)
     assert result.returncode == 0, result.stdout
@@ -51,12 +67,35 @@ def test_every_object_is_valid(file: Path, version: str) -> None:
     manifests = case(file)
     assert len(manifests) > 8
     for manifest in manifests:
-        group = manifest["apiVersion"].rpartition("/")[0]
-        if group in OWN_API_GROUPS:
-            kubernetes_validate.validate(dict(manifest), version, strict=True)
-        else:
-            shape = SHAPES[manifest["apiVersion"], manifest["kind"]]
-            jsonschema.Draft7Validator(shape).validate(manifest["spec"])
+        validate(json.dumps(manifest), version)
+
+
+@cache
+def validate(text: str, version: str) -> None:
+    """Check an object against its schema. Raises what validators raise. Most cases have most in common."""
+    manifest = json.loads(text)
+    if manifest["apiVersion"].rpartition("/")[0] in OWN_API_GROUPS:
+        kubernetes().validate(manifest, version, strict=True)
+    else:
+        shape = SHAPES[manifest["apiVersion"], manifest["kind"]]
+        jsonschema.Draft7Validator(shape).validate(manifest["spec"])
+
+
+@cache
+def kubernetes() -> Any:
+    """Return the validator, which would read megabytes of schemas again for each object."""
+    import kubernetes_validate.utils as validator
+
+    validator.schema_contents = cache(validator.schema_contents)
+    return validator
+
+
+def test_wrong_object_is_noticed() -> None:
+    (service,) = of_kind(case(EXTERNAL), "Service")
+    wrong = json.loads(json.dumps(service))
+    wrong["spec"]["ports"][0]["ports"] = 80
+    with pytest.raises(jsonschema.ValidationError, match="ports"):
+        validate(json.dumps(wrong), KUBERNETES[0])
 
 
 @each_case

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from gateway.cli import main
 from tests.deploy.helm import CHART, Manifest, PodTemplate, environment, named, pod_of, render
 from tests.support.postgres_server import running_postgres
 from tests.support.processes import free_port, spawn, stop, wait_until
@@ -75,20 +77,14 @@ class Cluster:
                 stderr=subprocess.STDOUT,
             )
 
-    def run(
-        self, container: Mapping[str, Any], *arguments: str
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run a command in a container to its end: its own, or `sluice` with other arguments."""
-        command = [*ENTRYPOINT, *(arguments or container["args"])]
-        return subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env=self.variables(container),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+    def run(self, container: Mapping[str, Any], *arguments: str) -> Result:
+        """Run a command in a container to its end: its own, or `sluice` with other arguments.
+
+        It runs in this process, with what a process of its own would find in its environment.
+        """
+        nothing = dict.fromkeys(name for name in os.environ if name.startswith("SLUICE_"))
+        runner = CliRunner(env={**nothing, **self.variables(container)})
+        return runner.invoke(main, arguments or container["args"])
 
     def wait_for(self, component: str, url: str) -> None:
         """Wait until a probe succeeds; fails with the log if the process ends instead."""
@@ -96,7 +92,7 @@ class Cluster:
         def is_over() -> bool:
             return http_status(url) == 200 or self.processes[component].poll() is not None
 
-        wait_until(is_over, seconds=60, what=f"{component} being ready")
+        wait_until(is_over, what=f"{component} being ready")
         assert http_status(url) == 200, (self.folder / f"{component}.log").read_text()
 
 
@@ -136,11 +132,11 @@ def cluster(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
     gateway = cluster.pod("gateway")
     (waits_for_schema,) = gateway.spec["initContainers"]
-    assert cluster.run(waits_for_schema).returncode == 1
+    assert cluster.run(waits_for_schema).exit_code == 1
     (migration,) = cluster.pod("migration").containers
     migrated = cluster.run(migration)
-    assert migrated.returncode == 0, migrated.stderr
-    assert cluster.run(waits_for_schema).returncode == 0
+    assert migrated.exit_code == 0, migrated.output
+    assert cluster.run(waits_for_schema).exit_code == 0
 
     cluster.start("gateway")
     cluster.start("worker")
@@ -169,9 +165,9 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
     # What NOTES say, in the gateway's container.
     (container,) = gateway.spec["containers"]
     made = cluster.run(container, *shlex.split('tenants create "Acme" --id acme'))
-    assert made.returncode == 0, made.stderr
+    assert made.exit_code == 0, made.output
     made = cluster.run(container, *shlex.split("keys create --tenant acme --name first --json"))
-    assert made.returncode == 0, made.stderr
+    assert made.exit_code == 0, made.output
     key = next(word for word in made.stdout.replace('"', " ").split() if word.startswith("sk-"))
     for name in ("tiny", MODEL):
         answer = ask(cluster.url, key, {"model": name, "prompt": "Once", "max_tokens": 4})
@@ -193,17 +189,16 @@ def ask(url: str, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_background_jobs_are_told_when_and_run(cluster: Cluster) -> None:
     (migration,) = cluster.pod("migration").containers
-    assert cluster.run(migration).returncode == 0
-    urls = {}
-    for component in ("beat", "jobs"):
-        port = free_port()
+    assert cluster.run(migration).exit_code == 0
+    ports = {component: free_port() for component in ("beat", "jobs")}
+    urls = {component: f"http://127.0.0.1:{port}" for component, port in ports.items()}
+    for component, port in ports.items():
         cluster.start(component, SLUICE_METRICS_PORT=str(port))
-        urls[component] = f"http://127.0.0.1:{port}"
+    for component, url in urls.items():
         (container,) = cluster.pod(component).spec["containers"]
-        cluster.wait_for(component, urls[component] + container["livenessProbe"]["httpGet"]["path"])
+        cluster.wait_for(component, url + container["livenessProbe"]["httpGet"]["path"])
     wait_until(
         lambda: metric(urls["jobs"], "sluice_jobs_task_duration_seconds_count") > 0,
-        seconds=30,
         what="a job running",
     )
     for component in urls:
@@ -246,7 +241,7 @@ def test_bundled_redis_starts_with_its_password_and_forgets_nothing(tmp_path: Pa
         cwd=REPOSITORY,
     )
     try:
-        wait_until(lambda: answers(server), seconds=20, what="redis-server answering")
+        wait_until(lambda: answers(server), what="redis-server answering")
         assert server.command("PING").startswith(b"-NOAUTH")
         assert not any(b"requirepass not-for-customers" in line for line in command_lines())
         told = authenticated(server, "not-for-customers", "CONFIG GET maxmemory-policy")

@@ -66,7 +66,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
 def test_prometheus_starts_with_the_arguments_of_the_service(prometheus: str) -> None:
     *program, url = services()["prometheus"].check
     mine = url.replace("http://127.0.0.1:9090", prometheus)
-    wait_until(lambda: http_status(mine) == 200, seconds=30, what="Prometheus being ready")
+    wait_until(lambda: http_status(mine) == 200, what="Prometheus being ready")
     if shutil.which(program[0]) is not None:
         assert subprocess.run([*program, mine], check=False, timeout=10).returncode == 0
         wrong = mine.replace("/-/ready", "/nowhere")

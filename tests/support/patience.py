@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 60.0
 """How long a test waits for what must come; only a failure takes that long."""
 CROWDED_SECONDS: Final = 5.0
 

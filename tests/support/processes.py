@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.support.patience import PATIENCE_SECONDS, crowded
+from tests.support.patience import PATIENCE_SECONDS
 
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
@@ -47,15 +47,18 @@ def is_free(port: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
-    """Poll `condition` until it holds: so long on a quiet machine.
+def wait_until(
+    condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE_SECONDS
+) -> None:
+    """Poll `condition` until it holds.
 
-    Raise TimeoutError, saying `what` did not happen.
+    Raise TimeoutError, saying `what` did not happen, after `seconds`, or PATIENCE_SECONDS if that is longer.
     """
-    deadline = time.monotonic() + crowded(seconds)
+    seconds = max(seconds, PATIENCE_SECONDS)
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not happen within {crowded(seconds)} s")
+            raise TimeoutError(f"{what} did not happen within {seconds} s")
         time.sleep(0.02)
 
 
