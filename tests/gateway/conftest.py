@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from contract.messages import WorkerState
 from tests.gateway.desk import GATEWAY, Desk, hurry
 from tests.gateway.desk import MODEL as DESK_MODEL
 from tests.support.fake_worker import FakeWorker
-from tests.support.patience import crowded
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import free_port
 from tests.support.stack import MODEL, Stack, running_stack
 
 BODY_TIMEOUT_SECONDS = 1.5
@@ -24,6 +26,8 @@ JWT_SECRET = "a secret of thirty-two bytes or more"
 JWT_ISSUER, JWT_AUDIENCE = "https://issuer.example", "sluice"
 
 GATEWAY_SETTINGS = {
+    # Only what gateways announce to each other ends keys in time.
+    "SLUICE_KEY_CACHE_TTL": "PT1H",
     "SLUICE_BODY_TIMEOUT": f"PT{BODY_TIMEOUT_SECONDS}S",
     "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
     "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_WAITING_OF_TENANT),
@@ -32,22 +36,34 @@ GATEWAY_SETTINGS = {
     "SLUICE_JWT_ISSUER": JWT_ISSUER,
     "SLUICE_JWT_AUDIENCE": JWT_AUDIENCE,
 }
-IMPATIENT = {"SLUICE_COMMIT_AFTER": "PT0.6S", "SLUICE_KEEP_ALIVE_INTERVAL": "PT0.2S"}
-STEP_SECONDS = 0.02
+KEEP_ALIVE_SECONDS = 0.1
+IMPATIENT = {
+    "SLUICE_COMMIT_AFTER": "PT0.6S",
+    "SLUICE_KEEP_ALIVE_INTERVAL": f"PT{KEEP_ALIVE_SECONDS}S",
+}
+STEP_SECONDS = 0.01
 NEWS_SECONDS = 0.12
 """Time after which a gateway that is asked for a model has looked at the announcements again."""
 
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    """Two gateways with short time-outs, and a worker whose engine steps fifty times a second.
+    """Two gateways with short time-outs, and a worker whose engine steps a hundred times a second.
 
     The first gateway also commits streams and sends comments soon.
     """
     with running_stack() as stack:
-        stack.start_gateway("gateway-1", **GATEWAY_SETTINGS, **IMPATIENT)
-        stack.start_gateway("gateway-2", **GATEWAY_SETTINGS)
+        of_gateways = {
+            "gateway-1": GATEWAY_SETTINGS | IMPATIENT,
+            "gateway-2": GATEWAY_SETTINGS,
+        }
+        urls = {
+            name: stack.launch_gateway(name, settings, port=free_port())
+            for name, settings in of_gateways.items()
+        }
         stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS))
+        for name, url in urls.items():
+            stack.await_gateway(name, url)
         yield stack
         assert_no_key_in_logs(stack)
 
@@ -113,12 +129,17 @@ async def desk(open_desk: Callable[..., Any]) -> Desk:
     return desk
 
 
+_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients that speak no TLS: httpx would read all authorities of the system for each of them."""
+
+
 def gateway_client(url: str, key: str) -> httpx.AsyncClient:
     """Return a client that sends `key`."""
     return httpx.AsyncClient(
+        verify=_TLS,
         base_url=url,
         headers={"authorization": f"Bearer {key}"},
-        timeout=20,
+        timeout=PATIENCE_SECONDS,
         limits=httpx.Limits(max_connections=None),
     )
 
@@ -152,17 +173,23 @@ async def serve(
     return worker
 
 
-async def eventually(condition: Callable[[], Any], *, seconds: float, what: str) -> None:
-    """Wait until `condition` (which may be a coroutine function) holds: so long on a quiet machine."""
+async def eventually(
+    condition: Callable[[], Any], *, what: str, seconds: float = PATIENCE_SECONDS
+) -> None:
+    """Wait until `condition` (which may be a coroutine function) holds.
+
+    Fails, saying `what` did not happen, after `seconds`, or PATIENCE_SECONDS if that is longer.
+    """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + crowded(seconds)
+    seconds = max(seconds, PATIENCE_SECONDS)
+    deadline = loop.time() + seconds
     while True:
         held = condition()
         if asyncio.iscoroutine(held):
             held = await held
         if held:
             return
-        assert loop.time() < deadline, f"{what} did not happen within {crowded(seconds)} s"
+        assert loop.time() < deadline, f"{what} did not happen within {seconds} s"
         await asyncio.sleep(0.01)
 
 

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from contract import clock
+from contract import clock, keys
 from contract.messages import Delta, GenerationJob, JobFailed
 from contract.outcomes import FailureCode
 from contract.queue import Claim, JobQueue
@@ -38,7 +38,30 @@ class Desk:
         self.dispatcher = Dispatcher(
             gateway=gateway, client=redis, catalogue=self.catalogue, **(known | settings)
         )
+        self._redis = redis
         self._task: asyncio.Task[None] | None = None
+        self._checks = 0
+        self._check = self.dispatcher._check_silent_jobs
+        self.dispatcher._check_silent_jobs = self._count_check  # type: ignore[method-assign]
+
+    async def _count_check(self) -> None:
+        await self._check()
+        self._checks += 1
+
+    async def catch_up(self) -> None:
+        """Wait until the dispatcher has taken in everything that was sent to its gateway so far."""
+        name = keys.replies(self.dispatcher.gateway)
+        last: bytes = (await self._redis.xinfo_stream(name))["last-generated-id"]
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.dispatcher.last_entry != last:
+                await asyncio.sleep(0.002)
+
+    async def look_after_jobs(self) -> None:
+        """Wait until the dispatcher has begun to look for silent jobs, and has ended, once more."""
+        checks = self._checks + 2
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self._checks < checks:
+                await asyncio.sleep(0.002)
 
     async def open(self) -> None:
         """Start the loops as the process does."""

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -60,10 +61,16 @@ class Management:
         )
 
 
+@cache
+def _app() -> FastAPI:
+    """Return the application. Its hundred routes take longer to make than most tests."""
+    return create_app(Settings())
+
+
 @asynccontextmanager
 async def running_management(settings: Settings) -> AsyncIterator[Management]:
-    """Open the gateway without a port."""
-    app = create_app(settings)
+    """Open the gateway without a port. What it knows besides its routes is in its context."""
+    app = _app()
     async with open_context(settings, on_failure=app.state.drain.fail) as context:
         app.state.context = context
         yield Management(app, context)

@@ -134,15 +134,13 @@ async def test_lost_jobs_of_a_dead_gateway_are_offered_before_they_are_dropped(
     await redis.delete(keys.gateway_alive("gw-dead"))
     claim = await worker.claim_one()
     await worker.lose(claim)
-    await eventually(lambda: offered, seconds=3, what="the job being offered")
+    await eventually(lambda: offered, what="the job being offered")
     model, lost = offered[0]
     assert (model, lost.job_id, lost.gateway) == (MODEL, claim.job.id, "gw-dead")
     if is_wanted:
         assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.RUNNING
     else:
-        await eventually(
-            lambda: nothing_left(redis, MODEL), seconds=3, what="the lease being dropped"
-        )
+        await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
 
 
 async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
@@ -159,9 +157,9 @@ async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
     )
     # Before anybody wants to hear of them, they are of no use.
     await redis.xadd(stream, {"f": messages.encode(notices)})
-    await eventually(lambda: desk.dispatcher.last_entry != b"0-0", seconds=3, what="the reading")
+    await eventually(lambda: desk.dispatcher.last_entry != b"0-0", what="the reading")
     desk.dispatcher.on_follow = desk.dispatcher.on_grown = desk.dispatcher.on_cancel = told.append
     entry = await redis.xadd(stream, {"f": messages.encode(notices)})
-    await eventually(lambda: len(told) == 3, seconds=3, what="the notices being told")
+    await eventually(lambda: len(told) == 3, what="the notices being told")
     assert told == [Follow("cmpl-1", "gw-other", 7), AnswerGrown(8), CancelAnswer("cmpl-2")]
     assert desk.dispatcher.last_entry == entry

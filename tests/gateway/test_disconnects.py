@@ -50,9 +50,7 @@ async def stopped(url: str, store: "Redis", model: str) -> None:
 
 async def running(url: str) -> None:
     """Wait until a worker runs a job."""
-    await eventually(
-        lambda: asyncio.to_thread(metric, url, JOBS), seconds=2, what="the job being claimed"
-    )
+    await eventually(lambda: asyncio.to_thread(metric, url, JOBS), what="the job being claimed")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -66,7 +64,7 @@ async def test_client_that_leaves_the_queue_takes_its_jobs_along(
         async def waits() -> bool:
             return (await jobs_in_redis(store, "nobody-claims"))["waiting"] == 2
 
-        await eventually(waits, seconds=2, what="the jobs being queued")
+        await eventually(waits, what="the jobs being queued")
     await eventually(
         lambda: nothing_left(store, "nobody-claims"), seconds=STOPPED_SECONDS, what="the end"
     )
@@ -141,7 +139,7 @@ async def test_client_that_leaves_while_it_sends_is_no_error_of_ours(
     async def is_counted() -> bool:
         return await count() == before + 1
 
-    await eventually(is_counted, seconds=1, what="the request being counted")
+    await eventually(is_counted, what="the request being counted")
     assert "Traceback" not in stack.log("gateway-1").removeprefix(log)
 
 

@@ -116,7 +116,7 @@ async def test_job_of_which_frames_are_lost_again_and_again_fails(
     await worker.say(claim, "lost")
     assert await failure(generation) is FailureCode.REPLIES_LOST
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), seconds=2, what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the worker being told")
     await worker.drop(claim)
     assert await nothing_left(redis, MODEL)
 
@@ -131,7 +131,7 @@ async def test_lost_frame_spares_jobs_of_others_and_later_ones(
     waiting = await desk.request()
     await worker.skip_frame(GATEWAY)
     await worker.send(GATEWAY)
-    await asyncio.sleep(0.05)
+    await desk.catch_up()
     later = await desk.request()
 
     await other_worker.say(claim, "goes on")
@@ -252,7 +252,7 @@ async def test_overflow_of_an_unread_request_cancels_its_jobs(
     assert generation.overflowed
     assert desk.dispatcher.jobs_in_flight == 1
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), seconds=1, what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the worker being told")
     told = set(await redis.lrange(control, 0, -1))
     assert told == {claim.job.id.encode() for claim in claims[:2]}
 

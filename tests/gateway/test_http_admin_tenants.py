@@ -121,9 +121,9 @@ async def test_suspended_tenant_is_refused_by_every_gateway_until_it_is_activate
     assert await all_answer(200)
     suspended = (await operator.post(f"{path}:suspend")).json()
     assert suspended == tenant | {"status": "suspended"}
-    await eventually(lambda: all_answer(403), seconds=1, what="the suspension being heard of")
+    await eventually(lambda: all_answer(403), what="the suspension being heard of")
     assert (await operator.post(f"{path}:activate")).json() == tenant
-    await eventually(lambda: all_answer(200), seconds=1, what="the activation being heard of")
+    await eventually(lambda: all_answer(200), what="the activation being heard of")
 
 
 async def test_operator_manages_what_belongs_to_a_tenant(

@@ -112,7 +112,7 @@ async def test_background_completion_is_cancelled_from_anywhere(
     request_id = await started(client, max_tokens=1900)
     cancelled = await other_client.post(f"/v1/completions/{request_id}/cancel")
     assert cancelled.json()["status"] == "cancelled"
-    await eventually(lambda: nothing_left(store, MODEL), seconds=5, what="the end of the work")
+    await eventually(lambda: nothing_left(store, MODEL), what="the end of the work")
     assert await status_of(client, request_id) == "cancelled"
 
 

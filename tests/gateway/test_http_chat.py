@@ -187,7 +187,7 @@ async def test_argument_that_the_template_does_not_read_is_refused_where_the_ten
         async def is_refused() -> bool:
             return (await strict.post(f"{CHATS}:estimate", json=body)).status_code == 400
 
-        await eventually(is_refused, seconds=1, what="the change of strictness")
+        await eventually(is_refused, what="the change of strictness")
         path = "chat_template_kwargs.unread"
         response = await strict.post(CHATS, json=body)
     message_of(

@@ -46,7 +46,7 @@ async def test_dialect_is_the_headers_the_keys_the_tenants_the_models_the_server
         async def is_heard() -> bool:
             return await dialect_of(client, SPOKEN) == "omlx"
 
-        await eventually(is_heard, seconds=1, what="the change of the tenant's dialect")
+        await eventually(is_heard, what="the change of the tenant's dialect")
         async with acting_as(stack, "speakers", dialect=Dialect.FIREWORKS) as own:
             assert await dialect_of(own, SPOKEN) == "fireworks"
             assert await dialect_of(own, SPOKEN, "vllm") == "vllm"
@@ -73,7 +73,7 @@ async def test_conflict_23_unknown_parameter_is_refused_where_the_tenant_is_stri
             strict = await client.post(ESTIMATE, json=body)
             return strict.status_code == 400
 
-        await eventually(is_refused, seconds=1, what="the change of strictness")
+        await eventually(is_refused, what="the change of strictness")
         refused = await client.post("/v1/completions", json=body)
         error = refused.json()["error"]
         assert (refused.status_code, error["code"], error["param"]) == (
@@ -100,7 +100,7 @@ async def test_conflict_24_request_without_a_model_gets_the_tenants(
             answer = await client.post("/v1/completions", json=body, headers=headers)
             return answer.status_code == 200 and answer.json()["model"] == MODEL
 
-        await eventually(is_served, seconds=1, what="the change of the default model")
+        await eventually(is_served, what="the change of the default model")
         required = await client.post("/v1/completions", json=body)
         assert required.status_code == 400
         assert required.json()["error"]["code"] == "missing_required_parameter"

@@ -26,7 +26,6 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.http import connection, head, message_of, post, read_response
-from tests.support.patience import crowded
 from tests.support.stack import MODEL, Stack
 
 INVALID = "invalid_request_error"
@@ -72,9 +71,9 @@ async def test_well_formed_key_that_nobody_has_gets_401_and_is_not_repeated(
 async def test_expired_key_gets_401_with_its_own_code(
     stack: Stack, client: httpx.AsyncClient
 ) -> None:
-    expires_at = datetime.now(UTC) + timedelta(seconds=1.5)
+    expires_at = datetime.now(UTC) + timedelta(seconds=0.5)
     key = await asyncio.to_thread(stack.key, "acme", expires_at=expires_at)
-    await asyncio.sleep(1.6)
+    await asyncio.sleep((expires_at - datetime.now(UTC)).total_seconds() + 0.01)
     response = await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
     message_of(response, status=401, kind="authentication_error", code="expired_token")
 
@@ -169,7 +168,7 @@ async def test_wrong_parameter_gets_400_naming_it(
     response = await complete(client, **parameters)
     message = message_of(response, status=400, kind=INVALID, code=code, param=param)
     assert param in message
-    await eventually(lambda: nothing_left(store, MODEL), seconds=1, what="an empty queue")
+    await eventually(lambda: nothing_left(store, MODEL), what="an empty queue")
 
 
 async def test_missing_prompt_gets_400_where_the_dialect_has_no_default(
@@ -189,7 +188,7 @@ async def test_one_bad_prompt_refuses_the_request_naming_its_place(
     response = await complete(client, prompt=[[5], [6, 2048]])
     message = message_of(response, status=400, kind=INVALID, code="invalid_value", param="prompt")
     assert message == "'prompt[1][1]' must be a token id from 0 to 2047. Given: 2048."
-    await eventually(lambda: nothing_left(store, MODEL), seconds=1, what="an empty queue")
+    await eventually(lambda: nothing_left(store, MODEL), what="an empty queue")
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "json"])
@@ -245,7 +244,7 @@ async def test_body_that_does_not_come_gets_408(stack: Stack, key: str) -> None:
         took = asyncio.get_running_loop().time() - began
     message = message_of(response, status=408, kind="timeout_error", code="request_timeout")
     assert f"{BODY_TIMEOUT_SECONDS} seconds" in message
-    assert BODY_TIMEOUT_SECONDS - 0.1 < took < crowded(BODY_TIMEOUT_SECONDS)
+    assert took > BODY_TIMEOUT_SECONDS - 0.1
 
 
 async def test_tenant_with_a_full_queue_gets_429_and_others_do_not(
@@ -255,7 +254,7 @@ async def test_tenant_with_a_full_queue_gets_429_and_others_do_not(
     waiting = asyncio.create_task(
         complete(client, model="full", prompt=["x"] * MOST_WAITING_OF_TENANT)
     )
-    await eventually(lambda: _waiting(store, "full", MOST_WAITING_OF_TENANT), seconds=2, what="6")
+    await eventually(lambda: _waiting(store, "full", MOST_WAITING_OF_TENANT), what="6")
 
     response = await complete(client, model="full")
 
@@ -271,13 +270,11 @@ async def test_tenant_with_a_full_queue_gets_429_and_others_do_not(
             headers={"authorization": f"Bearer {other_key}"},
         )
     )
-    await eventually(
-        lambda: _waiting(store, "full", MOST_WAITING_OF_TENANT + 1), seconds=2, what="7"
-    )
+    await eventually(lambda: _waiting(store, "full", MOST_WAITING_OF_TENANT + 1), what="7")
     for task in (waiting, beside):
         task.cancel()
     await asyncio.gather(waiting, beside, return_exceptions=True)
-    await eventually(lambda: nothing_left(store, "full"), seconds=1, what="the queue being empty")
+    await eventually(lambda: nothing_left(store, "full"), what="the queue being empty")
 
 
 async def _waiting(store: "Redis", model: str, number: int) -> bool:

@@ -26,6 +26,13 @@ from tests.support.redis_server import RedisServer
 HOOK = "https://example.com/hooks"
 RPM = LimitName.REQUESTS_PER_MINUTE
 
+# Services of accounts are tested on both kinds of databases; what is above them is the same for both.
+pytestmark = pytest.mark.parametrize(
+    "database_url",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)],
+    indirect=True,
+)
+
 
 @pytest.fixture
 async def management(

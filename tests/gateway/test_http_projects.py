@@ -55,7 +55,7 @@ async def test_project_is_made_changed_and_archived_with_its_keys(
         async def refused(url: str = url) -> bool:
             return await status_with(url, key["key"]) == 403
 
-        await eventually(refused, seconds=1, what="the archiving being heard of")
+        await eventually(refused, what="the archiving being heard of")
     async with gateway_client(stack.url, key["key"]) as client:
         message = message_of(
             await client.get("/v1/models"),
@@ -70,7 +70,7 @@ async def test_project_is_made_changed_and_archived_with_its_keys(
     async def works() -> bool:
         return await status_with(stack.url, key["key"]) == 200
 
-    await eventually(works, seconds=1, what="the activation being heard of")
+    await eventually(works, what="the activation being heard of")
 
 
 async def test_other_tenants_projects_and_members_do_not_exist(
@@ -124,7 +124,7 @@ async def test_member_acts_within_the_role_on_every_gateway(
             async with gateway_client(url, signed) as client:
                 return (await client.get("/v1/members")).status_code == 200
 
-        await eventually(may_manage, seconds=1, what="the membership being heard of")
+        await eventually(may_manage, what="the membership being heard of")
         async with gateway_client(url, modest) as client:
             assert (await client.get("/v1/members")).status_code == 403
             assert (await client.get("/v1/models")).status_code == 200
@@ -146,7 +146,7 @@ async def test_member_acts_within_the_role_on_every_gateway(
         async def has_keys() -> bool:
             return (await client.get("/v1/keys")).status_code == 200
 
-        await eventually(has_keys, seconds=1, what="the membership being heard of")
+        await eventually(has_keys, what="the membership being heard of")
         assert (await client.get("/v1/members")).status_code == 403
         refused = await client.post("/v1/keys", json={"name": "x", "scopes": ["members"]})
         assert refused.status_code == 403
@@ -155,7 +155,7 @@ async def test_member_acts_within_the_role_on_every_gateway(
         async def has_no_keys() -> bool:
             return (await client.get("/v1/keys")).status_code == 403
 
-        await eventually(has_no_keys, seconds=1, what="the new role being heard of")
+        await eventually(has_no_keys, what="the new role being heard of")
 
 
 async def test_credential_gives_no_role_with_more_rights_than_its_own(stack: Stack) -> None:

@@ -74,7 +74,7 @@ async def test_database_that_is_away_is_told_and_then_all_goes_on(
     async def is_back() -> bool:
         return (await client.get("/v1/keys")).status_code == 200
 
-    await eventually(is_back, seconds=10, what="the database being found again")
+    await eventually(is_back, what="the database being found again")
     assert (await client.get("/v1/keys", params={"limit": 100})).json() == before
 
 
@@ -123,4 +123,4 @@ async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
         repeated = await client.delete(path)
         return repeated.status_code == 200 and await status_with(away.url, created["key"]) == 401
 
-    await eventually(is_refused, seconds=10, what="the revocation being heard of")
+    await eventually(is_refused, what="the revocation being heard of")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,7 +12,10 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode, FinishReason
+from contract.queue import Claim
 from tests.gateway.conftest import (
+    KEEP_ALIVE_SECONDS,
+    STEP_SECONDS,
     asking,
     complete,
     eventually,
@@ -21,8 +25,8 @@ from tests.gateway.conftest import (
 )
 from tests.gateway.http import connection, message_of, post
 from tests.support.events import DONE, KEEP_ALIVE, parse_chunks, split_events, texts_by_choice
-from tests.support.fake_worker import delta
-from tests.support.patience import PATIENCE_SECONDS, crowded
+from tests.support.fake_worker import FakeWorker, delta
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 
@@ -68,8 +72,8 @@ async def test_tokens_arrive_one_by_one_as_they_are_generated(client: httpx.Asyn
         "POST", "/v1/completions", json=asking(stream=True, max_tokens=20)
     ) as response:
         arrivals = [loop.time() async for _ in response.aiter_raw()]
-    assert len(arrivals) >= 15
-    assert arrivals[-1] - arrivals[0] > 0.2
+    assert len(arrivals) >= 10
+    assert arrivals[-1] - arrivals[0] > 5 * STEP_SECONDS
 
 
 async def test_stream_says_what_the_whole_answer_says(client: httpx.AsyncClient) -> None:
@@ -133,10 +137,19 @@ async def test_one_failed_prompt_takes_the_others_back(
     await worker.fail(first, FailureCode.ENGINE_ERROR)
     assert (await request).status_code == 503
     control = keys.control("failing", worker.name)
-    await eventually(lambda: store.llen(control), seconds=1, what="the worker being told")
+    await eventually(lambda: store.llen(control), what="the worker being told")
     assert await store.lrange(control, 0, -1) == [second.job.id.encode()]
     await worker.drop(second)
     assert await nothing_left(store, "failing")
+
+
+async def read_comments(parts: AsyncIterator[bytes], number: int) -> bytes:
+    """Return what comes of a stream until it has had so many comments."""
+    body = b""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while body.count(KEEP_ALIVE) < number:
+            body += await anext(parts)
+    return body
 
 
 async def test_long_wait_commits_the_stream_and_keeps_it_alive(
@@ -148,18 +161,20 @@ async def test_long_wait_commits_the_stream_and_keeps_it_alive(
     async with client.stream(
         "POST", "/v1/completions", json=asking(model="slow", stream=True)
     ) as response:
-        waited = loop.time() - began
+        # Nobody has claimed the job, so it is the wait that has committed the stream.
+        assert loop.time() - began > 0.5
         assert response.status_code == 200
-        assert 0.5 < waited < crowded(1)
         claim = await worker.claim_one()
-        await asyncio.sleep(1.2)
+        parts = response.aiter_raw()
+        body = await read_comments(parts, 3)
+        waited = loop.time() - began
+        assert len(split_events(body)) <= waited / KEEP_ALIVE_SECONDS
         await worker.say(claim, "late", finish=FinishReason.STOP)
         await worker.finish(claim, tokens=1)
-        body = await response.aread()
+        body += b"".join([part async for part in parts])
     events = split_events(body)
     comments = [event for event in events if event == KEEP_ALIVE]
     assert events[: len(comments)] == comments
-    assert 2 <= len(comments) <= 8
     assert texts_by_choice(parse_chunks(body)) == {0: "late"}
 
 
@@ -167,15 +182,25 @@ async def test_silence_between_tokens_is_kept_alive(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow")
-    request = asyncio.create_task(complete(client, model="slow", stream=True))
+    body = asking(model="slow", stream=True)
+    saying = asyncio.create_task(say_first(worker, "a"))
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        claim = await saying
+        parts = response.aiter_raw()
+        events = split_events(await read_comments(parts, 3))
+        assert json.loads(events[0].removeprefix(b"data: "))["choices"][0]["text"] == "a"
+        assert set(events[1:]) == {KEEP_ALIVE}
+        await worker.say(claim, "b", finish=FinishReason.STOP)
+        await worker.finish(claim, tokens=2)
+        rest = b"".join([part async for part in parts])
+    assert texts_by_choice(parse_chunks(rest)) == {0: "b"}
+
+
+async def say_first(worker: FakeWorker, text: str) -> Claim:
+    """Claim a job and say the first of it."""
     claim = await worker.claim_one()
-    await worker.say(claim, "a")
-    await asyncio.sleep(1.2)
-    await worker.say(claim, "b", finish=FinishReason.STOP)
-    await worker.finish(claim, tokens=2)
-    events = split_events((await request).content)
-    assert 2 <= events.count(KEEP_ALIVE) <= 8
-    assert events.index(KEEP_ALIVE) == 1
+    await worker.say(claim, text)
+    return claim
 
 
 async def test_failure_after_the_commit_is_an_event(
@@ -247,7 +272,7 @@ async def test_frames_go_to_the_gateway_that_asked(
     assert sum(last.values()) > sum(after.values())
 
 
-@pytest.mark.parametrize("streams", [64])
+@pytest.mark.parametrize("streams", [32, pytest.param(64, marks=pytest.mark.long)])
 async def test_many_streams_of_many_tenants_over_two_gateways_keep_their_own_text(
     stack: Stack, streams: int
 ) -> None:
@@ -287,4 +312,4 @@ async def test_many_streams_of_many_tenants_over_two_gateways_keep_their_own_tex
 
     assert first == second
     assert len({texts[0] for texts in first}) == streams
-    assert most >= streams / 2
+    assert most > 2, "more than one stream of a gateway at once"

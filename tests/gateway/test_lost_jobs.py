@@ -1,6 +1,5 @@
 """What becomes of jobs whose worker, gateway or Redis entry is lost."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +41,7 @@ async def test_requeued_job_goes_before_others_of_its_tenant(
     first = await worker.claim_one()
     await desk.request()
     await worker.lose(first)
-    await eventually(lambda: _waiting(desk, 2), seconds=2, what="the job being requeued")
+    await eventually(lambda: _waiting(desk, 2), what="the job being requeued")
     again = await worker.claim_one()
     assert (again.job.id, again.attempt) == (first.job.id, 2)
 
@@ -60,7 +59,7 @@ async def test_job_lost_again_and_again_without_a_token_fails(
         assert (claim.attempt, claim.job.is_suspect) == (attempt, attempt > 1)
         await worker.lose(claim)
     assert await failure(generation) is FailureCode.WORKER_LOST
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the job being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
     assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
 
 
@@ -136,10 +135,14 @@ async def test_job_that_has_ended_without_a_reply_is_run_again_behind_what_was_r
     assert receipt == JobReceipt(JobState.ENDED, 2, 3, 0)
 
 
-async def test_silent_job_that_is_leased_goes_on(desk: Desk, worker: FakeWorker) -> None:
+async def test_silent_job_that_is_leased_goes_on(
+    desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generation = await desk.request()
     claim = await worker.claim_one()
-    await asyncio.sleep(0.6)  # Three times as long as a job may be silent before it is looked for.
+    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.0)
+    generation.tickets[0].check_at = 0.0
+    await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
     await worker.say(claim, "a")
     assert texts(await take(generation, 1)) == ["a"]
@@ -151,7 +154,7 @@ async def test_job_that_nobody_claims_fails_after_the_queue_timeout(
     desk = await open_desk(queue_timeout_seconds=0.3)
     generation = await desk.request()
     assert await failure(generation) is FailureCode.QUEUE_TIMEOUT
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=1, what="the job being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 
 
 @pytest.fixture
@@ -191,7 +194,7 @@ async def test_lease_of_a_job_that_has_failed_is_dropped_whoever_finds_it(
     await worker.send("gw-owner", failed=[failed])
     assert await failure(generation) is FailureCode.ENGINE_ERROR
     await worker.lose(claim)
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=5, what="the lease being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
     assert await worker.queue.receipts([claim.job.id]) == [JobReceipt(JobState.ENDED)]
 
 
@@ -207,7 +210,8 @@ async def test_lost_job_that_another_gateway_has_taken_over_is_left_to_it(
     await redis.hset(keys.job(MODEL, job.id), "gateway", "gw-heir")
     lost = JobLost(job.handle, claim.attempt, MODEL, job.id, job.tenant)
     await worker.send("gw-owner", lost=[lost])
-    await asyncio.sleep(0.3)
+    await owner.catch_up()
+    await owner.look_after_jobs()
     assert await worker.queue.receipts([job.id]) == [JobReceipt(JobState.RUNNING)]
 
 
@@ -220,7 +224,7 @@ async def test_lease_of_a_dead_gateways_job_is_cleaned_up_by_another(
     await redis.delete(keys.gateway_alive("gw-dead"))
     await open_desk("gw-living")
     await worker.lose(await worker.claim_one())
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
 
 
 async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
@@ -255,7 +259,7 @@ async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(
     await cancel_unheard(desk, generation, monkeypatch)
     assert not await nothing_left(redis, MODEL)
     await worker.lose(claim)
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
 
 
 async def test_loss_of_a_job_that_has_ended_changes_nothing(
@@ -264,7 +268,7 @@ async def test_loss_of_a_job_that_has_ended_changes_nothing(
     generation, claim = await begun(desk, worker)
     await worker.send(GATEWAY, finished=[JobFinished(claim.job.handle, claim.attempt, 3, 1, 0)])
     await worker.lose(claim)
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=2, what="the lease being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the lease being dropped")
     replies = await take(generation, 2)
     assert texts(replies) == ["a"]
     assert isinstance(replies[-1], JobFinished)

@@ -193,4 +193,4 @@ async def test_job_that_could_not_be_cancelled_is_cancelled_later(
     generation = await desk.request()
     await cancel_unheard(desk, generation, monkeypatch)
     assert not await nothing_left(client, MODEL)
-    await eventually(lambda: nothing_left(client, MODEL), seconds=5, what="the job being dropped")
+    await eventually(lambda: nothing_left(client, MODEL), what="the job being dropped")

@@ -247,7 +247,7 @@ async def test_client_that_leaves_pays_for_what_was_generated(
     async def runs() -> bool:
         return await asyncio.to_thread(metric, url, tokens) > before
 
-    await eventually(runs, seconds=2, what="the first token")
+    await eventually(runs, what="the first token")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     [record] = await customer.records(1)
@@ -269,7 +269,7 @@ async def test_client_that_leaves_the_queue_pays_nothing(customer: Customer) -> 
     async def waits() -> bool:
         return (await jobs_in_redis(customer.store, "busy"))["waiting"] == 1
 
-    await eventually(waits, seconds=2, what="the job being queued")
+    await eventually(waits, what="the job being queued")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     [record] = await customer.records(1)

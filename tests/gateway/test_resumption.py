@@ -1,6 +1,7 @@
 """A job that is lost goes on elsewhere, behind exactly what was received of it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -232,6 +233,7 @@ async def test_claim_that_redis_has_given_out_twice_is_given_out_anew(
 async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
     desk: Desk, worker: FakeWorker, other: FakeWorker
 ) -> None:
+    asked = time.monotonic()
     generation, claim = await begun(desk, worker)
     await take(generation, 1)
     await asyncio.sleep(0.2)
@@ -239,7 +241,7 @@ async def test_time_of_a_resumed_answer_is_that_of_all_its_attempts(
     again = await other.claim_one()
     await other.finish(again, generation_ms=1.0)
     (finished,) = await take(generation, 1)
-    assert 200 <= finished.generation_ms < 5000
+    assert 200 <= finished.generation_ms <= (time.monotonic() - asked) * 1000
 
 
 # -- given back --------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ async def test_job_that_kills_two_engines_is_poisonous(
     replies = await take(generation, 2)
     assert texts(replies) == ["a"]
     assert replies[-1].code is FailureCode.POISONOUS
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 
 
 async def test_job_that_gets_on_after_each_death_is_not_poisonous(
@@ -330,7 +332,7 @@ async def test_worker_that_holds_its_job_after_all_is_heard_without_a_gap(
         await tell_lost(redis, claim)
         await began.wait()
         await worker.say(claim, "b", "c")
-        await asyncio.sleep(0.1)
+        await desk.catch_up()
         assert texts(await take(generation, 1)) == ["a"]
         may_go_on.set()
         assert texts(await take(generation, 2)) == ["b", "c"]
@@ -352,7 +354,7 @@ async def test_what_comes_while_a_job_is_requeued_counts_only_if_it_is_not(
         await worker.lose(claim)
         await began.wait()
         await worker.say(claim, "not this")
-        await asyncio.sleep(0.1)
+        await desk.catch_up()
         may_go_on.set()
         again = await other.claim_one()
     assert again.job.resumption == received(1)
@@ -387,7 +389,7 @@ async def test_worker_that_says_too_much_to_be_kept_is_fenced_off(
         for _ in range(9):
             deltas = [worker.next_delta(claim, "b") for _ in range(MOST_KEPT // 8)]
             await worker.send(GATEWAY, deltas=deltas)
-        await asyncio.sleep(0.1)
+        await desk.catch_up()
         may_go_on.set()
         again = await worker.claim_one()
     assert again.attempt == 2
@@ -405,7 +407,7 @@ async def test_frame_lost_while_its_job_is_taken_to_be_lost_is_noticed(
         await began.wait()
         await worker.skip_frame(GATEWAY)
         await worker.send(GATEWAY)
-        await asyncio.sleep(0.1)
+        await desk.catch_up()
         may_go_on.set()
         again = await worker.claim_one()
     assert (again.attempt, again.job.resumption) == (2, received(1))
@@ -435,10 +437,10 @@ async def test_requeueing_whose_answer_is_lost_is_tried_again(
     monkeypatch.setattr(JobQueue, "requeue", unreachable)
     generation, claim = await begun(desk, worker)
     await worker.lose(claim)
-    await eventually(lambda: tries >= 2, seconds=5, what="the second try")
+    await eventually(lambda: tries >= 2, what="the second try")
     await worker.say(claim, "not this")
     await goes_on(generation, other)
-    await asyncio.sleep(0.5)
+    await desk.look_after_jobs()
     assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.ENDED
 
 
@@ -466,7 +468,7 @@ async def test_revival_that_is_carried_out_late_does_no_harm(
     generation, claim = await begun(desk, worker)
     await worker.finish(claim, tokens=9)
     second = await other.claim_one()
-    await eventually(lambda: tries == 2, seconds=5, what="the second try")
+    await eventually(lambda: tries == 2, what="the second try")
     await other.say(second, "b")
     assert texts(await take(generation, 2)) == ["a", "b"]
     has_gone_on.set()
@@ -496,10 +498,8 @@ async def test_job_that_is_taken_back_while_it_is_given_away_is_not_run_again(
         await began.wait()
         await desk.dispatcher.cancel(generation)
         may_go_on.set()
-        await eventually(
-            lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped"
-        )
-        await asyncio.sleep(0.1)
+        await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
+        await desk.look_after_jobs()
         assert await nothing_left(redis, MODEL)
     assert desk.dispatcher.jobs_in_flight == 0
 
@@ -559,7 +559,7 @@ async def test_job_that_another_gateway_has_taken_over_is_let_go(
     claim = await worker.claim_one()
     await redis.hset(keys.job(MODEL, claim.job.id), "gateway", "gw-other")
     assert await failure(generation) is FailureCode.TAKEN_OVER
-    await asyncio.sleep(0.1)
+    await desk.look_after_jobs()
     assert not await redis.exists(keys.control(MODEL, worker.name)), "it is not cancelled"
     assert (await worker.queue.receipts([claim.job.id]))[0].state is JobState.RUNNING
 
@@ -586,10 +586,10 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     fresh = await desk.request()
     await worker.lose(claim)
     assert await failure(fresh) is FailureCode.NO_WORKER
-    await asyncio.sleep(0.5)
+    await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
     assert await failure(generation) is FailureCode.WORKER_LOST
-    await eventually(lambda: nothing_left(redis, MODEL), seconds=3, what="the job being dropped")
+    await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 
 
 async def test_job_that_is_shed_ends_and_one_that_has_begun_does_not(

@@ -229,7 +229,7 @@ async def test_tokens_of_a_client_that_went_away_are_counted_when_they_are_settl
         await anext(response.aiter_lines())
     counted = "sluice_gateway_completion_tokens_total"
     await eventually(
-        lambda: asyncio.to_thread(growth, counted, model=MODEL), seconds=10, what="the settling"
+        lambda: asyncio.to_thread(growth, counted, model=MODEL), what="the settling"
     )
     assert 0 < growth(counted, model=MODEL) < 200
     assert growth("sluice_gateway_disconnects_total") == 1
@@ -251,7 +251,7 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
             return told.value("sluice_queue_leased_jobs", model=MODEL) == 2
 
         work = send(client, client)
-        await eventually(both_run, seconds=10, what="two jobs running")
+        await eventually(both_run, what="two jobs running")
         work += send(client, rival)
 
         async def all_wait() -> Scrape | None:
@@ -261,7 +261,7 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
             oldest = told.value("sluice_queue_oldest_wait_seconds", model=MODEL)
             return told if (waits, tenants) == (2, 2) and oldest > 0.5 else None
 
-        await eventually(all_wait, seconds=10, what="two jobs of two tenants waiting for a while")
+        await eventually(all_wait, what="two jobs of two tenants waiting for a while")
         told = await asyncio.to_thread(scrape, observed.gateway)
         assert told.value("sluice_queue_ready_workers", model=MODEL) == 1
         assert told.value("sluice_gateway_reserved_requests") == 4
@@ -273,7 +273,7 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
         told = await asyncio.to_thread(scrape, observed.gateway)
         return told.value("sluice_queue_oldest_wait_seconds", model=MODEL) == 0
 
-    await eventually(none_waits, seconds=10, what="the end of the wait")
+    await eventually(none_waits, what="the end of the wait")
     waits = await asyncio.to_thread(scrape, observed.worker)
     assert waits.value("sluice_worker_queue_wait_seconds_count") >= 4
     assert waits.value("sluice_worker_queue_wait_seconds_sum") > 1

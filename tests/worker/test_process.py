@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
-from tests.support.patience import PATIENCE_SECONDS, crowded
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
@@ -62,7 +62,7 @@ async def worker_process(redis_server: RedisServer, *options: str) -> AsyncItera
 
 
 async def ready(gateway: Gateway) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not (await gateway.queue.status()).ready_workers:
             await asyncio.sleep(0.02)
 
@@ -144,7 +144,7 @@ async def test_second_signal_hands_back_at_once(
         process.send_signal(signal.SIGINT)
         await drains(redis)
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), crowded(1)) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
     assert [lost.job_id for lost in await gateway.queue.reclaim()] == [job.id]
 
 
@@ -199,7 +199,7 @@ async def test_signal_while_loading_stops_the_process(
     class Slow(ScriptedEngine):
         @override
         async def start(self) -> None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     settings = Settings(
         model_path=str(MODEL_FOLDER),
@@ -215,7 +215,7 @@ async def test_signal_while_loading_stops_the_process(
     assert (card.state, card.context_window) == (WorkerState.LOADING, 2048)
     assert card.aliases == ["vendor/one", "two"]
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(serving, crowded(1)) == 0
+    assert await asyncio.wait_for(serving, PATIENCE_SECONDS) == 0
 
 
 def test_help_names_every_setting_and_its_environment_variable() -> None:

@@ -199,8 +199,10 @@ async def test_job_cancelled_on_its_way(
 
 async def test_job_cancelled_before_the_prompt_is_read(run: Callable[..., Any]) -> None:
     job = salted()
-    bench = await run(job, script=Script(prefill_seconds_per_token=5.0))
-    await asyncio.sleep(0.1)
+    bench = await run(job, script=Script(prefill_seconds_per_token=60.0))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not bench.engine._running:
+            await asyncio.sleep(0.005)
     await bench.cancel(job)
     assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 0, 0)
 

@@ -1,9 +1,10 @@
 """The worker's loops with the scripted engine and a real Redis."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import RequeueResult, Room
 from contract.sampling import SamplingSpec
-from tests.support.patience import PATIENCE_SECONDS, crowded
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
     MODEL,
@@ -43,12 +44,13 @@ from worker.engine.base import (
 from worker.engine.scripted import Script, ScriptedEngine
 
 STEADY = Script(step_seconds=0.01)
+LEASES = keys.leases(MODEL)
 ROOM = Room(tokens=10_000, sequences=100, most_sequences=100, empty=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds, for less than a job of 1,000 steady steps takes to end by itself."""
-    async with asyncio.timeout(crowded(1)):
+    """Wait until something holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -138,7 +140,7 @@ async def test_cancelled_in_the_queue_never_runs(
     assert not gateway.deltas(jobs[1])
 
 
-@pytest.mark.parametrize("prefill_seconds", [5.0, 0.0], ids=["prefill", "decoding"])
+@pytest.mark.parametrize("prefill_seconds", [60.0, 0.0], ids=["prefill", "decoding"])
 async def test_cancel_frees_the_engine_at_once(
     redis_server: RedisServer, gateway: Gateway, prefill_seconds: float
 ) -> None:
@@ -149,13 +151,11 @@ async def test_cancel_frees_the_engine_at_once(
         await until(lambda: running(engine) == 4)
         if not prefill_seconds:
             await gateway.read_until(lambda: bool(gateway.deltas(job)))
-        asked = time.monotonic()
         assert await gateway.queue.cancel(job.id, job.tenant)
         await until(lambda: running(engine) == 0)
-        assert time.monotonic() - asked < crowded(0.5)
-        await asyncio.sleep(0.1)
+        await nothing_leased(gateway)
         await gateway.read()
-    assert not gateway.ended_handles()
+    assert not gateway.ended_handles(), "it did not end by itself"
 
 
 async def test_lost_lease_stops_the_job(
@@ -167,17 +167,27 @@ async def test_lost_lease_stops_the_job(
         await until(lambda: running(engine) == 1)
         await redis.hset(keys.job(MODEL, job.id), "worker", "another")
         await until(lambda: running(engine) == 0)
+        await gateway.read()
+    assert not gateway.ended_handles(), "it did not end by itself"
     assert await redis.hget(keys.job(MODEL, job.id), "worker") == b"another"
 
 
-async def test_leases_are_kept_while_jobs_run(redis_server: RedisServer, gateway: Gateway) -> None:
-    job = make_job(max_tokens=120)
-    async with running_worker(redis_server, STEADY, lease_ms=300):
-        await gateway.enqueue(job)
-        for _ in range(10):
-            await asyncio.sleep(0.1)
-            assert not await gateway.queue.reclaim()
-        await gateway.finished(job)
+async def test_leases_are_kept_while_jobs_run(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway
+) -> None:
+    job = make_job(max_tokens=1000)
+    lease_ms = 1500
+    async with running_worker(redis_server, STEADY, lease_ms=lease_ms):
+        await gateway.begin(job)
+        ends: set[float] = set()
+        leases: Any
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(ends) < 3:
+                leases = await redis.zrange(LEASES, 0, -1, withscores=True)
+                ends |= {end for _, end in leases}
+                await asyncio.sleep(0.01)
+    # Each one is later than that before, and made while that one still holds.
+    assert max(after - before for before, after in pairwise(sorted(ends))) < lease_ms
 
 
 async def test_progress_is_charged_with_the_lease(
@@ -237,7 +247,7 @@ async def test_idle_worker_does_not_poll(
     async with running_worker(redis_server, STEADY):
         await asyncio.sleep(0.2)
         before = (await redis.info("stats"))["total_commands_processed"]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         after = (await redis.info("stats"))["total_commands_processed"]
     assert after - before <= 6
 
@@ -247,8 +257,7 @@ async def test_deadline_before_the_claim(redis_server: RedisServer, gateway: Gat
     async with running_worker(redis_server, STEADY):
         await gateway.enqueue(job)
         await gateway.finished(job)
-        await asyncio.sleep(0.05)
-        assert (await gateway.queue.status()).leased_jobs == 0
+        await nothing_leased(gateway)
     end = gateway.end(job)
     assert isinstance(end, JobFailed)
     assert end.code is FailureCode.DEADLINE_EXCEEDED
@@ -361,7 +370,9 @@ async def test_unreadable_job_does_not_stop_the_worker(
     await gateway.enqueue(broken)
     await redis.hset(keys.job(MODEL, broken.id), "payload", b"\xc1")
     async with running_worker(redis_server, STEADY):
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await gateway.queue.status()).waiting_jobs:
+                await asyncio.sleep(0.01)
         await gateway.enqueue(good)
         await gateway.finished(good)
 
@@ -372,12 +383,12 @@ async def test_drain_finishes_what_runs_and_claims_nothing(
     job, late = make_job(max_tokens=50), make_job()
     async with running_worker(redis_server, STEADY) as (runner, _, task):
         await gateway.begin(job)
-        draining = asyncio.create_task(runner.drain(5.0))
-        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(runner.drain(PATIENCE_SECONDS))
+        await until(runner._stopping.is_set)
         await gateway.enqueue(late)
         await gateway.finished(job)
         await draining
-        await asyncio.wait_for(task, 2.0)
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
     assert isinstance(gateway.end(job), JobFinished)
     status = await gateway.queue.status()
     assert (status.waiting_jobs, status.leased_jobs) == (1, 0)
@@ -451,28 +462,32 @@ async def test_two_workers_share_the_queue(redis_server: RedisServer, gateway: G
         assert len(gateway.token_ids(job)) == 20
 
 
-async def test_wake_up_is_immediate(redis: Redis, redis_server: RedisServer) -> None:
+async def test_wake_up_is_immediate(
+    redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway = Gateway(redis)
+    monkeypatch.setattr("worker.runner._RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, Script()):
-        await asyncio.sleep(0.3)
-        waits = []
-        for _ in range(10):
+        # Each time the worker waits for the doorbell alone.
+        for _ in range(3):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not (await redis.info("clients"))["blocked_clients"]:
+                    await asyncio.sleep(0.005)
             job = make_job(max_tokens=1)
-            asked = time.monotonic()
             await gateway.enqueue(job)
             await gateway.finished(job)
-            waits.append(time.monotonic() - asked)
-    assert min(waits) < 0.05
 
 
 async def test_claimed_by_hand_is_left_alone(redis_server: RedisServer, gateway: Gateway) -> None:
     job = make_job()
     await gateway.enqueue(job)
     await gateway.queue.claim("another", ROOM, most_jobs=1, lease_ms=60_000)
+    later = make_job()
     async with running_worker(redis_server, STEADY):
-        await asyncio.sleep(0.2)
-        await gateway.read()
-    assert not gateway.frames
+        await gateway.enqueue(later)
+        await gateway.finished(later)
+    assert not gateway.deltas(job)
+    assert gateway.ended_handles() == {later.handle}
 
 
 class SlowToRead(ScriptedEngine):

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobFinished
 from contract.queue import RequeueResult
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, resumed
 from tests.worker.test_process import ready, worker_process
@@ -24,7 +25,7 @@ async def test_stopped_worker_drops_what_another_one_runs(
         await ready(gateway)
         await gateway.begin(*jobs)
         first.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(await gateway.queue.reclaim()) < len(jobs):
                 await asyncio.sleep(0.05)
         await gateway.read()
@@ -35,11 +36,11 @@ async def test_stopped_worker_drops_what_another_one_runs(
         second_worker = worker_process(redis_server, LEASE, "--worker-id=w2")
         async with second_worker as second:
             await gateway.read_until(
-                lambda: all(gateway.deltas(job)[-1].attempt == 2 for job in jobs), seconds=20
+                lambda: all(gateway.deltas(job)[-1].attempt == 2 for job in jobs)
             )
             first.send_signal(signal.SIGCONT)
             # What the first worker had not told yet comes late, then it finds its leases lost.
-            await gateway.finished(*jobs, seconds=60)
+            await gateway.finished(*jobs)
             late = [frame for frame in gateway.frames[known:] if frame.worker == "w1"]
             assert {delta.attempt for frame in late for delta in frame.deltas} <= {1}
             assert not any(frame.finished or frame.failed or frame.returned for frame in late)
@@ -55,13 +56,13 @@ async def test_stopped_worker_drops_what_another_one_runs(
                     for before, after in pairwise(deltas):
                         assert after.start == before.start + len(before.token_ids)
             second.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(second.wait(), 10) == 0
+            assert await asyncio.wait_for(second.wait(), PATIENCE_SECONDS) == 0
         assert first.returncode is None
         again = make_job()
         await gateway.enqueue(again)
         await gateway.finished(again)
         first.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(first.wait(), 10) == 0
+        assert await asyncio.wait_for(first.wait(), PATIENCE_SECONDS) == 0
     assert not await redis.zcard(keys.leases(MODEL))
 
 
@@ -69,13 +70,13 @@ async def test_worker_that_stands_still_longer_than_its_engine_may_does_not_rest
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=300)
-    options = ("--stall-seconds=2", "--lease-seconds=30")
+    options = ("--stall-seconds=1", "--lease-seconds=30")
     async with worker_process(redis_server, *options) as process:
         await ready(gateway)
         await gateway.begin(job)
         process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(4)
+        await asyncio.sleep(2)
         process.send_signal(signal.SIGCONT)
-        await gateway.finished(job, seconds=30)
+        await gateway.finished(job)
     assert isinstance(gateway.end(job), JobFinished)
     assert not gateway.returned(job)

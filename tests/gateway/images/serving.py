@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 from gateway.dialects.request import ImageSource
 from gateway.images.fetcher import ImageFetcher
@@ -13,6 +14,7 @@ from gateway.images.fetching import fetch_images
 from gateway.outbound.addresses import is_public
 from gateway.outbound.client import OutboundClient, resolve
 from gateway.outbound.hosts import HostPattern, parse_host_pattern
+from tests.support.patience import PATIENCE_SECONDS
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 PARAM = "messages[0].content[1].image_url.url"
@@ -104,15 +106,22 @@ class Names:
         return await resolve(host, port)
 
 
+@cache
+def _default_trust() -> ssl.SSLContext:
+    """Return what a client trusts by default. To read it takes longer than most tests."""
+    return ssl.create_default_context()
+
+
 def fetching(
     *patterns: str,
     names: Names,
     is_allowed: Callable[[str], bool] = is_public,
-    timeout_seconds: float = 5.0,
+    timeout_seconds: float = PATIENCE_SECONDS,
     max_bytes: int = 2**20,
     trust: ssl.SSLContext | None = None,
 ) -> ImageFetcher:
     """Return a fetcher; unlike the gateway's it can be allowed addresses that are not public."""
+    trust = trust or _default_trust()
     hosts: Sequence[HostPattern] = [parse_host_pattern(pattern) for pattern in patterns]
     client = OutboundClient(
         timeout_seconds=timeout_seconds, is_allowed=is_allowed, resolve=names.resolve, trust=trust

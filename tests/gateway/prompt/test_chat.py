@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 from tokenizers import Tokenizer
@@ -29,6 +29,7 @@ from gateway.prompt.preparation import prepare
 from gateway.templates.template import ChatTemplate
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.gateway.prompt.chatting import ANSWER, ASK, CHATS, SOURCES, TOOL, form_of
+from tests.support.examples import examples
 
 TOKENIZER = tiny_tokenizer()
 MARKS: dict[str, Any] = {
@@ -340,7 +341,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(default=30, long=80)
 @given(
     messages=st.lists(MESSAGES, min_size=1, max_size=5),
     name=st.sampled_from(sorted(SOURCES)),

@@ -1,6 +1,7 @@
 """Templates are rendered exactly as transformers renders them."""
 
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,14 +11,24 @@ from gateway.prompt.conversation import for_template, tools_for_template
 from gateway.templates.template import ChatTemplate, RefusedMessagesError
 from tests.gateway.prompt.chatting import CHATS, SOURCES, SPECIAL_TOKENS, TOOL, form_of
 
-reference = pytest.importorskip("transformers.utils.chat_template_utils")
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "history": {"add_generation_prompt": False},
     "tools": {"tools": tools_for_template([TOOL])},
     "arguments": {"enable_thinking": False, "reasoning_effort": "high"},
 }
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """What renders templates in transformers, which takes seconds to import."""
+    return pytest.importorskip("transformers.utils.chat_template_utils")
+
+
+@cache
+def template_of(name: str) -> ChatTemplate:
+    """Return a template, compiled once."""
+    return ChatTemplate(SOURCES[name])
 
 
 def messages_for(name: str, chat: str) -> list[dict[str, Any]]:
@@ -27,14 +38,14 @@ def messages_for(name: str, chat: str) -> list[dict[str, Any]]:
         form_of(name).content_format,
         image_token="",
         tool_parser="mistral" if name == "ids" else "",
-        knows_developers=ChatTemplate(SOURCES[name]).knows_developers,
+        knows_developers=template_of(name).knows_developers,
     )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", SOURCES)
-def test_texts_are_those_of_transformers(name: str, variant: str) -> None:
-    template = ChatTemplate(SOURCES[name])
+def test_texts_are_those_of_transformers(reference: Any, name: str, variant: str) -> None:
+    template = template_of(name)
     differing, rendered = [], 0
     for chat in CHATS:
         variables: dict[str, Any] = {
