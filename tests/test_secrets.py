@@ -167,9 +167,9 @@ def test_many_megabytes_take_seconds(tmp_path: Path) -> None:
             out.write(block)
         out.write(KEY.encode())
     secrets = [ApiKey.generate().reveal() for _ in range(500)]
-    began = time.monotonic()
+    began = time.process_time()
     found = scan_for_secrets({"log": file}, secrets)
-    seconds = time.monotonic() - began
+    seconds = time.process_time() - began
     assert len(found) == 1
     # A quadratic search, or one for each secret, would take minutes.
     assert seconds < 30

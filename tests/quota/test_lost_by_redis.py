@@ -123,7 +123,12 @@ async def test_records_that_redis_lost_after_confirming_them_are_told_again(
 async def test_endings_that_a_failover_took_back_happen_again(
     desk: GatewayDesk, client: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await asyncio.sleep(0.2)
+
+    async def knows_the_server() -> bool:
+        # It asks again only when it has had an answer.
+        return [args[0] for args in desk.line.sent].count("INFO") > 1
+
+    await until(knows_the_server)
     for request_id in ("r1", "r2"):
         await desk.reserve(request_id, **AMOUNTS)
     assert await desk.reservations.settle(record("r1", completion_tokens=5, cost_micros=100))

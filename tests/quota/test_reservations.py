@@ -89,6 +89,7 @@ class GatewayDesk:
     """The reservations of one gateway, and requests for them."""
 
     def __init__(self, line: Line, ledger: FakeLedger, *subjects: SubjectLimits) -> None:
+        self.line = line
         self.store = QuotaStore(line)
         self.reservations = Reservations(self.store, Seeder(self.store, ledger))
         given = {one.scope: one for one in subjects}
