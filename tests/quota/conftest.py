@@ -22,7 +22,7 @@ async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestCloc
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whoever ends a reservation wait for a crowded machine, where that is not what is tested."""
+    """Let whoever ends a reservation wait for a busy machine, where that is not what is tested."""
     monkeypatch.setattr(endings, "WAIT_SECONDS", PATIENCE_SECONDS)
 
 
