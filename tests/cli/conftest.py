@@ -1,5 +1,6 @@
 """Fixtures of the command line's tests: a folder of its own, a real Redis, a SQLite file."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,8 +34,22 @@ def sluice() -> Sluice:
     return run
 
 
+@pytest.fixture(scope="session")
+def database_of_acme(
+    tmp_path_factory: pytest.TempPathFactory,
+    copy_sqlite: Callable[[Path], str],
+    redis_server: RedisServer,
+) -> Path:
+    """A SQLite file with the current schema and the tenant `acme`."""
+    file = tmp_path_factory.mktemp("acme") / "sluice.db"
+    settings = {"SLUICE_DATABASE_URL": copy_sqlite(file), "SLUICE_REDIS_URL": redis_server.url}
+    created = CliRunner(env=settings).invoke(main, ("tenants", "create", "Acme", "--id", "acme"))
+    assert created.exit_code == 0, created.output
+    return file
+
+
 @pytest.fixture
-def upgraded(sluice: Sluice, tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> None:
+def upgraded(tmp_path: Path, database_of_acme: Path) -> None:
     """A database with the current schema and the tenant `acme`."""
-    copy_sqlite(tmp_path / "data" / "sluice.db")
-    assert sluice("tenants", "create", "Acme", "--id", "acme").exit_code == 0
+    (tmp_path / "data").mkdir(mode=0o700)
+    shutil.copyfile(database_of_acme, tmp_path / "data" / "sluice.db")

@@ -13,7 +13,7 @@ def test_program_outlives_the_thread_that_asked_for_it() -> None:
     def start() -> "subprocess.Popen[bytes]":
         program = spawn("sleep", "60")
         words = Path(f"/proc/{program.pid}/cmdline")
-        wait_until(lambda: words.read_bytes().startswith(b"sleep"), seconds=10, what="the start")
+        wait_until(lambda: words.read_bytes().startswith(b"sleep"), what="the start")
         return program
 
     with ThreadPoolExecutor(1) as short_lived:

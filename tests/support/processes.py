@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
@@ -48,13 +48,13 @@ def is_free(port: int) -> bool:
 
 
 def wait_until(
-    condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE_SECONDS
+    condition: Callable[[], bool], *, what: str, seconds: float = PROCESS_PATIENCE_SECONDS
 ) -> None:
     """Poll `condition` until it holds.
 
-    Raise TimeoutError, saying `what` did not happen, after `seconds`, or PATIENCE_SECONDS if that is longer.
+    Raise TimeoutError, saying `what` did not happen, after `seconds`, or PROCESS_PATIENCE_SECONDS if that is longer.
     """
-    seconds = max(seconds, PATIENCE_SECONDS)
+    seconds = max(seconds, PROCESS_PATIENCE_SECONDS)
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -14,7 +14,6 @@ def start_background(stack: Stack) -> dict[str, str]:
     for name, url in urls.items():
         wait_until(
             lambda url=url: http_status(f"{url}/healthz") == 200,  # type: ignore[misc]
-            seconds=30,
             what=f"{name} answering",
         )
     return urls

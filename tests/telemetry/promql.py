@@ -57,6 +57,7 @@ class Asked:
     grouped_by: frozenset[str]
 
 
+@cache
 def asked(expression: str) -> Asked:
     """Return what a PromQL expression asks for."""
     bare = _RANGE.sub("", _STRING.sub('""', expression))
@@ -108,6 +109,7 @@ def known_series() -> dict[str, frozenset[str]]:
     return known
 
 
+@cache
 def rules_of(path: Path) -> list[dict[str, Any]]:
     """Return the rules of a file."""
     return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]

@@ -228,9 +228,7 @@ async def test_tokens_of_a_client_that_went_away_are_counted_when_they_are_settl
     ) as response:
         await anext(response.aiter_lines())
     counted = "sluice_gateway_completion_tokens_total"
-    await eventually(
-        lambda: asyncio.to_thread(growth, counted, model=MODEL), what="the settling"
-    )
+    await eventually(lambda: asyncio.to_thread(growth, counted, model=MODEL), what="the settling")
     assert 0 < growth(counted, model=MODEL) < 200
     assert growth("sluice_gateway_disconnects_total") == 1
 

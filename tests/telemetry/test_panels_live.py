@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.certificates import self_signed
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
 from tests.support.prometheus_server import (
     PROMETHEUS,
@@ -30,8 +31,8 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-WARM_UP_SECONDS = 12.0
-"""Until rates over ten seconds are those of the load."""
+ANSWERED = 20
+"""Requests after which a worker dies under load."""
 CLIENTS = 6
 NAMESPACE = "live"
 
@@ -46,7 +47,7 @@ class Seen(NamedTuple):
 
     def has_data(self, expression: str) -> bool:
         """Return whether an expression was a number at any time; it may take some more evaluations of rules."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_SECONDS / 2
         while True:
             if self.server.numbers(expression, since=self.since):
                 return True
@@ -72,7 +73,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             load(stack.url, keys, clients=CLIENTS),
         ):
             since = time.time()
-            time.sleep(WARM_UP_SECONDS)
+            wait_until(
+                lambda: metric(stack.url, "sluice_gateway_requests_total") > ANSWERED,
+                what="the load",
+            )
             _let_a_worker_die(stack)
             yield Seen(server, since)
 
@@ -109,7 +113,6 @@ def _let_a_worker_die(stack: Stack) -> None:
     stack.kill("mortal")
     wait_until(
         lambda: metric(stack.url, "sluice_gateway_resumption_pause_seconds_count") > 0,
-        seconds=60,
         what="a job going on elsewhere",
     )
     port = stack.worker_url("mortal").rpartition(":")[2]

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, MODEL_FOLDER, Gateway, make_job
@@ -62,7 +62,7 @@ async def worker_process(redis_server: RedisServer, *options: str) -> AsyncItera
 
 
 async def ready(gateway: Gateway) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
         while not (await gateway.queue.status()).ready_workers:
             await asyncio.sleep(0.02)
 

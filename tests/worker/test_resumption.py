@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from contract.sampling import Mirostat, SamplerChain, SamplingSpec
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
@@ -75,6 +74,8 @@ def test_a_forgotten_sequence_is_followed_no_more() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 1000])
 def test_a_generator_goes_on_where_single_draws_have_brought_it(tokens: int) -> None:
+    import torch
+
     single, together = (torch.Generator().manual_seed(2**62 + 1) for _ in range(2))
     for _ in range(tokens):
         torch.randint(0, 2**31, (1,), generator=single, dtype=torch.long)

@@ -131,7 +131,7 @@ def test_background_processes_log_json(stack: Stack, name: str) -> None:
     broker = f"redis://127.0.0.1:{free_port()}/0"
     start(SLUICE_LOG_FORMAT="json", SLUICE_CELERY_BROKER_URL=broker)
     try:
-        wait_until(lambda: stack.log(name) != "", seconds=60, what=f"a word of {name}")
+        wait_until(lambda: stack.log(name) != "", what=f"a word of {name}")
     finally:
         stack.kill(name)
     assert lines_of(stack.log(name))

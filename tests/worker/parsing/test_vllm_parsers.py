@@ -51,6 +51,13 @@ def maker(case: Case, opening: str = "") -> Callable[[], Parser]:
     return make
 
 
+def cuts(request: pytest.FixtureRequest, end: int) -> range:
+    """Return lengths from 0 to before `end`, the last one among them: every fourth, or all with --long."""
+    if request.config.getoption("--long"):
+        return range(end)
+    return range((end - 1) % 4, end, 4)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reads_calls_reasoning_and_content(case: Case) -> None:
     answer = read_whole(maker(case)(), tokens_of(TOKENIZER, case.text))
@@ -67,11 +74,13 @@ def test_reads_calls_reasoning_and_content(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(case: Case) -> None:
+def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(
+    request: pytest.FixtureRequest, case: Case
+) -> None:
     make, tokens = maker(case), tokens_of(TOKENIZER, case.text)
     one = make()
     uncut = [*read(one, tokens), plain(one.finish(FinishReason.STOP))]
-    for cut in range(len(tokens) + 1):
+    for cut in cuts(request, len(tokens) + 1):
         resumed = make()
         read(resumed, tokens[:cut])
         rest = [*read(resumed, tokens[cut:]), plain(resumed.finish(FinishReason.STOP))]
@@ -79,10 +88,12 @@ def test_answer_that_is_cut_anywhere_goes_on_as_if_it_were_not(case: Case) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_call_that_max_tokens_cuts_off_is_not_completed(case: Case) -> None:
+def test_call_that_max_tokens_cuts_off_is_not_completed(
+    request: pytest.FixtureRequest, case: Case
+) -> None:
     make, tokens = maker(case), tokens_of(TOKENIZER, case.text)[:-1]
     full = read_whole(make(), tokens)
-    for length in range(len(tokens)):
+    for length in cuts(request, len(tokens)):
         parser = make()
         parts = read(parser, tokens[:length])
         end = parser.finish(FinishReason.LENGTH)
@@ -169,7 +180,10 @@ def random_text(seed: int) -> str:
         ("deepseek_v3", 50),
     ],
 )
-def test_our_hermes_yields_what_vllms_does(reasoning: str, texts: int) -> None:
+def test_our_hermes_yields_what_vllms_does(
+    request: pytest.FixtureRequest, reasoning: str, texts: int
+) -> None:
+    texts = texts if request.config.getoption("--long") else texts // 5
     some = parsers("hermes", reasoning)
     for text in [case.text for case in CASES[:3]] + [random_text(seed) for seed in range(texts)]:
         opening = TOKENIZER.encode("<think>" if len(text) % 2 else "").ids
@@ -205,9 +219,10 @@ def test_calls_that_a_grammar_has_forced_are_found_whatever_the_models_own_form(
     assert answer.content.strip() == ""
 
 
-def test_our_reasoning_yields_what_vllms_does() -> None:
+def test_our_reasoning_yields_what_vllms_does(request: pytest.FixtureRequest) -> None:
     some = parsers("", "deepseek_r1")
-    for text in [random_text(seed) for seed in range(300)]:
+    texts = 300 if request.config.getoption("--long") else 60
+    for text in [random_text(seed) for seed in range(texts)]:
         mine, theirs = some.prepare(PARSING, []), some.prepare_vllm(PARSING, [])
         assert mine is not None
         assert theirs is not None
