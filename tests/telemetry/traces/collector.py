@@ -92,8 +92,8 @@ class Collector:
 
 
 @contextmanager
-def running_collector() -> Iterator[Collector]:
-    """Run a collector on loopback for the length of a block."""
+def running_collector(port: int = 0, *, hangs: bool = False) -> Iterator[Collector]:
+    """Run a collector on loopback for the length of a block, on any port unless one is given."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -114,9 +114,11 @@ def running_collector() -> Iterator[Collector]:
         def log_message(self, *_arguments: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     collector = Collector(f"http://127.0.0.1:{server.server_port}")
+    if hangs:
+        collector.hangs.set()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

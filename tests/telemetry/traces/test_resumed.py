@@ -12,11 +12,11 @@ from tests.telemetry.traces.asking import PROMPT, client_trace, start_scripted_w
 from tests.telemetry.traces.collector import Collector, Span
 
 LEASE_SECONDS = 1.0
-TOKENS = 100
+TOKENS = 60
 WORKERS = ("worker-1", "worker-2")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack(collector: Collector) -> Iterator[Stack]:
     """A gateway and two slow workers, which hand back at once what they run when they are stopped."""
     with running_stack() as stack:
@@ -34,6 +34,14 @@ class Told(NamedTuple):
     """The worker that ended."""
     second: str
     """The one that went on."""
+
+
+@pytest.fixture(scope="module")
+def killed(stack: Stack, collector: Collector) -> Told:
+    """A stream whose worker was killed, and started again when the stream had ended."""
+    told = stream_over_an_end(stack, is_killed=True)
+    start_worker(stack, collector, told.first)
+    return told
 
 
 def start_worker(stack: Stack, collector: Collector, name: str) -> None:
@@ -88,9 +96,9 @@ def split(trace: list[Span], name: str) -> list[Span]:
 
 
 def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
-    stack: Stack, collector: Collector
+    killed: Told, collector: Collector
 ) -> None:
-    trace_id, _, second = stream_over_an_end(stack, is_killed=True)
+    trace_id, _, second = killed
     trace = collector.wait_for(
         trace_id, "POST /v1/completions", "attempt", "attempt", "generate", "decode", "settle"
     )
@@ -113,6 +121,7 @@ def test_attempt_after_a_killed_worker_is_linked_to_the_lost_one(
     assert request.attributes["gen_ai.usage.output_tokens"] == TOKENS
 
 
+@pytest.mark.usefixtures("killed")
 def test_attempts_of_a_worker_that_stops_both_have_spans_of_their_worker(
     stack: Stack, collector: Collector
 ) -> None:
@@ -128,11 +137,10 @@ def test_attempts_of_a_worker_that_stops_both_have_spans_of_their_worker(
     assert len([span for span in trace if span.name == "queue"]) == 2
 
 
-def test_line_about_a_lost_attempt_names_trace_request_and_job(stack: Stack) -> None:
-    trace_id, *_ = stream_over_an_end(stack, is_killed=True)
+def test_line_about_a_lost_attempt_names_trace_request_and_job(stack: Stack, killed: Told) -> None:
     lines = [json.loads(line) for line in stack.log("gateway").splitlines()]
     [line] = [line for line in lines if "is over: lease_expired" in line["message"]]
-    assert line["trace_id"] == trace_id
+    assert line["trace_id"] == killed.trace_id
     assert line["request_id"].startswith("req_")
     assert line["job_id"].startswith("cmpl-")
     assert line["level"] == "INFO"
