@@ -32,7 +32,7 @@ def assert_equal(actual: reference.Logits, expected: reference.Logits) -> None:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=seeds, vocab_size=st.sampled_from([2, 3, 5, 8, 300]), rows=st.integers(1, 6))
 def test_any_chain_matches_the_reference(seed: int, vocab_size: int, rows: int) -> None:
     random = Random(seed)
@@ -49,7 +49,7 @@ def test_any_chain_matches_the_reference(seed: int, vocab_size: int, rows: int) 
             assert actual[row].argmax() == expected.argmax()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_any_chain_matches_the_reference_with_a_real_vocabulary(seed: int) -> None:
     random = Random(seed)
@@ -65,7 +65,7 @@ def test_any_chain_matches_the_reference_with_a_real_vocabulary(seed: int) -> No
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds)
 def test_a_row_is_what_it_is_alone(seed: int) -> None:
     random = Random(seed)
@@ -83,7 +83,7 @@ def test_a_row_is_what_it_is_alone(seed: int) -> None:
         np.testing.assert_array_equal(together[row], alone[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds)
 def test_masked_tokens_stay_masked_and_one_token_stays(seed: int) -> None:
     random = Random(seed)
@@ -99,7 +99,7 @@ def test_masked_tokens_stay_masked_and_one_token_stays(seed: int) -> None:
     assert np.isfinite(actual).any(axis=1).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=seeds)
 def test_a_row_without_tokens_stays_without(seed: int) -> None:
     random = Random(seed)
