@@ -45,6 +45,8 @@ _ARGUMENTS = {
     "max_num_batched_tokens": 4096,
     "enable_chunked_prefill": False,
     "enforce_eager": True,
+    # With fewer bits a CPU's results depend on how many tokens are read at once.
+    "dtype": "float32",
     "max_logprobs": -1,
     "structured_outputs_config": {"backend": GRAMMAR_BACKEND},
 }
@@ -124,7 +126,7 @@ class Engines:
     still runs, as only the newer runner can on a CPU.
     """
 
-    def __init__(self, runner: str, *, dtype: str = "auto") -> None:
+    def __init__(self, runner: str) -> None:
         ours, theirs = socket.socketpair()
         runner_environment = environment() if runner == "v2" else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
         with theirs:
@@ -135,14 +137,13 @@ class Engines:
                 cwd=Path(__file__).parents[2],
             )
         self._connection = Connection(ours.detach())
-        arguments = _ARGUMENTS | {"dtype": dtype}
-        chains = {"logits_processors": [PROCESSOR]}
+        chained = _ARGUMENTS | {"logits_processors": [PROCESSOR]}
         engines = {
-            "plain": arguments | {"is_async": False},
-            "chained": arguments | chains | {"is_async": False},
+            "plain": _ARGUMENTS | {"is_async": False},
+            "chained": chained | {"is_async": False},
         }
         if runner == "v2":
-            engines["ahead"] = arguments | chains | {"is_async": True}
+            engines["ahead"] = chained | {"is_async": True}
         self._connection.send(engines)
 
     @cached_property
@@ -174,13 +175,10 @@ class RefusedError(Exception):
 
 
 @contextmanager
-def both_runners(*, dtype: str = "auto") -> Iterator[dict[str, Engines]]:
+def both_runners() -> Iterator[dict[str, Engines]]:
     """Run engines on the older and on the newer runner for the length of a block."""
     with ExitStack() as stack:
-        yield {
-            runner: stack.enter_context(closing(Engines(runner, dtype=dtype)))
-            for runner in ("v1", "v2")
-        }
+        yield {runner: stack.enter_context(closing(Engines(runner))) for runner in ("v1", "v2")}
 
 
 @dataclass(frozen=True)

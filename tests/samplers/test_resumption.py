@@ -1,16 +1,12 @@
-"""Going on behind earlier tokens, on both of vLLM's model runners.
-
-The model computes in float32: with fewer bits a CPU's results depend on how many tokens are read at once.
-"""
+"""Going on behind earlier tokens, on both of vLLM's model runners."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
 
 from contract.sampling import SamplingSpec
-from tests.samplers.engines import Engines, Request, Side, both_runners
+from tests.samplers.engines import Request, Side
 from tests.samplers.test_engine import (
     FEW,
     FLAT_DRY,
@@ -42,12 +38,6 @@ RESUMED = {
     "mirostat": MIROSTAT,
     "mirostat 1": MIROSTAT_1,
 }
-
-
-@pytest.fixture(scope="module")
-def runners() -> Iterator[dict[str, Engines]]:
-    with both_runners(dtype="float32") as runners:
-        yield runners
 
 
 def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(side: Side) -> None:
