@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,12 @@ from tests.worker.test_process import ready, worker_process
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the core and the model in a process each, whatever other tests set."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
 
 def endless(max_tokens: int) -> GenerationJob:
@@ -99,26 +106,42 @@ def resident_pages(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
+def kill_core(pid: int) -> None:
+    os.kill(engine_core(pid), signal.SIGKILL)
+
+
+def kill_worker(pid: int) -> None:
+    os.kill(worker_of_core(pid), signal.SIGKILL)
+
+
+def stop_both(pid: int) -> None:
+    for process in (worker_of_core(pid), engine_core(pid)):
+        os.kill(process, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("harms", "options"),
+    [
+        ((kill_core,), ()),
+        pytest.param(
+            (kill_worker, stop_both, kill_core), ("--stall-seconds=8",), marks=pytest.mark.long
+        ),
+    ],
+    ids=["core killed", "model's process killed, both hang, core killed"],
+)
 async def test_dead_engines_are_followed_by_others_in_the_same_process(
-    redis: Redis, redis_server: RedisServer, gateway: Gateway
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    harms: Sequence[Callable[[int], None]],
+    options: Sequence[str],
 ) -> None:
-    """Its core is killed, then its model's process, then both hang; then it is asked to stop."""
-
-    def kill_core(pid: int) -> None:
-        os.kill(engine_core(pid), signal.SIGKILL)
-
-    def kill_worker(pid: int) -> None:
-        os.kill(worker_of_core(pid), signal.SIGKILL)
-
-    def stop_both(pid: int) -> None:
-        for process in (worker_of_core(pid), engine_core(pid)):
-            os.kill(process, signal.SIGSTOP)
-
-    options = ("--engine=vllm", "--context-window=1024", "--stall-seconds=8")
+    """Each harm is followed by a restart and a resumed job; then the worker is asked to stop."""
+    options = ("--engine=vllm", "--context-window=1024", *options)
     async with worker_process(redis_server, *options) as process:
         whole = endless(900)
         await ready_slowly(gateway)
-        for number, harm in enumerate((kill_core, kill_worker, stop_both), start=1):
+        for number, harm in enumerate(harms, start=1):
             before = descendants(process.pid) - trackers(process.pid)
             job = endless(900)
             await gateway.enqueue(job)
