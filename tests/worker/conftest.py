@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -33,7 +36,11 @@ from worker.engine.scripted import Script, ScriptedEngine
 from worker.link import Link
 from worker.runner import Runner
 
-MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
+if TYPE_CHECKING:
+    from tests.worker.real_engine import EngineSlot
+
+ROOT = Path(__file__).parents[2]
+MODEL_FOLDER = ROOT / "worker" / "demo_model" / "checkpoint"
 MODEL = "demo"
 WORKER = "w1"
 
@@ -53,6 +60,24 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine_slot() -> AsyncIterator["EngineSlot"]:
+    """The real engine of this process, of which tests with the same settings share a start."""
+    from tests.worker.real_engine import EngineSlot
+
+    async with EngineSlot() as slot:
+        yield slot
+
+
+@pytest.fixture(scope="session")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the model that sees in a process of its own: what that imports is not for the engine's."""
+    folder = tmp_path_factory.mktemp("vision")
+    program = [sys.executable, "-m", "tests.support.vision_model", str(MODEL_FOLDER), str(folder)]
+    subprocess.run(program, cwd=ROOT, check=True)
+    return folder
 
 
 _numbers = count(1)

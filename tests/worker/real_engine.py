@@ -1,7 +1,8 @@
 """The real engine in this process, and jobs that run on it as the worker runs them, without a queue."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +22,7 @@ from worker.settings import Settings
 
 MARKS = [
     pytest.mark.e2e,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -41,16 +42,39 @@ EXACT: dict[str, Any] = {
 }
 """Settings of an engine whose answers are the same whoever else is in its batch, and which reads chats apart."""
 
+BLOCKS = 17
+VISION: dict[str, Any] = {
+    "context_window": 256,
+    "max_sequences": 16,
+    "engine_arguments": {
+        "dtype": "float32",
+        # A KV cache that eight long sequences do not fit in, so that some are preempted.
+        "num_gpu_blocks_override": BLOCKS,
+        "block_size": 32,
+    },
+}
+"""Settings of an engine for the model that sees, in whose small KV cache sequences are preempted."""
 
-@asynccontextmanager
-async def running_engine(**settings: Any) -> AsyncIterator[VllmEngine]:
-    """Run an engine for the length of a block; the settings are a worker's."""
-    engine = VllmEngine(Settings(**settings))
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.aclose()
+
+class EngineSlot(AsyncExitStack):
+    """Runs one engine at a time. Consecutive modules that ask for the same settings share a start."""
+
+    _settings: dict[str, Any] | None = None
+    _engine: VllmEngine
+
+    async def engine(self, **settings: Any) -> VllmEngine:
+        """Return an engine with a worker's settings, and close one that has others."""
+        if settings != self._settings:
+            self._settings = None
+            await self.aclose()
+            self._engine = VllmEngine(Settings(**settings))
+            self.push_async_callback(self._engine.aclose)
+            with pytest.MonkeyPatch.context() as patch:
+                # The model runs in the core's process, as on a GPU: vLLM is imported once less.
+                patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+                await self._engine.start()
+            self._settings = settings
+        return self._engine
 
 
 @dataclass
@@ -86,8 +110,10 @@ def _tokenizer(content: bytes) -> tuple[Tokenizer, TokenTexts]:
     return tokenizer, TokenTexts(tokenizer)
 
 
-async def run_jobs(engine: VllmEngine, jobs: Sequence[GenerationJob]) -> Results:
-    """Run jobs until all have ended."""
+async def run_jobs(
+    engine: VllmEngine, jobs: Sequence[GenerationJob], *, begun: asyncio.Event | None = None
+) -> Results:
+    """Run jobs until all have ended; set `begun` when the first of their outputs arrives."""
     generations = [generation_of(engine, job) for job in jobs]
     results = Results([generation.outbox for generation in generations], generations, [])
     by_sequence: dict[str, Generation] = {}
@@ -100,6 +126,8 @@ async def run_jobs(engine: VllmEngine, jobs: Sequence[GenerationJob]) -> Results
         if step.stats is not None:
             results.stats.append(step.stats)
         stopped = []
+        if begun is not None and step.outputs:
+            begun.set()
         for output in step.outputs:
             owner = by_sequence.get(output.sequence_id)
             if owner is not None and owner.receive(output):

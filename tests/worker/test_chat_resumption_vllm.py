@@ -6,7 +6,7 @@ results depend on what else is in the batch.
 """
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from gateway.dialects.request import Reasoning, Tool, ToolMode, ToolUse
 from gateway.structure.constraint import Constraint, added_tokens, to_grammar
 from tests.worker.conftest import MODEL_FOLDER, make_job
 from tests.worker.parsing.cases import Whole, whole
-from tests.worker.real_engine import EXACT, MARKS, generation_of, run_jobs, running_engine
+from tests.worker.real_engine import EXACT, MARKS, EngineSlot, generation_of, run_jobs
 from worker.engine.base import SequenceOutput
 from worker.engine.vllm import VllmEngine
 from worker.parsing.base import Parsed
@@ -119,13 +119,12 @@ JOBS = {
 }  # fmt: skip
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[VllmEngine]:
-    async with running_engine(**EXACT) as engine:
-        yield engine
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(engine_slot: EngineSlot) -> VllmEngine:
+    return await engine_slot.engine(**EXACT)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def undisturbed(engine: VllmEngine) -> dict[str, list[Delta]]:
     """What is told of each job if nothing happens to it."""
     results = await run_jobs(engine, list(JOBS.values()))

@@ -1,9 +1,6 @@
 """Images on the real engine, with a tiny model of random weights: they count, and bad ones do no harm."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +11,8 @@ from tokenizers import Tokenizer
 from contract.messages import Feature, GenerationJob, JobFinished
 from contract.sampling import SamplingSpec
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
-from tests.worker.conftest import MODEL_FOLDER, make_job
-from tests.worker.real_engine import MARKS, generation_of, run_jobs, running_engine
+from tests.worker.conftest import make_job
+from tests.worker.real_engine import MARKS, VISION, EngineSlot, generation_of, run_jobs
 from tests.worker.test_images import HOSTILE, image_file
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceOutput
 from worker.engine.vllm import VllmEngine
@@ -24,32 +21,15 @@ from worker.replies import Outbox
 
 pytestmark = MARKS
 
-ROOT = Path(__file__).parents[2]
-CONTEXT_WINDOW = 256
+CONTEXT_WINDOW = VISION["context_window"]
 RED, BLUE = image_file(color="red"), image_file(color="blue")
 AROUND = 3
 """Tokens that the model puts around an image."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the model in a process of its own: what that imports is not for the engine's."""
-    folder = tmp_path_factory.mktemp("vision")
-    program = [sys.executable, "-m", "tests.support.vision_model"]
-    subprocess.run([*program, str(MODEL_FOLDER), str(folder)], cwd=ROOT, check=True)
-    return folder
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
-    async with running_engine(
-        model_path=str(folder),
-        context_window=CONTEXT_WINDOW,
-        max_sequences=16,
-        # With fewer bits what comes depends on how many tokens are read at once.
-        engine_arguments={"dtype": "float32"},
-    ) as engine:
-        yield engine
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(engine_slot: EngineSlot, vision_folder: Path) -> VllmEngine:
+    return await engine_slot.engine(model_path=str(vision_folder), **VISION)
 
 
 def seeing(engine: VllmEngine, text: str, *images: bytes, **changes: object) -> GenerationJob:
@@ -72,12 +52,18 @@ def finished(outbox: Outbox) -> JobFinished:
     return end
 
 
-async def test_model_says_that_it_sees(engine: VllmEngine, folder: Path) -> None:
-    assert Feature.IMAGES in engine.info.features
+async def test_model_says_that_it_sees(engine: VllmEngine, vision_folder: Path) -> None:
+    assert engine.info.features == [
+        Feature.SAMPLER_CHAIN,
+        Feature.STRUCTURE,
+        Feature.IMAGES,
+        Feature.CHAT,
+    ]
     assert (engine.info.image_token, engine.info.max_images) == (IMAGE_TOKEN, 8)
     assert engine.info.image_tokens == TOKENS_OF_IMAGE + AROUND
     assert engine.info.chat is not None
-    assert context_window(folder) == 2048
+    assert (engine.info.chat.tool_parser, engine.info.chat.reasoning_parser) == ("", "")
+    assert context_window(vision_folder) == 2048
 
 
 async def test_content_number_and_order_of_images_matter(engine: VllmEngine) -> None:
@@ -180,10 +166,10 @@ async def test_number_of_images_must_fit_the_prompt(
 
 async def test_hostile_files_are_refused_and_the_engine_lives(engine: VllmEngine) -> None:
     alone = await answers(engine, seeing(engine, "<image>What", RED, max_tokens=150))
-    running = asyncio.create_task(
-        answers(engine, seeing(engine, "<image>What", RED, max_tokens=150))
-    )
-    await asyncio.sleep(0.2)
+    begun = asyncio.Event()
+    job = seeing(engine, "<image>What", RED, max_tokens=150)
+    running = asyncio.create_task(run_jobs(engine, [job], begun=begun))
+    await begun.wait()
     refused = {}
     odd = {f"{w} x {h}": image_file(size=(w, h)) for w, h in [(1, 1), (16_000, 1), (1, 16_000)]}
     for name, content in {**{key: file for key, (file, _) in HOSTILE.items()}, **odd}.items():
@@ -195,4 +181,4 @@ async def test_hostile_files_are_refused_and_the_engine_lives(engine: VllmEngine
         await asyncio.sleep(0)
     assert set(HOSTILE) <= set(refused)
     assert all(message.startswith(("'images[0]' ", "images: ")) for message in refused.values())
-    assert scores((await running)[0]) == pytest.approx(scores(alone[0]), abs=1e-2)
+    assert scores((await running).outboxes[0]) == pytest.approx(scores(alone[0]), abs=1e-2)

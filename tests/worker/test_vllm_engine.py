@@ -1,9 +1,8 @@
-"""The real engine on a CPU: one start, held against `AsyncLLM.generate`, and what must not kill it."""
+"""The real engine on a CPU, held against `AsyncLLM.generate`, and what must not kill it."""
 
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +22,14 @@ from contract.sampling import (
 )
 from tests.worker.conftest import MODEL_FOLDER, make_job
 from tests.worker.real_engine import (
+    CONTEXT_WINDOW,
     EOS,
+    EXACT,
     MARKS,
+    EngineSlot,
     Results,
     generation_of,
     run_jobs,
-    running_engine,
 )
 from worker.chat_format import folder_special_tokens, folder_templates
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceEnd, SequenceOutput
@@ -37,7 +38,6 @@ from worker.engine.vllm import VllmEngine
 pytestmark = MARKS
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
-CONTEXT_WINDOW = 1024
 SPECIAL = {token.content for token in TOKENIZER.get_added_tokens_decoder().values()}
 
 
@@ -45,11 +45,9 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text).ids
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[VllmEngine]:
-    settings = {"context_window": CONTEXT_WINDOW, "max_sequences": 96}
-    async with running_engine(model_path=str(MODEL_FOLDER), **settings) as engine:
-        yield engine
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(engine_slot: EngineSlot) -> VllmEngine:
+    return await engine_slot.engine(**EXACT)
 
 
 DEF = ids_of('def read(self, size):\n    """')
@@ -181,7 +179,7 @@ async def generate(engine: VllmEngine, job: GenerationJob) -> list[Any]:
     return [final, *sorted(final.outputs, key=lambda output: output.index)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def both(engine: VllmEngine) -> Both:
     names, jobs = all_jobs()
     ours = await run_jobs(engine, jobs)
@@ -460,8 +458,9 @@ KILLERS: dict[str, dict[str, Any]] = {
 async def test_nothing_a_request_can_say_kills_the_engine(engine: VllmEngine) -> None:
     streams = [make_job(prompt_token_ids=DEF, max_tokens=200, seed=i) for i in range(8)]
     alone = await run_jobs(engine, streams)
-    running = asyncio.create_task(run_jobs(engine, streams))
-    await asyncio.sleep(0.3)
+    begun = asyncio.Event()
+    running = asyncio.create_task(run_jobs(engine, streams, begun=begun))
+    await begun.wait()
     refused = {}
     for name, changes in KILLERS.items():
         try:
@@ -576,11 +575,12 @@ async def test_bad_words_come_neither_with_nor_without_a_space(
     assert not any("jumps" in text for text in texts)
 
 
-async def test_many_long_seeded_prompts_at_once(engine: VllmEngine) -> None:
+@pytest.mark.parametrize("prompts", [10, pytest.param(48, marks=pytest.mark.long)])
+async def test_many_long_seeded_prompts_at_once(engine: VllmEngine, prompts: int) -> None:
     """Prompts that share a step's budget, seeded: what kills an engine that splits prompts on a CPU."""
     jobs = [
         make_job(prompt_token_ids=[300 + i] * 900, max_tokens=3, seed=i, cache_salt=str(i))
-        for i in range(48)
+        for i in range(prompts)
     ]
     results = await run_jobs(engine, jobs)
     assert all(box.finished for box in results.outboxes)
@@ -626,10 +626,10 @@ async def test_prefix_cache_is_not_read_where_the_job_says_so(engine: VllmEngine
 
 
 async def test_engine_says_what_it_can(engine: VllmEngine) -> None:
-    assert engine.info.features == [Feature.SAMPLER_CHAIN, Feature.STRUCTURE, Feature.CHAT]
+    assert engine.info.features == [each for each in Feature if each is not Feature.IMAGES]
     assert engine.info.chat_templates == folder_templates(MODEL_FOLDER)
     assert engine.info.chat is not None
     assert engine.info.chat.special_tokens == folder_special_tokens(MODEL_FOLDER)
-    assert (engine.info.chat.tool_parser, engine.info.chat.reasoning_parser) == ("", "")
+    assert (engine.info.chat.tool_parser, engine.info.chat.reasoning_parser) == ("hermes", "qwen3")
     assert engine.info.eos_token_ids == [EOS]
     assert (engine.info.image_token, engine.info.max_images) == ("", 0)

@@ -1,35 +1,27 @@
 """vLLM's own metrics, passed through: what its engine did is what they tell."""
 
-from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
-from tests.worker.conftest import MODEL_FOLDER, make_job
-from tests.worker.real_engine import MARKS, generation_of, run_jobs, running_engine
+from tests.worker.conftest import make_job
+from tests.worker.real_engine import BLOCKS, MARKS, VISION, EngineSlot, generation_of, run_jobs
 from worker import telemetry
 from worker.engine.base import EngineRequest
 from worker.engine.vllm import VllmEngine
 
 pytestmark = MARKS
 
-BLOCKS = 8
-"""Of the KV cache: less than what the sequences of these tests come to, so that some are preempted."""
 SEQUENCES, TOKENS = 8, 60
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[VllmEngine]:
-    async with running_engine(
-        model_path=str(MODEL_FOLDER),
-        context_window=128,
-        max_sequences=SEQUENCES,
-        engine_arguments={"num_gpu_blocks_override": BLOCKS, "block_size": 32},
-    ) as engine:
-        yield engine
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(engine_slot: EngineSlot, vision_folder: Path) -> VllmEngine:
+    return await engine_slot.engine(model_path=str(vision_folder), **VISION)
 
 
 def vllm(name: str, **labels: str) -> float:
@@ -96,9 +88,9 @@ async def test_an_aborted_sequence_is_forgotten(engine: VllmEngine) -> None:
     assert engine._metrics._followed == {}
 
 
-async def test_the_labels_are_those_of_vllm(engine: VllmEngine) -> None:
+async def test_the_labels_are_those_of_vllm(engine: VllmEngine, vision_folder: Path) -> None:
     await run_jobs(engine, [job(100)])
-    labels = {"model_name": MODEL_FOLDER.name, "engine": "0"}
+    labels = {"model_name": vision_folder.name, "engine": "0"}
     assert vllm("generation_tokens_total", **labels) > 0
 
 
