@@ -23,10 +23,12 @@ from tests.support.redis_server import RedisServer
 from tests.support.stack import CHECKPOINT, MODEL, Stack, http_status, metric
 
 START_SECONDS = 90.0
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.1
 STOP_SECONDS = 60.0
 STATE_SECONDS = 10.0
 
+WORKER_LEASE_SECONDS = 2.0
+"""Of workers in hasty deployments."""
 STEP_SECONDS = 0.02
 COMPLETION_TOKENS = 200
 """Where the scripted engine ends a text, unless it is told to ignore that."""
@@ -210,7 +212,7 @@ class Deployment:
         async with asyncio.timeout(STATE_SECONDS):
             while not target.exists():
                 os.kill(member.pid, signal.SIGUSR2)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
         tasks: dict[str, int] = json.loads(target.read_text())["tasks"]
         return tasks
 
@@ -230,7 +232,7 @@ class Deployment:
 
     @property
     def armed_file(self) -> Path:
-        """The file that makes planted defects show."""
+        """The file that says which planted defect shows."""
         return self.stack.directory / "armed"
 
     def _state_file(self, name: str) -> Path:
@@ -256,14 +258,19 @@ async def deployed(
     *,
     size: Size,
     postgres: PostgresServer | None = None,
-    plant: str = "",
-    environment: Mapping[str, str] | None = None,
+    is_planted: bool = False,
+    is_hasty: bool = False,
 ) -> AsyncIterator[Deployment]:
-    """Run all processes for the length of a block, on a stack that has none yet."""
+    """Run all processes for the length of a block, on a stack that has none yet.
+
+    They have all defects, none of which shows yet, or reservations that expire soon, if that is wanted.
+    """
     deployment = Deployment(stack, redis, postgres)
-    common = dict(environment or {})
-    if plant:
-        common |= {program.PLANT: plant, plants.ARMED_FILE: str(deployment.armed_file)}
+    common: dict[str, str] = {}
+    if is_planted:
+        common |= {program.PLANTS: "1", plants.ARMED_FILE: str(deployment.armed_file)}
+    if is_hasty:
+        common |= {program.SHORT_LEASES: "1", "SLUICE_LEASE_SECONDS": str(WORKER_LEASE_SECONDS)}
     async with AsyncExitStack() as exits:
         exits.push_async_callback(deployment.aclose)
         for role, count in (("gateway", size.gateways), ("worker", size.workers)):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from tests.chaos.clock_library import HINT, library, set_clock
-from tests.chaos.deployment import Deployment, Member
+from tests.chaos.deployment import LOOK_SECONDS, Deployment, Member
 
 FULL_DISK_BYTES = 4096
 """Beyond this no file grows while the disk is "full"."""
@@ -103,6 +103,13 @@ def schedule(seed: int, kinds: Sequence[Kind]) -> Iterator[Planned]:
         yield Planned(kind, rng.uniform(0.5, 6.0), rng.random())
 
 
+def each_once(seed: int, kinds: Sequence[Kind]) -> Iterator[Planned]:
+    """Yield one short fault of each kind; in the same order for the same seed and kinds."""
+    rng = random.Random(seed)
+    for kind in rng.sample(kinds, len(kinds)):
+        yield Planned(kind, rng.uniform(0.5, 3.0), rng.random())
+
+
 @dataclass
 class Havoc:
     """Does faults to a deployment, and keeps their log."""
@@ -131,13 +138,33 @@ class Havoc:
             await asyncio.sleep(every)
         await self.over()
 
-    def begin(self, planned: Planned) -> None:
-        """Begin a fault, unless everything that it could befall is in trouble already."""
+    async def run_all(self, plan: Iterator[Planned], *, every: float) -> None:
+        """Do all faults of a plan, and wait for their ends; `every` seconds apart, and as soon as they can be done."""
+        for planned in plan:
+            while not self.begin(planned):
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(every)
+        await self.over()
+
+    def begin(self, planned: Planned) -> bool:
+        """Begin a fault, unless everything that it could befall is in trouble already; return whether it began."""
         act = _ACTS[planned.kind](self, planned)
-        if act is not None:
-            task = asyncio.create_task(act)
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        if act is None:
+            return False
+        self._start(act)
+        return True
+
+    async def kill_worker(self, worker: Member) -> None:
+        """Kill a certain worker, which is being started again when this returns."""
+        starts = worker.starts
+        self._start(_kill(self, Planned(Kind.KILL_WORKER, 0, 0), worker))
+        while worker.starts == starts:
+            await asyncio.sleep(0.01)
+
+    def _start(self, act: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(act)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def over(self) -> None:
         """Wait until the last fault is over and every process serves."""

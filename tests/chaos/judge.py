@@ -21,6 +21,8 @@ _BREAKS_CONNECTIONS: Final = frozenset(
 
 _AWAY: Final = _BREAKS_CONNECTIONS | {Kind.KILL_REDIS, Kind.STOP_REDIS, Kind.LOSSY_NETWORK}
 """Faults that nothing gets past while they last: those of Redis, and of a stream's own gateway."""
+REFUSE_SECONDS: Final = 2.0
+"""In which a request is refused while Redis is away."""
 RESUME_SECONDS: Final = 5.0
 """In which a stream goes on after its worker was lost, each time."""
 MARGIN_SECONDS: Final = 5.0
@@ -55,6 +57,12 @@ def judge_stories(
             what = f"a pause of {story.longest_gap:.1f} s, of which {allowed:.1f} s are explained"
             found.append(Violation("soon", what, story))
         for stretch in story.stretches:
+            seconds = stretch.ended - stretch.began
+            if stretch.code == "store_unavailable" and seconds > _longest_refusal(
+                stretch, faults, standstills
+            ):
+                what = f"{stretch.gateway} refused it after {seconds:.1f} s"
+                found.append(Violation("soon", what, story))
             if stretch.is_broken and not _is_excused(stretch, faults):
                 what = f"{stretch.gateway} broke the connection, and nothing was done to it"
                 found.append(Violation("connections", what, story))
@@ -81,6 +89,22 @@ def _longest_pause(
             allowed += overlap
         allowed += RESUME_SECONDS
     return allowed
+
+
+def _longest_refusal(
+    stretch: Stretch, faults: Sequence[Fault], standstills: Sequence[Standstill]
+) -> float:
+    """Return how long a refusal without Redis may have taken, given what happened meanwhile."""
+    stops = [
+        (fault.began, fault.ended or stretch.ended)
+        for fault in faults
+        if fault.target == stretch.gateway and fault.kind in _BREAKS_CONNECTIONS
+    ]
+    overlaps = (
+        min(stretch.ended, ended) - max(stretch.began, began)
+        for began, ended in (*stops, *standstills)
+    )
+    return REFUSE_SECONDS + MARGIN_SECONDS + sum(each for each in overlaps if each > 0)
 
 
 def _is_excused(stretch: Stretch, faults: Sequence[Fault]) -> bool:

@@ -53,17 +53,26 @@ class Load:
     patience: float = PATIENCE_SECONDS
     stories: list[Story] = field(default_factory=list)
     is_over: bool = False
+    _clients: list["asyncio.Task[None]"] = field(default_factory=list)
 
     async def run(self, clients: int) -> None:
         """Let clients ask for one thing after the other until it is over, and finish what they began."""
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(clients):
-                tasks.create_task(self._client())
+            self._clients = [tasks.create_task(self._client()) for _ in range(clients)]
+
+    def leave(self) -> None:
+        """Have all clients go away from what they are being told."""
+        for client in self._clients:
+            client.cancel()
 
     async def _client(self) -> None:
         while not self.is_over:
             story, visit = self._next()
-            await visit.run()
+            try:
+                await visit.run()
+            except asyncio.CancelledError:
+                story.end(Ending.LEFT)
+                raise
             if story.ending in (Ending.REFUSED, Ending.UNREACHED):
                 await asyncio.sleep(1)
 
@@ -242,7 +251,9 @@ class Visit:
             if reply.was_reached:
                 break
         is_broken = not (reply.is_complete or reply.has_left)
-        story.stretches.append(Stretch(gateway, began, time.monotonic(), is_broken))
+        is_refusal = reply.status == 503 and reply.is_complete
+        code = reply.json.get("error", {}).get("code", "") if is_refusal else ""
+        story.stretches.append(Stretch(gateway, began, time.monotonic(), is_broken, code))
         story.statuses.append(reply.status)
         kind = "GET" if body is None else "POST"
         state = "complete" if reply.is_complete else "left" if reply.has_left else "broken"

@@ -3,22 +3,51 @@
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 ARMED_FILE = "CHAOS_ARMED_FILE"
-"""Names the file without which no defect shows yet."""
+"""Names the file that says which defect shows now; none while it is not there."""
 
 
-def plant(name: str) -> None:
-    """Give this process a defect, which shows as soon as the file that ARMED_FILE names is there."""
-    PLANTS[name]()
+class Plant(StrEnum):
+    """A defect."""
+
+    NEVER_RECLAIM = "lease never reclaimed"
+    NEVER_DROP = "lease never dropped"
+    RESERVE_TWICE = "reservation counted twice"
+    SKIP_SETTLING = "settlement skipped"
+    CHARGE_MORE = "token too many charged"
+    TELL_TWICE = "delta twice"
+    CHANGE_TOKENS = "token changed on the way"
+    LEAVE_TASKS = "task left behind"
+    CALL_AGAIN = "call told again after a cut"
+    READ_ANEW = "reading begins anew after a cut"
+    OTHER_CALL_IDS = "call with another id"
 
 
-def _is_armed() -> bool:
-    return Path(os.environ[ARMED_FILE]).exists()
+def plant_all() -> None:
+    """Give this process all defects, each of which shows while it is armed."""
+    for plant in PLANTS.values():
+        plant()
+
+
+def arm(file: Path, plant: Plant | None) -> None:
+    """Let one defect show from now on, or none."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(plant or "")
+    draft.rename(file)
+
+
+def _is_armed(plant: Plant) -> bool:
+    try:
+        return Path(os.environ[ARMED_FILE]).read_text() == plant
+    except FileNotFoundError:
+        return False
 
 
 def _never_reclaim() -> None:
@@ -28,26 +57,82 @@ def _never_reclaim() -> None:
     take_back = JobQueue.reclaim
 
     async def reclaim(self: JobQueue, *given: Any, **named: Any) -> list[Any]:
-        return [] if _is_armed() else await take_back(self, *given, **named)
+        return [] if _is_armed(Plant.NEVER_RECLAIM) else await take_back(self, *given, **named)
 
     JobQueue.reclaim = reclaim  # type: ignore[method-assign]
 
 
+def _never_drop() -> None:
+    """What takes a job off the queue gets lost, and nobody drops its lease when its worker is gone, too."""
+    from contract.messages import JobLost
+    from gateway.dispatch.dispatcher import Dispatcher
+    from gateway.dispatch.ticket import Ticket
+
+    drop, lose, report = Dispatcher._drop, Dispatcher._lose, Dispatcher._report_lost
+
+    async def drop_not(self: Dispatcher, ticket: Ticket) -> None:
+        if not _is_armed(Plant.NEVER_DROP):
+            await drop(self, ticket)
+
+    def is_left(self: Dispatcher, handle: int) -> bool:
+        return handle not in self._tickets and _is_armed(Plant.NEVER_DROP)
+
+    def lose_followed(self: Dispatcher, lost: JobLost) -> None:
+        if not is_left(self, lost.handle):
+            lose(self, lost)
+
+    async def report_followed(self: Dispatcher, model: str, lost: Any) -> None:
+        if not is_left(self, lost.handle):
+            await report(self, model, lost)
+
+    Dispatcher._drop = drop_not  # type: ignore[method-assign]
+    Dispatcher._lose = lose_followed  # type: ignore[method-assign]
+    Dispatcher._report_lost = report_followed  # type: ignore[method-assign]
+
+
+def _reserve_twice() -> None:
+    """Every fifth request is reserved for twice, and settled once. What is left goes once this is disarmed."""
+    from gateway.quota.answers import ReservationRequest
+    from gateway.quota.store import QuotaStore
+
+    reserve, calls, twins = QuotaStore.reserve, [0], list[ReservationRequest]()
+
+    async def reserve_again(self: QuotaStore, request: ReservationRequest, **named: Any) -> Any:
+        calls[0] += 1
+        is_armed = _is_armed(Plant.RESERVE_TWICE)
+        if calls[0] % 5 == 0 and is_armed:
+            twins.append(replace(request, request_id=f"{request.request_id}.2"))
+            await reserve(self, twins[-1], **named)
+        while twins and not is_armed:
+            twin = twins.pop()
+            await self.release(twin.tenant_id, twin.request_id)
+        return await reserve(self, request, **named)
+
+    QuotaStore.reserve = reserve_again  # type: ignore[method-assign]
+
+
 def _skip_settling() -> None:
-    """Every tenth request is not settled when it ends."""
+    """Every fifth request is not settled when it ends, but once this is disarmed."""
+    from gateway.accounts.usage import UsageRecord
     from gateway.quota.reservations import Reservations
 
-    settle, calls = Reservations.settle, [0]
+    settle, calls, skipped = Reservations.settle, [0], list[UsageRecord]()
 
-    async def settle_most(self: Reservations, *given: Any, **named: Any) -> Any:
+    async def settle_most(self: Reservations, record: UsageRecord) -> Any:
         calls[0] += 1
-        return None if calls[0] % 10 == 0 and _is_armed() else await settle(self, *given, **named)
+        is_armed = _is_armed(Plant.SKIP_SETTLING)
+        if calls[0] % 5 == 0 and is_armed:
+            skipped.append(record)
+            return None
+        while skipped and not is_armed:
+            await settle(self, skipped.pop())
+        return await settle(self, record)
 
     Reservations.settle = settle_most  # type: ignore[method-assign]
 
 
 def _charge_more() -> None:
-    """Every tenth request is recorded with a token too many."""
+    """Every fifth request is recorded with a token too many."""
     from gateway.accounts.usage import UsageRecord
     from gateway.quota.reservations import Reservations
 
@@ -55,7 +140,7 @@ def _charge_more() -> None:
 
     async def settle_more(self: Reservations, record: UsageRecord, **named: Any) -> Any:
         calls[0] += 1
-        if calls[0] % 10 == 0 and _is_armed():
+        if calls[0] % 5 == 0 and _is_armed(Plant.CHARGE_MORE):
             record = structs.replace(record, completion_tokens=record.completion_tokens + 1)
         return await settle(self, record, **named)
 
@@ -71,7 +156,7 @@ def _tell_twice() -> None:
 
     def push_again(self: Generation, prompt_index: int, message: Any) -> bool:
         calls[0] += 1
-        if isinstance(message, Delta) and calls[0] % 10 == 0 and _is_armed():
+        if isinstance(message, Delta) and calls[0] % 10 == 0 and _is_armed(Plant.TELL_TWICE):
             push(self, prompt_index, message)
         return push(self, prompt_index, message)
 
@@ -79,15 +164,17 @@ def _tell_twice() -> None:
 
 
 def _leave_tasks() -> None:
-    """Every request leaves a task behind that never ends."""
+    """Every request leaves a task behind, which ends once this is disarmed."""
     from gateway.dispatch.generation import Generation
 
     begin, left = Generation.__init__, list[asyncio.Task[Any]]()
 
     def begin_and_leave(self: Generation, **named: Any) -> None:
         begin(self, **named)
-        if _is_armed():
+        if _is_armed(Plant.LEAVE_TASKS):
             left.append(asyncio.create_task(_wait_for_ever()))
+        while left and not _is_armed(Plant.LEAVE_TASKS):
+            left.pop().cancel()
 
     Generation.__init__ = begin_and_leave  # type: ignore[method-assign]
 
@@ -105,7 +192,7 @@ def _change_tokens() -> None:
 
     def change(self: Progress) -> SequenceProgress:
         progress = snapshot(self)
-        if progress.token_ids and _is_armed():
+        if progress.token_ids and _is_armed(Plant.CHANGE_TOKENS):
             progress.token_ids[-1] ^= 1
         return progress
 
@@ -120,7 +207,7 @@ def _tell_calls_again() -> None:
     read = Reader.read
 
     def read_again(self: Reader, answer: Answer) -> None:
-        if self._known and _is_armed():
+        if self._known and _is_armed(Plant.CALL_AGAIN):
             known = [self._ready.popleft() for _ in range(self._known)]
             pieces = [piece for each in known for piece in self._parser.feed(*each).calls]
             self._known = 0
@@ -137,7 +224,7 @@ def _forget_what_was_read() -> None:
     forget_told = Reader.forget_told
 
     def forget_all(self: Reader) -> None:
-        if _is_armed():
+        if _is_armed(Plant.READ_ANEW):
             self._ready.clear()
         forget_told(self)
 
@@ -151,19 +238,21 @@ def _make_up_call_ids() -> None:
     call_id = ChatChoice._call_id
 
     def own_id(self: ChatChoice, call: int) -> str:
-        return call_id(self, call + os.getpid() if _is_armed() else call)
+        return call_id(self, call + os.getpid() if _is_armed(Plant.OTHER_CALL_IDS) else call)
 
     ChatChoice._call_id = own_id  # type: ignore[method-assign]
 
 
-PLANTS: dict[str, Callable[[], None]] = {
-    "lease never reclaimed": _never_reclaim,
-    "settlement skipped": _skip_settling,
-    "token too many charged": _charge_more,
-    "delta twice": _tell_twice,
-    "token changed on the way": _change_tokens,
-    "task left behind": _leave_tasks,
-    "call told again after a cut": _tell_calls_again,
-    "reading begins anew after a cut": _forget_what_was_read,
-    "call with another id": _make_up_call_ids,
+PLANTS: dict[Plant, Callable[[], None]] = {
+    Plant.NEVER_RECLAIM: _never_reclaim,
+    Plant.NEVER_DROP: _never_drop,
+    Plant.RESERVE_TWICE: _reserve_twice,
+    Plant.SKIP_SETTLING: _skip_settling,
+    Plant.CHARGE_MORE: _charge_more,
+    Plant.TELL_TWICE: _tell_twice,
+    Plant.CHANGE_TOKENS: _change_tokens,
+    Plant.LEAVE_TASKS: _leave_tasks,
+    Plant.CALL_AGAIN: _tell_calls_again,
+    Plant.READ_ANEW: _forget_what_was_read,
+    Plant.OTHER_CALL_IDS: _make_up_call_ids,
 }

@@ -4,7 +4,8 @@
     python -m tests.chaos.program worker
 
 It runs the same command as `sluice` does. SIGUSR2 writes down what the process holds, SIGUSR1 kills the
-scripted engine of a worker, and `CHAOS_PLANT` names a defect that the process is to have.
+scripted engine of a worker. With `CHAOS_PLANTS` the process has all defects that can be armed, and with
+`CHAOS_SHORT_LEASES` its reservations expire soon.
 """
 
 import asyncio
@@ -17,26 +18,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.plants import plant
+from tests.chaos.plants import plant_all
+from tests.support.hasty import shorten_leases
 
 if TYPE_CHECKING:
     from worker.engine.base import Engine
 
 STATE_FILE = "CHAOS_STATE_FILE"
-PLANT = "CHAOS_PLANT"
+PLANTS = "CHAOS_PLANTS"
+SHORT_LEASES = "CHAOS_SHORT_LEASES"
 
 
 def main() -> None:
     """Run the role that the first argument names."""
     role, arguments = sys.argv[1], sys.argv[2:]
     signal.signal(signal.SIGUSR2, _write_state)
-    if name := os.environ.get(PLANT):
-        plant(name)
+    if PLANTS in os.environ:
+        plant_all()
     if role == "worker":
         _run_worker(arguments)
     else:
         from gateway.cli import main as sluice
 
+        if SHORT_LEASES in os.environ:
+            shorten_leases()
         sys.argv = ["sluice", role, *arguments]
         sluice(prog_name="sluice")
 

@@ -6,7 +6,15 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -15,7 +23,7 @@ from pathlib import Path
 from gateway.accounts import schema
 from gateway.accounts.records import Billing
 from tests.chaos.deployment import Deployment, Member, Size, deployed
-from tests.chaos.faults import Havoc, Planned, schedule
+from tests.chaos.faults import Havoc, each_once, schedule
 from tests.chaos.figures import Figures, figures_of
 from tests.chaos.judge import (
     Violation,
@@ -26,6 +34,7 @@ from tests.chaos.judge import (
 )
 from tests.chaos.load import MANNERS, PATIENCE_SECONDS, Load, answer_once
 from tests.chaos.machine import Standstill, watched_machine
+from tests.chaos.plants import Plant, arm
 from tests.chaos.recipes import Recipe, first_recipes, stopped_recipes
 from tests.chaos.story import Ending, Manner, Story
 from tests.proofs.ledger import Books, open_books
@@ -56,28 +65,43 @@ IDLE_METRICS = {
 RESUMED = "sluice_gateway_resumed_jobs_total"
 
 
+Disturb = Callable[[Load, Havoc], Awaitable[None]]
+"""Does something to a deployment that is used, and returns when it may be used no more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What a run is to be."""
 
     seed: int = 1
-    seconds: float = 60.0
-    """How long faults go on."""
+    seconds: float | None = 60.0
+    """How long faults go on; None: until each kind has happened once."""
     database: str = "sqlite"
     """`sqlite` or `postgresql`."""
     size: Size = field(default_factory=Size)
     clients: int = 16
     every: float = FAULT_EVERY_SECONDS
-    plan: Callable[[Havoc], Iterator[Planned]] | None = None
-    """The faults, where they are not drawn by the seed."""
     manners: Mapping[Manner, int] = field(default_factory=lambda: MANNERS)
-    plant: str = ""
-    """A defect that every process is given."""
-    settle_seconds: float = SETTLE_SECONDS
-    patience: float = PATIENCE_SECONDS
-    """Of clients."""
+    is_planted: bool = False
+    """Whether every process has all defects, for those who arm them."""
+    is_hasty: bool = False
+    """Whether reservations and leases expire soon."""
     recipes: tuple[str, ...] = ()
     """Names of the recipes that are used; none: all, and those with stop strings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One load on a deployment, and what is done to it meanwhile, where the options do not draw that."""
+
+    disturb: Disturb
+    plant: Plant | None = None
+    """The defect that shows meanwhile."""
+    recipes: tuple[str, ...] = ()
+    """Those of the deployment's that are used; none: all."""
+    patience: float = PATIENCE_SECONDS
+    """Of clients."""
+    settle_seconds: float = SETTLE_SECONDS
 
 
 @dataclass(slots=True)
@@ -122,20 +146,36 @@ class Report:
 
 async def run(options: Options, *, say: Callable[[str], None] = lambda _: None) -> Report:
     """Do a whole run."""
+    async with running(options, say=say) as run:
+        return await run.go()
+
+
+@asynccontextmanager
+async def running(
+    options: Options, *, say: Callable[[str], None] = lambda _: None
+) -> AsyncIterator["Run"]:
+    """Start everything for the length of a block, and learn the right answers."""
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder, _redis() as redis:
         async with _database(options.database, Path(folder)) as (postgres, url):
             await schema.upgrade(url)
             stack = Stack(Path(folder), redis, {"SLUICE_DATABASE_URL": url})
             async with (
                 deployed(
-                    stack, redis, size=options.size, postgres=postgres, plant=options.plant
+                    stack,
+                    redis,
+                    size=options.size,
+                    postgres=postgres,
+                    is_planted=options.is_planted,
+                    is_hasty=options.is_hasty,
                 ) as deployment,
                 open_books(stack) as books,
             ):
                 say("Everything runs; asking each request once without disturbance ...")
                 try:
                     with watched_machine(stack.directory) as standstills:
-                        return await _Run(options, deployment, books, standstills, say).go()
+                        run = Run(options, deployment, books, standstills, say)
+                        await run.prepare()
+                        yield run
                 finally:
                     keep_logs(stack)
 
@@ -172,8 +212,8 @@ def keep_logs(stack: Stack) -> None:
             (Path(target) / log.name).write_bytes(log.read_bytes())
 
 
-class _Run:
-    """The steps of a run."""
+class Run:
+    """The steps of a run, which may have several rounds."""
 
     def __init__(
         self,
@@ -183,89 +223,112 @@ class _Run:
         standstills: Sequence[Standstill],
         say: Callable[[str], None],
     ) -> None:
+        self.deployment = deployment
+        self.books = books
         self._options = options
-        self._deployment = deployment
-        self._books = books
         self._standstills = standstills
         self._say = say
         self._resumed: dict[tuple[str, int], float] = {}
+        self._keys: dict[str, str] = {}
+        self._recipes: list[Recipe] = []
 
-    async def go(self) -> Report:
-        options, deployment = self._options, self._deployment
-        async with open_office(deployment.stack) as office:
-            keys = await _open_accounts(office)
-        recipes = await _known_recipes(deployment, keys["free"], options.recipes)
-        await self._warm_up(recipes, keys)
+    async def prepare(self) -> None:
+        """Make accounts, learn the right answers, and open the connections that any load opens: they are no growth."""
+        async with open_office(self.deployment.stack) as office:
+            self._keys = await _open_accounts(office)
+        names = self._options.recipes
+        self._recipes = await _known_recipes(self.deployment, self._keys["free"], names)
+        urls = self.deployment.gateway_urls
+        manners = {Manner.STREAM: 1}
+        load = Load(urls, self._keys, self._recipes[:1], random.Random(0), manners=manners)
+        loading = asyncio.create_task(load.run(self._options.clients))
+        await asyncio.sleep(0.5)
+        load.is_over = True
+        await loading
+
+    async def go(self, round_: Round | None = None) -> Report:
+        """Use the deployment while it is disturbed, let it settle, and judge what came of it."""
+        options, deployment = self._options, self.deployment
+        round_ = round_ or Round(disturb=self._faults)
         before = await self._held()
-        deployment.armed_file.touch()
+        arm(deployment.armed_file, round_.plant)
         havoc = Havoc(deployment)
-        plan = options.plan(havoc) if options.plan else schedule(options.seed, havoc.kinds())
+        recipes = [
+            each for each in self._recipes if not round_.recipes or each.name in round_.recipes
+        ]
         load = Load(
             deployment.gateway_urls,
-            keys,
+            self._keys,
             recipes,
             random.Random(options.seed),
             manners=options.manners,
-            patience=options.patience,
+            patience=round_.patience,
         )
         began = time.monotonic()
-        self._say(f"{options.clients} clients, a fault each {options.every:g} s ...")
         async with self._sampling(load):
-            running = asyncio.create_task(load.run(options.clients))
-            await asyncio.sleep(1)
-            await havoc.run(plan, every=options.every, until=began + options.seconds)
+            loading = asyncio.create_task(load.run(options.clients))
+            await round_.disturb(load, havoc)
+            seconds = time.monotonic() - began
             load.is_over = True
             self._say("No more faults; the last requests end ...")
-            await running
+            await loading
+            await havoc.over()
         self._say("Waiting until everything has settled ...")
         violations = judge_stories(load.stories, havoc.log, self._standstills)
-        violations += judge_manners(load.stories) if not options.plan else []
-        violations += await self._settle(load.stories, havoc, before)
+        violations += judge_manners(load.stories)
+        violations += await self._settle(load.stories, havoc, before, round_.settle_seconds)
         violations += [Violation("processes", what) for what in deployment.unexpected_ends]
-        figures = Figures(options.seed, options.seconds, options.database)
+        deployment.unexpected_ends.clear()
+        arm(deployment.armed_file, None)
+        figures = Figures(options.seed, seconds, options.database)
         figures.skipped = {str(kind): why for kind, why in havoc.skipped.items()}
         figures.violations = len(violations)
         figures.standstill_seconds = sum(each.ended - each.began for each in self._standstills)
         figures_of(figures, load.stories, havoc.log, resumed_jobs=sum(self._resumed.values()))
         return Report(options, began, load.stories, havoc, violations, figures)
 
-    async def _warm_up(self, recipes: list[Recipe], keys: Mapping[str, str]) -> None:
-        """Open the connections that any load opens, so that they are no growth."""
-        urls = self._deployment.gateway_urls
-        load = Load(urls, keys, recipes[:1], random.Random(0), manners={Manner.STREAM: 1})
-        load.is_over = False
-        running = asyncio.create_task(load.run(self._options.clients))
-        await asyncio.sleep(0.5)
-        load.is_over = True
-        await running
+    async def _faults(self, _load: Load, havoc: Havoc) -> None:
+        """Do the faults that the seed draws."""
+        options, kinds = self._options, havoc.kinds()
+        self._say(f"{options.clients} clients, a fault each {options.every:g} s ...")
+        await asyncio.sleep(1)
+        if options.seconds is None:
+            await havoc.run_all(each_once(options.seed, kinds), every=options.every)
+        else:
+            until = time.monotonic() + options.seconds
+            await havoc.run(schedule(options.seed, kinds), every=options.every, until=until)
 
     async def _settle(
-        self, stories: list[Story], havoc: Havoc, before: Mapping[str, Mapping[str, float]]
+        self,
+        stories: list[Story],
+        havoc: Havoc,
+        before: Mapping[str, Mapping[str, float]],
+        seconds: float,
     ) -> list[Violation]:
         """Wait until nothing is on its way, and look at what is left, and at the ledger."""
         found = []
         try:
-            await self._books.settled(seconds=self._options.settle_seconds)
+            await self.books.settled(seconds=seconds)
         except TimeoutError as error:
             found.append(Violation("nothing left over", f"not settled: {str(error)[:500]}"))
-        deadline = time.monotonic() + min(EXPIRY_SECONDS, self._options.settle_seconds)
+        deadline = time.monotonic() + min(EXPIRY_SECONDS, seconds)
         while (left := await self._left(before)) and time.monotonic() < deadline:
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.2)
         found += left
-        return found + judge_rows(stories, await self._books.rows(), havoc.log)
+        return found + judge_rows(stories, await self.books.rows(), havoc.log)
 
     async def _left(self, before: Mapping[str, Mapping[str, float]]) -> list[Violation]:
         """Return what is left over now in Redis and in the processes."""
         found = [
             Violation("nothing left over", each)
-            for each in await self._books.leftovers()
+            for each in await self.books.leftovers()
             if not each.startswith("receipt: ")  # It expires by itself.
         ]
         found += [Violation("nothing left over", each) for each in await self._without_expiry()]
         for name, held in (await self._held()).items():
             allowed = dict.fromkeys(held, ALLOWED_TASKS) | ALLOWED_GROWTH
             found += judge_growth(name, before[name], held, allowed)
-        for member in self._deployment.members.values():
+        for member in self.deployment.members.values():
             for metric in IDLE_METRICS.get(member.role, ()):
                 if value := await self._metric(member, metric):
                     found.append(
@@ -275,8 +338,8 @@ class _Run:
 
     async def _without_expiry(self) -> list[str]:
         """Return keys of answers and of dead gateways that would stay for ever."""
-        redis, found = self._books.redis, []
-        living = await self._books.living_gateways()
+        redis, found = self.books.redis, []
+        living = await self.books.living_gateways()
         async for name in redis.scan_iter("{[rg]:*", count=1000):
             text = name.decode()
             owner = text[len("{g:") : text.index("}")]
@@ -288,18 +351,20 @@ class _Run:
 
     async def _held(self) -> dict[str, dict[str, float]]:
         """Return what each process holds: memory, open files, tasks."""
-        found = {}
-        for member in self._deployment.members.values():
-            held = {MEMORY: _memory_mib(member.pid), FILES: float(_open_files(member.pid))}
-            if member.url:
-                with suppress(TimeoutError):
-                    held |= await self._deployment.tasks_of(member)
-            found[member.name] = held
-        return found
+        members = self.deployment.members
+        held = await asyncio.gather(*(self._held_by(member) for member in members.values()))
+        return dict(zip(members, held, strict=True))
+
+    async def _held_by(self, member: Member) -> dict[str, float]:
+        held = {MEMORY: _memory_mib(member.pid), FILES: float(_open_files(member.pid))}
+        if member.url:
+            with suppress(TimeoutError):
+                held |= await self.deployment.tasks_of(member)
+        return held
 
     async def _metric(self, member: Member, name: str) -> float:
         try:
-            return await self._deployment.metric(member, name)
+            return await self.deployment.metric(member, name)
         except (OSError, HTTPException):
             # It was killed meanwhile, perhaps in the middle of its answer.
             return 0.0
@@ -311,7 +376,7 @@ class _Run:
         async def sample() -> None:
             last_said = time.monotonic()
             while True:
-                for member in self._deployment.named("gateway"):
+                for member in self.deployment.named("gateway"):
                     if member.was_ready and not member.is_busy:
                         value = await self._metric(member, RESUMED)
                         if value:

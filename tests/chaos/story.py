@@ -46,6 +46,8 @@ class Stretch:
     ended: float
     is_broken: bool
     """Whether it broke, without an end of the answer."""
+    code: str = ""
+    """Of a 503 that was its answer."""
 
 
 @dataclass(slots=True)

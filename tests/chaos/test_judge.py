@@ -277,6 +277,28 @@ def test_machine_that_stands_still_explains_a_pause_of_that_length(
     assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
 
 
+@pytest.mark.parametrize(
+    ("code", "fault", "standstill", "is_soon"),
+    [
+        ("store_unavailable", None, None, False),
+        ("gateway_stopping", None, None, True),
+        ("store_unavailable", Fault(Kind.STOP_GATEWAY, "gateway-1", 99, 106), None, True),
+        ("store_unavailable", Fault(Kind.STOP_GATEWAY, "gateway-2", 99, 106), None, False),
+        ("store_unavailable", Fault(Kind.STOP_REDIS, "redis", 99, 106), None, False),
+        ("store_unavailable", None, Standstill(101, 104), True),
+        ("store_unavailable", None, Standstill(1, 90), False),
+    ],
+)
+def test_refusal_without_redis_must_come_soon(
+    code: str, fault: Fault | None, standstill: Standstill | None, is_soon: bool
+) -> None:
+    refused = story(Ending.REFUSED)
+    refused.stretches.append(Stretch("gateway-1", 100, 108, is_broken=False, code=code))
+    faults = [] if fault is None else [fault]
+    found = judge_stories([refused], faults, [] if standstill is None else [standstill])
+    assert [each.invariant for each in found] == ([] if is_soon else ["soon"])
+
+
 def row(outcome: Outcome = Outcome.FINISHED, **fields: Any) -> dict[str, Any]:
     counts = {"prompt_tokens": 2, "completion_tokens": 3}
     return {"request_id": "cmpl-1", "outcome": outcome, **counts, **fields}

@@ -1,90 +1,164 @@
-"""A suite that finds nothing proves nothing: defects that are put into the processes must be found."""
+"""A suite that finds nothing proves nothing: defects that are put into the processes must be found.
 
-from collections.abc import Iterator
+All of them are in the same deployment, and armed one after the other.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 import uvloop
 
+from contract import keys
 from tests.chaos.deployment import Size
-from tests.chaos.faults import Havoc, Kind, Planned
-from tests.chaos.load import MANNERS
-from tests.chaos.run import Options, Report, run
-from tests.chaos.story import Manner
+from tests.chaos.faults import Havoc
+from tests.chaos.load import MANNERS, Load
+from tests.chaos.plants import Plant
+from tests.chaos.run import Disturb, Options, Report, Round, Run, running
+from tests.chaos.story import Ending, Manner, Story
+from tests.support.stack import MODEL
 
 pytestmark = pytest.mark.timeout(600)
 
-PLAIN = {manner: MANNERS[manner] for manner in (Manner.STREAM, Manner.WHOLE)}
-
-TALKATIVE = "chat, tools, n"
+GREEDY: Final = "greedy"
+TALKATIVE: Final = "chat, tools, n"
 """A recipe most of whose tokens are arguments of calls."""
-
-
-def kill_workers(_: Havoc) -> Iterator[Planned]:
-    """One worker after the other, each time the first that is well."""
-    while True:
-        yield Planned(Kind.KILL_WORKER, 0, 0)
-
-
-def nothing(_: Havoc) -> Iterator[Planned]:
-    """A fault that changes nothing: it is so short."""
-    while True:
-        yield Planned(Kind.SLOW_NETWORK, 0, 0)
-
-
-def run_with(plant: str, plan: object, recipe: str = "greedy", *, seed: int = 1) -> Report:
-    options = Options(
-        seed=seed,
-        # One kill may meet a worker that runs nothing.
-        seconds=12 if plan is kill_workers else 5,
-        size=Size(gateways=1, workers=2),
-        clients=8,
-        plan=plan,  # type: ignore[arg-type]
-        manners=PLAIN,
-        plant=plant,
-        settle_seconds=20,
-        patience=15,
-        recipes=(recipe,),
-    )
-    return uvloop.run(run(options))
-
-
-def assert_found(invariant: str, plant: str, plan: object, recipe: str = "greedy") -> None:
-    """Run until a planted fault has been found, three times at most: its moment need not come in each run."""
-    for seed in (1, 2, 3):
-        report = run_with(plant, plan, recipe, seed=seed)
-        if invariant in {violation.invariant for violation in report.violations}:
-            return
-    pytest.fail(report.told())
-
-
-@pytest.mark.parametrize(
-    ("plant", "plan"),
-    [
-        ("call told again after a cut", kill_workers),
-        ("reading begins anew after a cut", kill_workers),
-        ("call with another id", nothing),
-    ],
+CLIENTS: Final = 12
+"""More than the five requests, one of which some defects befall."""
+CUT: Final = 2
+"""Streams at least that a killed worker leaves in the middle."""
+OPTIONS: Final = Options(
+    size=Size(gateways=1, workers=2),
+    clients=CLIENTS,
+    manners={manner: MANNERS[manner] for manner in (Manner.STREAM, Manner.WHOLE)},
+    is_planted=True,
+    is_hasty=True,
+    recipes=(GREEDY, TALKATIVE),
 )
-def test_planted_fault_of_chats_is_found(plant: str, plan: object) -> None:
-    assert_found("told right", plant, plan, TALKATIVE)
+PATIENCE_SECONDS: Final = 8.0
+"""Of clients whose answers nobody goes on with: four times a worker's lease."""
+LEFT_OVER_SECONDS: Final = 2.0
+"""How long what will not go is waited for."""
+HUNG_SECONDS: Final = 60.0
+"""How long anything else is waited for; only another defect takes that long."""
+
+FOUND: Final[dict[Plant, str]] = {
+    Plant.CALL_AGAIN: "told right",
+    Plant.READ_ANEW: "told right",
+    Plant.OTHER_CALL_IDS: "told right",
+    Plant.CHANGE_TOKENS: "told right",
+    Plant.TELL_TWICE: "told right",
+    Plant.CHARGE_MORE: "one record",
+    Plant.NEVER_RECLAIM: "ends",
+    Plant.NEVER_DROP: "nothing left over",
+    Plant.LEAVE_TASKS: "nothing left over",
+    Plant.RESERVE_TWICE: "nothing left over",
+    Plant.SKIP_SETTLING: "nothing left over",
+}
+"""The invariant that each defect breaks."""
 
 
-@pytest.mark.parametrize(
-    ("plant", "plan", "expected"),
-    [
-        ("lease never reclaimed", kill_workers, "ends"),
-        ("settlement skipped", nothing, "nothing left over"),
-        ("token too many charged", nothing, "one record"),
-        ("delta twice", nothing, "told right"),
-        ("token changed on the way", kill_workers, "told right"),
-        ("task left behind", nothing, "nothing left over"),
-    ],
-)
-def test_planted_fault_is_found(plant: str, plan: object, expected: str) -> None:
-    assert_found(expected, plant, plan)
+class Disturber:
+    """Kills workers at the moments at which defects must show."""
+
+    def __init__(self, run: Run) -> None:
+        self._workers = run.deployment.named("worker")
+        self._redis = run.books.redis
+
+    async def not_at_all(self, load: Load, _havoc: Havoc) -> None:
+        """Let each client ask once."""
+        while len(load.stories) < CLIENTS:
+            await asyncio.sleep(0)
+
+    async def in_texts(self, load: Load, havoc: Havoc) -> None:
+        """Kill a worker in the middle of some texts."""
+        await self._cut(load, havoc, lambda story: story.transcript.tokens >= 10)
+
+    async def in_calls(self, load: Load, havoc: Havoc) -> None:
+        """Kill a worker in the middle of some calls."""
+        await self._cut(load, havoc, _is_in_a_call)
+
+    async def in_texts_and_leave(self, load: Load, havoc: Havoc) -> None:
+        """Kill a worker in the middle of some texts, and let their clients go away."""
+        await self.in_texts(load, havoc)
+        load.leave()
+
+    async def in_everything(self, load: Load, havoc: Havoc) -> None:
+        """Do all of this."""
+        await self.in_calls(load, havoc)
+        await havoc.over()
+        await self.in_texts_and_leave(load, havoc)
+
+    async def _cut(self, load: Load, havoc: Havoc, is_middle: Callable[[Story], bool]) -> None:
+        """Kill workers until one has left streams in the middle."""
+        while True:
+            await asyncio.sleep(0.02)
+            for worker in self._workers:
+                if worker.is_busy or not worker.was_ready:
+                    continue
+                pid = worker.pid
+                if await self._streams(load, is_middle, pid) >= CUT:
+                    await havoc.kill_worker(worker)
+                    # Some may have come to their end just before.
+                    if await self._streams(load, is_middle, pid) >= CUT:
+                        return
+
+    async def _streams(self, load: Load, is_middle: Callable[[Story], bool], pid: int) -> int:
+        """Return how many streams are in the middle whose jobs Redis gives to a process."""
+        found = 0
+        for story in load.stories:
+            if story.ending is Ending.UNFINISHED and is_middle(story):
+                key = keys.job(MODEL, f"{story.request_id}-0")
+                worker: Any = await self._redis.hget(key, "worker")
+                found += f"-{pid}-" in (worker or b"").decode()
+        return found
 
 
-@pytest.mark.parametrize("recipe", ["greedy", TALKATIVE])
-def test_nothing_is_found_where_nothing_was_planted(recipe: str) -> None:
-    report = run_with("", kill_workers, recipe)
-    assert not report.violations, report.told()
+def _is_in_a_call(story: Story) -> bool:
+    return any(call.arguments for each in story.transcript.choices.values() for call in each.calls)
+
+
+def _rounds(run: Run) -> dict[Plant | None, Round]:
+    """Return what makes each defect show; without any, all of it."""
+    disturber = Disturber(run)
+    disturbed: dict[Plant, tuple[Disturb, str]] = {
+        Plant.CALL_AGAIN: (disturber.in_calls, TALKATIVE),
+        Plant.READ_ANEW: (disturber.in_calls, TALKATIVE),
+        Plant.OTHER_CALL_IDS: (disturber.not_at_all, TALKATIVE),
+        Plant.CHANGE_TOKENS: (disturber.in_texts, GREEDY),
+        Plant.NEVER_RECLAIM: (disturber.in_texts, GREEDY),
+        Plant.NEVER_DROP: (disturber.in_texts_and_leave, GREEDY),
+    }
+    rounds: dict[Plant | None, Round] = {None: Round(disturb=disturber.in_everything)}
+    for plant, invariant in FOUND.items():
+        disturb, recipe = disturbed.get(plant, (disturber.not_at_all, GREEDY))
+        rounds[plant] = Round(
+            disturb=disturb,
+            plant=plant,
+            recipes=(recipe,),
+            patience=PATIENCE_SECONDS if invariant == "ends" else HUNG_SECONDS,
+            settle_seconds=LEFT_OVER_SECONDS if invariant == "nothing left over" else HUNG_SECONDS,
+        )
+    return rounds
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[Plant | None, Report]:
+    """What came of each defect, and of none."""
+
+    async def all_rounds() -> dict[Plant | None, Report]:
+        async with running(OPTIONS) as run:
+            return {plant: await run.go(each) for plant, each in _rounds(run).items()}
+
+    return uvloop.run(all_rounds())
+
+
+@pytest.mark.parametrize("plant", Plant)
+def test_planted_fault_is_found(reports: dict[Plant | None, Report], plant: Plant) -> None:
+    report = reports[plant]
+    assert FOUND[plant] in {violation.invariant for violation in report.violations}, report.told()
+
+
+def test_nothing_is_found_where_nothing_was_planted(reports: dict[Plant | None, Report]) -> None:
+    assert not reports[None].violations, reports[None].told()

@@ -89,6 +89,11 @@ class RedisServer:
             self._process.wait(5)
             self._process = None
 
+    def empty(self) -> None:
+        """Forget what a server that does not run would bring back."""
+        for path in Path(self._directory.name).glob("appendonly*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def freeze(self) -> None:
         """Stop the process where it is (SIGSTOP): connections stay, and nothing is answered."""
         assert self._process is not None

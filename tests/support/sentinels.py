@@ -69,9 +69,13 @@ class WatchedRedis:
         self._ask(replica.port, f"REPLICAOF 127.0.0.1 {master.port}")
         for port in self._ports:
             self._sentinels.append(self._start_sentinel(port, master.port))
-        wait_until(self._is_watched, seconds=MEET_SECONDS, what="the sentinels meeting each other")
+        self.await_replica()
+
+    def await_replica(self) -> None:
+        """Wait until the sentinels know the replica, and it has everything."""
+        wait_until(self._is_watched, seconds=MEET_SECONDS, what="the sentinels knowing the replica")
         wait_until(
-            lambda: b"master_link_status:up" in self._ask(replica.port, "INFO replication"),
+            lambda: b"master_link_status:up" in self._ask(self.replica.port, "INFO replication"),
             seconds=MEET_SECONDS,
             what="the replica having everything",
         )

@@ -38,6 +38,8 @@ class Stack:
     directory: Path
     redis: RedisServer | WatchedRedis
     environment: dict[str, str]
+    program: str = "gateway.cli"
+    """Module that is run as `sluice`."""
     gateways: list[str] = field(default_factory=list)
     """Base URLs."""
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
@@ -107,18 +109,18 @@ class Stack:
         """Start a gateway without waiting for it, and return the base URL at which it will be."""
         self._start(
             name,
-            [sys.executable, "-m", "gateway.cli", "gateway", "--port", str(port)],
+            [sys.executable, "-m", self.program, "gateway", "--port", str(port)],
             environment or {},
         )
         return f"http://127.0.0.1:{port}"
 
     def start_jobs(self, name: str = "jobs", **environment: str) -> None:
         """Start a process that runs background jobs."""
-        self._start(name, [sys.executable, "-m", "gateway.cli", "jobs"], environment)
+        self._start(name, [sys.executable, "-m", self.program, "jobs"], environment)
 
     def start_beat(self, name: str = "beat", **environment: str) -> None:
         """Start the process that says when background jobs are due."""
-        self._start(name, [sys.executable, "-m", "gateway.cli", "beat"], environment)
+        self._start(name, [sys.executable, "-m", self.program, "beat"], environment)
 
     def start_worker(
         self, name: str = "worker", *, ready_seconds: float = 30, **environment: str
