@@ -26,6 +26,20 @@ WORKER: dict[str, Any] = {
     "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
 }
 
+JWT_SECRET = "forty-eight characters that nobody else may see!"
+ENVIRONMENT = {
+    "SLUICE_WEBHOOK_ALLOW_PRIVATE": "true",
+    "SLUICE_JWT_ALGORITHMS": "HS256",
+    "SLUICE_JWT_SECRET": JWT_SECRET,
+    "SLUICE_JWT_ISSUER": "https://login.example",
+    "SLUICE_JWT_AUDIENCE": "sluice",
+}
+BUSY_WORKER = {
+    "SLUICE_MAX_SEQUENCES": "64",
+    "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "0.0005",
+}
+"""So slow that requests wait in the queue and while their prompts are read."""
+
 PROMPT_PRICE, CACHED_PRICE, COMPLETION_PRICE = 3_333_333, 1_111_111, 7_777_777
 """Micro-dollars per million tokens, such that every cost is rounded."""
 
@@ -46,22 +60,37 @@ class Scale:
 
     requests: int
     """In the run in which everything is killed."""
+    kills: int
+    """Of each kind of process in that run."""
     pause_seconds: float
     """The longest between two kills in that run."""
     outage_seconds: float
+    races: int
+    """Of each kind, each on a fresh key."""
+    waits_as_told: bool
+    """Whether the run goes on for the minute that a refusal is told to wait."""
 
 
 @pytest.fixture(scope="session")
 def scale(request: pytest.FixtureRequest) -> Scale:
     """The size of the proofs: minutes, or with `--long` as long as it takes."""
     if request.config.getoption("--long"):
-        return Scale(requests=20_000, pause_seconds=40, outage_seconds=60)
-    return Scale(requests=2_000, pause_seconds=1, outage_seconds=5)
+        return Scale(
+            requests=20_000,
+            kills=5,
+            pause_seconds=40,
+            outage_seconds=60,
+            races=3,
+            waits_as_told=True,
+        )
+    return Scale(
+        requests=600, kills=3, pause_seconds=1, outage_seconds=2, races=1, waits_as_told=False
+    )
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server, which only this folder's tests use."""
+    """A PostgreSQL server, which only this folder's tests use, and may stop."""
     with running_postgres() as server:
         yield server
 
@@ -82,6 +111,7 @@ def deployed(
     # Either database is tried with another Redis, where there are two.
     executable = BUNDLED if url is None else SYSTEM or BUNDLED
     with running_stack(executable=executable, database_url=url) as stack:
+        stack.program = "tests.support.hasty"
         stack.environment |= environment or {}
         asyncio.run(_set_price(stack))
         # They start side by side.
@@ -99,10 +129,20 @@ async def _set_price(stack: Stack) -> None:
         await office.price(prompt=PROMPT_PRICE, cached=CACHED_PRICE, completion=COMPLETION_PRICE)
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+@pytest.fixture(
+    scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
+)
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A deployment that every test shares; each makes tenants of its own."""
     with deployed(database_url(request.param, request)) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def mortal_stack(postgres: PostgresServer) -> Iterator[Stack]:
+    """A deployment on PostgreSQL whose processes are killed, and whose servers are stopped after that."""
+    url = postgres.create_database()
+    with deployed(url, environment=ENVIRONMENT, **BUSY_WORKER) as stack:
         yield stack
 
 

@@ -3,8 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import jwt
@@ -12,10 +11,10 @@ import jwt
 from gateway.accounts.ledger.rollups import Rollups
 from gateway.accounts.records import Billing, Role
 from tests.proofs.client import Answer, request
-from tests.proofs.conftest import Scale, deployed
+from tests.proofs.conftest import ENVIRONMENT, JWT_SECRET, Scale
 from tests.proofs.crowd import Crowd, Wish, wishes
 from tests.proofs.dumps import dump_database, dump_redis, logs
-from tests.proofs.havoc import Havoc, Waited, seconds_until_place, wait_as_told
+from tests.proofs.havoc import Freed, Havoc, Waited, wait_as_told, wait_for_place
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, Row, open_books
 from tests.proofs.office import Credential, Office, open_office
 from tests.proofs.witness import Witness, watching
@@ -23,19 +22,6 @@ from tests.support.stack import Stack, metric
 
 CREDIT = 50_000_000
 """Micro-dollars that the prepaid tenant has."""
-JWT_SECRET = "forty-eight characters that nobody else may see!"
-ENVIRONMENT = {
-    "SLUICE_WEBHOOK_ALLOW_PRIVATE": "true",
-    "SLUICE_JWT_ALGORITHMS": "HS256",
-    "SLUICE_JWT_SECRET": JWT_SECRET,
-    "SLUICE_JWT_ISSUER": "https://login.example",
-    "SLUICE_JWT_AUDIENCE": "sluice",
-}
-BUSY_WORKER = {
-    "SLUICE_MAX_SEQUENCES": "64",
-    "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "0.0005",
-}
-"""So slow that requests wait in the queue and while their prompts are read."""
 DUMP_SECONDS = 3.0
 
 
@@ -53,7 +39,7 @@ class Evidence:
     rows: list[Row] = field(default_factory=list)
     engine_prompt_tokens: int = 0
     engine_completion_tokens: int = 0
-    place_seconds: float = 0.0
+    freed: Freed | None = None
     waited: Waited | None = None
     settled_seconds: float = 0.0
     """From the end of load and probes until nothing was open and everything was in the ledger."""
@@ -69,23 +55,16 @@ class Evidence:
         return [(wish, answer) for wish, answer in self.answers if answer.status == 200]
 
 
-@contextmanager
 def evidence_of_runs(
-    urls: Mapping[str, str | None], scale: Scale, *, seed: int
-) -> Iterator[dict[str, Evidence]]:
-    """Run everything on each database, kill it, wait until the dust has settled, and gather the evidence.
+    stacks: Mapping[str, Stack], scale: Scale, *, seed: int
+) -> dict[str, Evidence]:
+    """Use and kill everything, wait until the dust has settled, and gather the evidence of each deployment.
 
     The runs go on side by side: most of the time they wait for leases to expire.
     """
-    with ExitStack() as stacks:
-        evidence = {
-            name: Evidence(
-                stacks.enter_context(deployed(url, environment=ENVIRONMENT, **BUSY_WORKER))
-            )
-            for name, url in urls.items()
-        }
-        asyncio.run(_gather_all(evidence.values(), scale, seed=seed))
-        yield evidence
+    evidence = {name: Evidence(stack) for name, stack in stacks.items()}
+    asyncio.run(_gather_all(evidence.values(), scale, seed=seed))
+    return evidence
 
 
 async def _gather_all(runs: Iterable[Evidence], scale: Scale, *, seed: int) -> None:
@@ -108,19 +87,24 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
             is_over = asyncio.Event()
             dumping = asyncio.create_task(_keep_dumping(books, evidence, scale, is_over))
             try:
-                (
-                    _,
-                    _,
-                    evidence.waited,
-                    evidence.place_seconds,
-                    evidence.refusals,
-                ) = await asyncio.gather(
+                waiting = (
+                    asyncio.create_task(wait_as_told(havoc, minute.text))
+                    if scale.waits_as_told
+                    else None
+                )
+                _, _, evidence.freed, evidence.refusals = await asyncio.gather(
                     _timed(crowd.run(load), evidence),
-                    havoc.run(rng, pause_seconds=scale.pause_seconds, held_key=place.text),
-                    wait_as_told(havoc, minute.text),
-                    seconds_until_place(havoc, place.text),
+                    havoc.run(
+                        rng,
+                        kills=scale.kills,
+                        pause_seconds=scale.pause_seconds,
+                        held_key=place.text,
+                    ),
+                    wait_for_place(havoc, place.text),
                     _bad_credentials(stack, evidence),
                 )
+                if waiting is not None:
+                    evidence.waited = await waiting
                 evidence.answers = crowd.answers
                 evidence.settled_seconds = await _settled(books, evidence)
             finally:

@@ -17,7 +17,7 @@ from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
-CLIENTS = 200
+CLIENTS = 40
 """On each gateway."""
 PROMPT_TOKENS = 10
 MAX_TOKENS = 40

@@ -7,11 +7,11 @@ import pytest
 
 from gateway.accounts.limits import LimitScope
 from tests.proofs.client import request
-from tests.proofs.conftest import STEP_SECONDS, WORKER, cost_of
+from tests.proofs.conftest import WORKER, cost_of
 from tests.proofs.ledger import Books, Row
 from tests.proofs.office import Credential, Office
 from tests.proofs.test_lessons import PROMPT_TOKENS, body, both_ways
-from tests.proofs.until import running, until
+from tests.proofs.until import leave, running, until
 from tests.support.processes import free_port
 from tests.support.stack import Stack, metric
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 STRICT = {
-    "SLUICE_REQUEST_TIMEOUT": "1",
+    "SLUICE_REQUEST_TIMEOUT": "1.5",
     "SLUICE_QUEUE_TIMEOUT": "0.5",
     "SLUICE_MAX_UNREAD_BYTES": "2000",
     "SLUICE_MAX_WAITING_JOBS_OF_TENANT": "1",
@@ -93,7 +93,7 @@ async def test_timed_out_costs_what_was_delivered(
 
     assert answer.status == (200 if stream else 504), answer.body
     assert row["outcome"] == "timed_out"
-    assert 1 / STEP_SECONDS / 4 < row["completion_tokens"] < WINDOW_FULL
+    assert 0 < row["completion_tokens"] < WINDOW_FULL
     # A stream was read as far as it came; of a whole answer the client got nothing.
     paid = cost_of(PROMPT_TOKENS, row["completion_tokens"])
     assert row["cost_micros"] == (paid if stream else 0)
@@ -103,10 +103,11 @@ async def test_a_client_that_does_not_read_is_cancelled_and_pays(
     stack: Stack, strict: str, books: Books, key: Credential
 ) -> None:
     wanted = body(stream=True, n=128, max_tokens=1_000, logprobs=5)
-    stalled = await request(strict, key.text, wanted, stall_after=2.0)
+    stalling = asyncio.create_task(request(strict, key.text, wanted, stall_after=60))
+    await books.opened()
     row = await only_row(books, key)
+    await leave(stalling)
 
-    assert stalled.has_left
     assert (row["outcome"], row["code"]) == ("cancelled", "slow_reader")
     assert row["completion_tokens"] >= 128
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])

@@ -3,31 +3,31 @@
 import asyncio
 import random
 import sqlite3
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 
 import pytest
 
 from tests.proofs.client import Answer, ask, request
-from tests.proofs.conftest import Scale, deployed
+from tests.proofs.conftest import Scale
 from tests.proofs.crowd import Crowd, wishes
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, open_books
 from tests.proofs.office import Credential, open_office
+from tests.proofs.until import until
 from tests.proofs.witness import Witness, watching
-from tests.support.postgres_server import PostgresServer, running_postgres
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.postgres_server import PostgresServer
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(600)
 
 CLIENTS = 16
-AT_ONCE_SECONDS = 4.5
-"""In which a request is refused while Redis is away, on a busy machine; less than a command waits for Redis."""
+SERVED = 20
+"""Requests that are served before a database goes, while it is away, and after it is back."""
 REFUSALS = 10
 """At once on each gateway."""
-BACK_SECONDS = 15.0
 LIMITS = {
     "requests_per_minute": 1_000_000,
     "tokens_per_day": 10**9,
@@ -38,24 +38,10 @@ MOST_CONNECTIONS = 40
 """Two gateways with ten at most, and as many for the background jobs."""
 
 
-@pytest.fixture(scope="module")
-def own_postgres() -> Iterator[PostgresServer]:
-    """A server that can be stopped without anybody else noticing."""
-    with running_postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def outage_stack(own_postgres: PostgresServer) -> Iterator[Stack]:
-    """A deployment whose servers are stopped."""
-    with deployed(own_postgres.create_database()) as stack:
-        yield stack
-
-
 @pytest.fixture
-async def outage_books(outage_stack: Stack) -> AsyncIterator[Books]:
-    """Its ledger and Redis."""
-    async with open_books(outage_stack) as books:
+async def mortal_books(mortal_stack: Stack) -> AsyncIterator[Books]:
+    """The ledger and Redis of the deployment whose servers are stopped."""
+    async with open_books(mortal_stack) as books:
         yield books
 
 
@@ -80,6 +66,8 @@ class Through:
 
     crowd: Crowd
     witness: Witness
+    left_before: list[str]
+    """Receipts of gateways that were killed earlier, which expire by themselves."""
     served_meanwhile: int = 0
     waiting_at_its_end: int = 0
     """Records that were not in the ledger when the database came back."""
@@ -98,16 +86,17 @@ async def use_through(
     await books.settled()
     is_over, crowd = False, Crowd(stack.gateways)
     async with watching(books.redis) as witness:
-        through = Through(crowd, witness)
+        through = Through(crowd, witness, await books.leftovers())
         load = wishes(random.Random(1), texts, is_over=lambda: is_over)
         running = asyncio.create_task(crowd.run(load, clients=CLIENTS))
-        await asyncio.sleep(1)
+        await serving(crowd)
         async with away:
             begun = len(crowd.answers)
             await asyncio.sleep(seconds)
+            await serving(crowd)
             through.served_meanwhile = len(crowd.answers) - begun
             through.waiting_at_its_end = await books.undrained()
-        await asyncio.sleep(1)
+        await serving(crowd)
         is_over = True
         await running
         await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
@@ -118,13 +107,16 @@ async def use_through(
     return through
 
 
-async def check_nothing_failed_and_nothing_is_missing(
-    through: Through, books: Books, *, seconds: float
-) -> None:
+async def serving(crowd: Crowd) -> None:
+    """Wait until some more requests have been answered."""
+    begun = len(crowd.answers)
+    await until(lambda: len(crowd.answers) >= begun + SERVED, what=f"{SERVED} answers")
+
+
+async def check_nothing_failed_and_nothing_is_missing(through: Through, books: Books) -> None:
     """Every client that stayed was served, and the ledger has every request once."""
     statuses = Counter(a.status for _, a in through.crowd.answers if not a.has_left)
     assert set(statuses) == {200}
-    assert through.served_meanwhile > 10 * seconds
     assert through.waiting_at_its_end > 0
     ids = Counter(row["request_id"] for row in await books.rows())
     assert set(ids.values()) == {1}
@@ -134,13 +126,13 @@ async def check_nothing_failed_and_nothing_is_missing(
         if answer.is_finished and answer.usage:
             row = rows[str(answer.request_id)]
             assert row["completion_tokens"] == answer.usage["completion_tokens"]
-    await books.nothing_left()
+    await books.nothing_left(but=through.left_before)
 
 
 async def test_without_postgresql_completions_go_on_and_the_ledger_is_complete_afterwards(
-    outage_stack: Stack, outage_books: Books, own_postgres: PostgresServer, scale: Scale
+    mortal_stack: Stack, mortal_books: Books, postgres: PostgresServer, scale: Scale
 ) -> None:
-    stack, books, seconds = outage_stack, outage_books, scale.outage_seconds
+    stack, books = mortal_stack, mortal_books
     connections = []
     page: list[Answer] = []
     key = (await customers(stack, "reader"))[0]
@@ -148,15 +140,16 @@ async def test_without_postgresql_completions_go_on_and_the_ledger_is_complete_a
     @asynccontextmanager
     async def stopped() -> AsyncIterator[None]:
         connections.append(await connections_of(books))
-        await asyncio.to_thread(own_postgres.stop)
+        await asyncio.to_thread(postgres.stop)
         page.append(await request(stack.url, key.text, path="/v1/usage"))
         yield
-        await asyncio.to_thread(own_postgres.start)
-        await asyncio.sleep(1)
+        await asyncio.to_thread(postgres.start)
         connections.append(await connections_of(books))
 
-    through = await use_through(stack, books, "postgres", away=stopped(), seconds=seconds)
-    await check_nothing_failed_and_nothing_is_missing(through, books, seconds=seconds)
+    through = await use_through(
+        stack, books, "postgres", away=stopped(), seconds=scale.outage_seconds
+    )
+    await check_nothing_failed_and_nothing_is_missing(through, books)
     assert (page[0].status, page[0].error["type"]) == (503, "service_unavailable")
     assert 0 < max(connections) <= MOST_CONNECTIONS
 
@@ -183,13 +176,13 @@ async def test_while_sqlite_is_locked_completions_go_on_and_the_ledger_is_comple
 
     seconds = scale.outage_seconds
     through = await use_through(stack, books, name(), away=locked(), seconds=seconds)
-    await check_nothing_failed_and_nothing_is_missing(through, books, seconds=seconds)
+    await check_nothing_failed_and_nothing_is_missing(through, books)
 
 
-async def test_without_redis_requests_are_refused_at_once_and_nothing_leaks_afterwards(
-    outage_stack: Stack, outage_books: Books, scale: Scale
+async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
+    mortal_stack: Stack, mortal_books: Books
 ) -> None:
-    stack, books = outage_stack, outage_books
+    stack, books = mortal_stack, mortal_books
     [free, limited] = await customers(stack, "redis")
     # These run when Redis goes; their records are written when it is back, which is empty by then.
     running = [
@@ -216,7 +209,6 @@ async def test_without_redis_requests_are_refused_at_once_and_nothing_leaks_afte
     await books.nothing_left()
 
     assert len(refused) == 4 * REFUSALS
-    assert max(answer.ended_at - answer.sent_at for answer in refused) < AT_ONCE_SECONDS
     rows = {row["request_id"]: row for row in await books.rows()}
     for answer in answers:
         assert answer.request_id in rows, answer.body
@@ -236,7 +228,6 @@ async def refusal(url: str, key: Credential) -> Answer:
 
 async def served_again(url: str, key: Credential) -> None:
     """Ask until the gateway and its worker are back."""
-    deadline = time.monotonic() + BACK_SECONDS
-    while (answer := await ask(url, key.text, prompt="x", max_tokens=1)).status != 200:
-        assert time.monotonic() < deadline, answer.body
-        await asyncio.sleep(0.1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await ask(url, key.text, prompt="x", max_tokens=1)).status != 200:
+            await asyncio.sleep(0.05)

@@ -12,16 +12,15 @@ from gateway.accounts.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.quota.answers import SubjectStatus
 from gateway.quota.store import QuotaStore
 from tests.proofs.client import Answer, ask, request
+from tests.proofs.conftest import Scale
 from tests.proofs.ledger import Books, totals
 from tests.proofs.office import Credential, Office
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
-CLIENTS = 200
+CLIENTS = 60
 """On each gateway."""
-RUNS = 3
-"""Of each race, each on a fresh key."""
 REQUESTS, TOKENS = 50, 20_000
 LIMITS = {"requests_per_minute": REQUESTS, "tokens_per_minute": TOKENS}
 COMPLETION_TOKENS = 40
@@ -128,10 +127,11 @@ async def test_exactly_what_a_limit_allows_gets_through(
     office: Office,
     books: Books,
     name: Callable[[], str],
+    scale: Scale,
     tokens_each: int,
 ) -> None:
     limit = LimitName.REQUESTS_PER_MINUTE if tokens_each == 100 else LimitName.TOKENS_PER_MINUTE
-    for _ in range(RUNS):
+    for _ in range(scale.races):
         key = await holder(office, name())
         answers = await race(stack, key, [tokens_each] * (2 * CLIENTS))
         served, refused = split(answers)
@@ -145,9 +145,9 @@ async def test_exactly_what_a_limit_allows_gets_through(
 
 
 async def test_requests_of_all_sizes_fill_the_limit_as_far_as_they_fit(
-    stack: Stack, office: Office, books: Books, name: Callable[[], str]
+    stack: Stack, office: Office, books: Books, name: Callable[[], str], scale: Scale
 ) -> None:
-    for run in range(RUNS):
+    for run in range(scale.races):
         rng = random.Random(run)
         key = await holder(office, name())
         sizes = [rng.randint(200, 1_500) for _ in range(2 * CLIENTS)]

@@ -8,7 +8,8 @@ from contextlib import suppress
 from tests.proofs.client import Answer
 from tests.support.stack import Stack, metric
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
+"""Only a failure takes that long."""
 PAUSE_SECONDS = 0.02
 
 
