@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +25,16 @@ FAST_MODEL: Final = "sluice-fast"
 PATIENCE_SECONDS: Final = 30.0
 SLOW_STEP_SECONDS: Final = 0.02
 SHOWN_CHARACTERS: Final = 6_000
+HASTY_GATEWAY: Final = {
+    "SLUICE_RESUME_AFTER": "2.5",
+    # Longer than a balancer takes to notice.
+    "SLUICE_DRAIN_DELAY": "1",
+}
+HASTY_WORKER: Final = {
+    "SLUICE_LEASE_SECONDS": "2",
+    # Shorter than most requests, so that workers hand some of them back half-way.
+    "SLUICE_DRAIN_SECONDS": "1",
+}
 LIMITS: Final = {
     "requests_per_minute": 1_000_000,
     "tokens_per_day": 10**9,
@@ -110,7 +120,7 @@ class Deployment:
 
     async def serves(self, key: Credential) -> None:
         """Wait until both gateways know both models."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(2 * PATIENCE_SECONDS):
             for url in self.stack.gateways:
                 for model in (MODEL, FAST_MODEL):
                     while (
@@ -164,25 +174,18 @@ class Deployment:
 
 
 @contextmanager
-def deployed(
-    redis: RedisServer | WatchedRedis,
-    *,
-    gateway: Mapping[str, str] | None = None,
-    worker: Mapping[str, Any] | None = None,
-) -> Iterator[Deployment]:
-    """Run a deployment on a Redis, which is started here, for the length of a block.
-
-    `gateway` and `worker` are variables for the gateways and the slow workers.
-    """
+def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
+    """Run a deployment on a Redis, which is started here, for the length of a block."""
     with running_stack(redis=redis) as stack:
         asyncio.run(_set_price(stack))
+        stack.program = "tests.support.hasty"
         gateways = {
-            name: stack.launch_gateway(name, gateway, port=free_port()) for name in GATEWAYS
+            name: stack.launch_gateway(name, HASTY_GATEWAY, port=free_port()) for name in GATEWAYS
         }
         stack.start_jobs()
         stack.start_beat()
         for name in WORKERS:
-            stack.start_worker(name, **slow_worker(), **(worker or {}))
+            stack.start_worker(name, **slow_worker())
         stack.start_worker("fast", **_worker(FAST_MODEL, 0))
         for name, address in gateways.items():
             stack.await_gateway(name, address)
@@ -196,7 +199,7 @@ def deployed(
 
 def slow_worker() -> dict[str, Any]:
     """Return the variables of a worker of MODEL."""
-    return _worker(MODEL, SLOW_STEP_SECONDS)
+    return _worker(MODEL, SLOW_STEP_SECONDS) | HASTY_WORKER
 
 
 def _worker(model: str, step_seconds: float) -> dict[str, Any]:

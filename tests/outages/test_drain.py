@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ async def begin(url: str, key: str, body: dict[str, Any]) -> "asyncio.Task[Answe
 
 async def end(stack: Stack) -> int:
     """Wait for the end of the gateway and return its exit code."""
-    return await asyncio.to_thread(stack.processes.pop("leaving").wait, 60)
+    return await asyncio.to_thread(stack.processes.pop("leaving").wait, 120)
 
 
 def terminate(stack: Stack) -> None:
@@ -105,7 +104,7 @@ async def test_a_gateway_that_leaves_finishes_what_runs_and_takes_nothing_new(
     await running(stack, 2)
     terminate(stack)
     await until(lambda: http_status(f"{url}/readyz") == 0, what="refused connections")
-    assert await asyncio.wait_for(idle.read(), 10) == b"", "an idle connection is closed"
+    assert await asyncio.wait_for(idle.read(), 60) == b"", "an idle connection is closed"
     writer.close()
     for answer in (await stream, await whole):
         assert answer.is_finished, answer.body[-300:]
@@ -115,12 +114,16 @@ async def test_a_gateway_that_leaves_finishes_what_runs_and_takes_nothing_new(
     await books.nothing_left()
 
 
-async def test_during_the_delay_it_is_not_ready_but_serves_what_comes(stack: Stack) -> None:
-    url, key = await start(stack, SLUICE_DRAIN_DELAY="4"), stack.key()
+async def test_during_the_delay_it_is_not_ready_but_serves_until_a_second_signal(
+    stack: Stack, books: Books
+) -> None:
+    url = await start(stack, SLUICE_DRAIN_DELAY="600", SLUICE_DRAIN_TIMEOUT="600")
+    key = stack.key()
+    stream = await begin(url, key, ENDLESS)
+    await running(stack, 1)
     async with httpx.AsyncClient(base_url=url) as client:
         assert "connection" not in (await client.get("/readyz")).headers
         terminate(stack)
-        began = time.monotonic()
         while (ready := await client.get("/readyz")).status_code == 200:
             await asyncio.sleep(0.01)
         assert (ready.status_code, ready.json()) == (503, {"status": "stopping"})
@@ -129,14 +132,18 @@ async def test_during_the_delay_it_is_not_ready_but_serves_what_comes(stack: Sta
         answer = await ask(url, key, prompt="x", max_tokens=3)
         assert answer.is_finished, answer.body
         assert answer.headers["connection"] == "close"
+    terminate(stack)
+    assert (await stream).events[-1]["error"]["code"] == "gateway_stopping"
     assert await end(stack) == 0
-    assert time.monotonic() - began > 3
+    await books.settled()
+    await books.nothing_left()
 
 
 async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
     stack: Stack, books: Books
 ) -> None:
-    url, key = await start(stack, SLUICE_DRAIN_TIMEOUT="1"), stack.key()
+    url = await start(stack, SLUICE_DRAIN_DELAY="0.5", SLUICE_DRAIN_TIMEOUT="1")
+    key = stack.key()
     stream = await begin(url, key, ENDLESS)
     whole = await begin(url, key, {**ENDLESS, "stream": False})
     stalled = asyncio.create_task(
@@ -144,7 +151,6 @@ async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
     )
     await running(stack, 3)
     terminate(stack)
-    began = time.monotonic()
     [cut, refused] = [await stream, await whole]
     assert cut.is_complete, "the stream has an orderly end"
     error = cut.events[-1]["error"]
@@ -153,7 +159,6 @@ async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
     assert (refused.status, refused.error["code"]) == (503, "gateway_stopping")
     assert int(refused.headers["retry-after"]) >= 1
     assert await end(stack) == 0
-    assert time.monotonic() - began < 30
     stalled.cancel()
     await books.settled()
     await books.nothing_left()
@@ -163,26 +168,13 @@ async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
     assert "Traceback" not in stack.log("leaving")
 
 
-async def test_a_second_signal_does_not_wait(stack: Stack, books: Books) -> None:
-    url = await start(stack, SLUICE_DRAIN_DELAY="60", SLUICE_DRAIN_TIMEOUT="60")
-    stream = await begin(url, stack.key(), ENDLESS)
-    await running(stack, 1)
-    terminate(stack)
-    await until(lambda: http_status(f"{url}/readyz") == 503, what="the first signal")
-    terminate(stack)
-    assert (await stream).events[-1]["error"]["code"] == "gateway_stopping"
-    assert await end(stack) == 0
-    await books.settled()
-    await books.nothing_left()
-
-
 async def test_a_gateway_that_loses_a_loop_to_a_bug_leaves_at_once_with_an_error(
     stack: Stack, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(WITH_A_BUG)
     url = f"http://127.0.0.1:{(port := free_port())}"
-    environment = {"SLUICE_DRAIN_TIMEOUT": "60", "BUG": str(tmp_path / "bug")}
+    environment = {"SLUICE_DRAIN_TIMEOUT": "600", "BUG": str(tmp_path / "bug")}
     stack._start(
         "leaving", [sys.executable, str(program), "gateway", "--port", str(port)], environment
     )

@@ -13,36 +13,21 @@ import pytest
 from tests.outages.balancer import balancing
 from tests.outages.deployment import (
     GATEWAYS,
+    HASTY_GATEWAY,
     SLOW_STEP_SECONDS,
     WORKERS,
     Deployment,
     Wish,
-    deployed,
     slow_worker,
 )
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import open_books
-from tests.support.redis_server import BUNDLED, RedisServer
+from tests.proofs.until import until
 from tests.support.stack import metric
 
 pytestmark = pytest.mark.timeout(400)
 
 CLIENTS: Final = 12
-WORKER_GRACE_SECONDS: Final = 1.0
-"""Shorter than most requests, so that workers hand some of them back half-way."""
-LEAVING: Final = {"SLUICE_DRAIN_DELAY": "1"}
-"""Longer than the balancer takes to notice."""
-
-
-@pytest.fixture(scope="module")
-def deployment() -> Iterator[Deployment]:
-    """A deployment that is restarted."""
-    with deployed(
-        RedisServer(BUNDLED),
-        gateway=LEAVING,
-        worker={"SLUICE_DRAIN_SECONDS": str(WORKER_GRACE_SECONDS)},
-    ) as deployment:
-        yield deployment
 
 
 def load() -> list[Wish]:
@@ -63,9 +48,11 @@ def load() -> list[Wish]:
     ]
 
 
-async def test_a_rolling_restart_of_every_process_fails_nothing(deployment: Deployment) -> None:
-    stack = deployment.stack
-    key = await deployment.customer("acme")
+async def test_a_rolling_restart_of_every_process_fails_nothing(
+    plain_deployment: Deployment,
+) -> None:
+    deployment, stack = plain_deployment, plain_deployment.stack
+    key = await deployment.customer("restarts")
     await deployment.serves(key)
     wishes = load()
     await deployment.learn(wishes, key)
@@ -85,7 +72,7 @@ async def test_a_rolling_restart_of_every_process_fails_nothing(deployment: Depl
             before = len(answers)
             assert await asyncio.to_thread(stack.stop, name) == 0, stack.log(name)
             await start()
-            assert len(answers) > before, f"nothing was served while {name} was restarted"
+            await until(partial(_has_grown, answers, before), what=f"answers beside {name}")
         is_over = True
         await asyncio.gather(*clients)
         resumed = sum(metric(url, "sluice_gateway_resumed_jobs_total") for url in stack.gateways)
@@ -99,18 +86,21 @@ async def test_a_rolling_restart_of_every_process_fails_nothing(deployment: Depl
     print(Counter(wish.body["max_tokens"] for wish, _ in answers))  # noqa: T201 - for -rP
 
 
+def _has_grown(answers: list[tuple[Wish, Answer]], before: int) -> bool:
+    return len(answers) > before
+
+
 def restarts(deployment: Deployment) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
     """Return each process' name and how it is started again."""
     stack = deployment.stack
 
     async def gateway(name: str, url: str) -> None:
         port = int(urlsplit(url).port or 0)
-        await asyncio.to_thread(stack.launch_gateway, name, LEAVING, port=port)
+        await asyncio.to_thread(stack.launch_gateway, name, HASTY_GATEWAY, port=port)
         await asyncio.to_thread(stack.await_gateway, name, url)
 
     async def worker(name: str) -> None:
-        variables = slow_worker() | {"SLUICE_DRAIN_SECONDS": str(WORKER_GRACE_SECONDS)}
-        await asyncio.to_thread(lambda: stack.start_worker(name, **variables))
+        await asyncio.to_thread(lambda: stack.start_worker(name, **slow_worker()))
 
     async def jobs() -> None:
         stack.start_jobs()

@@ -21,14 +21,14 @@ PATIENCE_SECONDS = 30.0
 DRAIN_SECONDS = 60.0
 
 
-@pytest.fixture(params=["bundled", "system"])
+@pytest.fixture(params=["bundled", pytest.param("system", marks=pytest.mark.long)])
 def watched(request: pytest.FixtureRequest) -> Iterator[WatchedRedis]:
-    """A master and a replica of Redis 6.2 or 7, the latter with passwords."""
+    """A master and a replica of Redis 6.2 or 7, the former with passwords."""
     executable = BUNDLED if request.param == "bundled" else SYSTEM
     if executable is None:
         pytest.skip("redis-server is not installed")
     with running_watched_redis(
-        executable, password="" if request.param == "bundled" else "s:e/c@t"
+        executable, password="s:e/c@t" if request.param == "bundled" else ""
     ) as watched:
         yield watched
 
