@@ -21,8 +21,10 @@ CAPACITY = SEQUENCES + MOST_OF_TENANT
 TOKENS = 60
 STEP_SECONDS = 0.01
 PATIENCE_SECONDS = 3
-AT_ONCE_SECONDS = 8.0
-"""Far less than a request waits in the queue, and more than a crowded machine takes to say no."""
+PRESSING = 60
+"""Clients that ask again a second after each refusal."""
+COUNTED = 100
+"""Refusals."""
 FULL, LATE = "full", "late"
 
 
@@ -84,7 +86,6 @@ class Story:
     refusals: list[int] = field(default_factory=list)
     """Statuses of refusals."""
     told_seconds: list[float] = field(default_factory=list)
-    refused_after_seconds: list[float] = field(default_factory=list)
     status: int = 0
 
 
@@ -92,13 +93,11 @@ async def insist(client: httpx.AsyncClient, model: str = FULL) -> Story:
     """Ask until the answer is no refusal, waiting exactly as long as told."""
     story = Story()
     while True:
-        began = time.monotonic()
         response = await ask(client, model)
         if response.status_code not in (429, 503):
             story.status = response.status_code
             return story
         story.refusals.append(response.status_code)
-        story.refused_after_seconds.append(time.monotonic() - began)
         seconds = int(response.headers["retry-after-ms"]) / 1000
         assert 1 <= seconds <= 60
         assert int(response.headers["retry-after"]) >= seconds
@@ -125,9 +124,10 @@ async def watched_depth(store: "Redis", model: str = FULL) -> AsyncIterator[list
         await watching
 
 
-async def test_whoever_comes_back_as_told_is_admitted_at_ten_times_the_capacity(
-    deployment: Stack, store: "Redis"
+async def test_whoever_comes_back_as_told_is_admitted_at_many_times_the_capacity(
+    deployment: Stack, store: "Redis", request: pytest.FixtureRequest
 ) -> None:
+    times = 10 if request.config.getoption("--long") else 5
     async with (
         watched_depth(store) as depths,
         client_of(deployment, "acme", 0) as one,
@@ -137,15 +137,14 @@ async def test_whoever_comes_back_as_told_is_admitted_at_ten_times_the_capacity(
         await asyncio.gather(*(insist(one) for _ in range(CAPACITY)))
         began = time.monotonic()
         stories = await asyncio.wait_for(
-            asyncio.gather(*(insist((one, two)[i % 2]) for i in range(10 * CAPACITY))), 180
+            asyncio.gather(*(insist((one, two)[i % 2]) for i in range(times * CAPACITY))), 180
         )
         took = time.monotonic() - began
     refused = [story for story in stories if story.refusals]
     assert {story.status for story in stories} == {200}
     assert {status for story in refused for status in story.refusals} == {429}
-    assert len(refused) >= 6 * CAPACITY
+    assert len(refused) >= (times - 4) * CAPACITY
     assert max(depths) <= MOST_OF_TENANT
-    assert max(s for story in refused for s in story.refused_after_seconds) < AT_ONCE_SECONDS
     # What they were told spreads them over the time that all of it takes.
     longest = max(story.told_seconds[0] for story in refused)
     assert longest > took / 4
@@ -172,14 +171,14 @@ async def test_a_higher_tier_takes_places_and_who_loses_one_is_told_at_once(
             for _ in range(MOST_OF_TENANT // 2)
         ]
         await _until(queue, leased=SEQUENCES, waiting=MOST_WAITING)
-        began = time.monotonic()
         urgent = [asyncio.create_task(ask(third, service_tier="priority")) for _ in range(6)]
         shed: list[httpx.Response] = []
         for done in asyncio.as_completed(streams):
             shed.append(await done)
             if len(shed) == 6:
                 break
-        assert time.monotonic() - began < AT_ONCE_SECONDS
+        # Nobody had to end for them to be told.
+        assert not any(each.done() for each in running)
         for response in shed:
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "overloaded"
@@ -196,18 +195,23 @@ async def test_who_would_die_in_the_queue_is_not_let_in(deployment: Stack) -> No
     """Nobody waits for the whole time that a request may wait, only to be refused then."""
     async with client_of(deployment, "acme", 2) as client:
         refusals: Counter[str] = Counter()
-        ends = time.monotonic() + 20
+        early = 0
 
-        async def press(number: int) -> None:
-            while time.monotonic() < ends:
+        async def press() -> None:
+            nonlocal early
+            while refusals.total() < COUNTED:
                 response = await ask(client, LATE)
-                if response.status_code == 503 and time.monotonic() > ends - 10:
-                    refusals[response.json()["error"]["message"].partition(" in the ")[0]] += 1
-                await asyncio.sleep(1 if response.status_code == 503 else 0)
+                if response.status_code == 503:
+                    # At first nobody knows how fast the queue is.
+                    is_early = early < PRESSING
+                    early += is_early
+                    told = response.json()["error"]["message"].partition(" in the ")[0]
+                    refusals[told] += not is_early
+                    await asyncio.sleep(1)
 
-        await asyncio.wait_for(asyncio.gather(*(press(i) for i in range(60))), 120)
-    assert refusals["The request would wait too long"] > 20
+        await asyncio.gather(*(press() for _ in range(PRESSING)))
     assert refusals["The request waited too long"] <= 0.1 * refusals.total(), refusals
+    assert refusals["The request would wait too long"] >= 0.9 * COUNTED, refusals
 
 
 async def _until(queue: JobQueue, *, leased: int, waiting: int) -> None:

@@ -1,7 +1,6 @@
 """What no client can do to a gateway by HTTP: hold connections, headers or bodies open, or make them large."""
 
 import asyncio
-import time
 from contextlib import AsyncExitStack, suppress
 
 import httpx
@@ -19,8 +18,8 @@ from tests.overload.conftest import HEADER_SECONDS, MAX_BODY_BYTES, MOST_CONNECT
 from tests.support.stack import MODEL, Stack
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n"
-PATIENCE_SECONDS = 15.0
-"""Far more than any bound, and far less than no bound at all."""
+PATIENCE_SECONDS = 60.0
+"""Only a failure takes that long."""
 ENDLESS = 1 << 30
 SOON_BYTES = 100 * MAX_HEAD_BYTES
 """More than fits into the buffers between two ends of a connection, and far less than is sent in a time-out."""
@@ -190,11 +189,9 @@ async def test_answer_to_a_giant_body_is_read_and_the_rest_of_it_is_not_waited_f
         writer.write(head(key, framing))
         sending = asyncio.create_task(flood(writer, part, most_bytes=ENDLESS))
         response = await read_response(reader)
-        began = time.monotonic()
         assert response.headers["connection"] == "close"
         message_of(response, status=413, kind=INVALID, code="payload_too_large")
-        await asyncio.wait_for(sending, PATIENCE_SECONDS)
-        assert time.monotonic() - began < LINGER_SECONDS + 5
+        assert await sending < ENDLESS
 
 
 async def test_who_sends_all_before_it_reads_gets_to_see_why_it_was_refused(
