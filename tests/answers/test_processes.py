@@ -16,9 +16,11 @@ from gateway.accounts.usage import Outcome, UsageRecord, decode_usage
 from tests.gateway.coming_back import Events, Reader, await_status, go_on
 from tests.gateway.conftest import asking, eventually, gateway_client, nothing_left
 from tests.support.events import numbered_events, texts_by_choice
-from tests.support.stack import MODEL, Stack, running_stack
+from tests.support.stack import MODEL, Stack, metric, running_stack
 
 TENANT = "acme"
+PATH = "/v1/completions"
+WORKERS = ("worker-1", "worker-2")
 STEP_SECONDS = "0.03"
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "prompt": "The first one"},
@@ -27,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0, "logprobs": 2, "echo": True, "prompt": "The fourth one"},
     "usage": {"temperature": 0, "stream_options": {"include_usage": True}},
 }
-MAX_TOKENS = 60
+MAX_TOKENS = 120
 
 _names = itertools.count(1)
 
@@ -37,9 +39,9 @@ def stack() -> Iterator[Stack]:
     """A worker, and one gateway that stays."""
     with running_stack() as stack:
         stack.start_gateway("steady")
-        for number in (1, 2):
+        for name in WORKERS:
             stack.start_worker(
-                f"worker-{number}",
+                name,
                 SLUICE_ENGINE="scripted",
                 SLUICE_SCRIPTED_STEP_SECONDS=STEP_SECONDS,
             )
@@ -120,7 +122,7 @@ def told(events: Events) -> dict[str, Any]:
 
 async def undisturbed(client: httpx.AsyncClient, parameters: dict[str, Any]) -> Events:
     body = asking(stream=True, max_tokens=MAX_TOKENS, **parameters)
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    async with client.stream("POST", PATH, json=body) as response:
         return await Reader(response).read_all()
 
 
@@ -141,89 +143,99 @@ async def records_of(store: "Redis", *request_ids: str) -> list[UsageRecord]:
     return records
 
 
-async def test_streams_of_a_killed_gateway_go_on_at_another_one_exactly(
-    steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
+async def jobs_running(stack: Stack, jobs: int) -> None:
+    """Wait until the workers run so many jobs."""
+
+    async def are_running() -> bool:
+        counts = [
+            await asyncio.to_thread(metric, stack.worker_url(name), "sluice_worker_jobs_running")
+            for name in WORKERS
+        ]
+        return sum(counts) >= jobs
+
+    await eventually(are_running, seconds=20, what=f"{jobs} jobs running")
+
+
+async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactly(
+    stack: Stack, steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
 ) -> None:
     expected = {
         name: told(await undisturbed(steady, parameters)) for name, parameters in CASES.items()
     }
+    in_background = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="In the background")
+    only_once = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="Only once")
+    headers = {"idempotency-key": "only-once"}
+    whole = [(await steady.post(PATH, json=body)).json() for body in (in_background, only_once)]
     killed = asyncio.Event()
+    have_begun = [asyncio.Event() for _ in CASES]
 
-    async def disturbed(parameters: dict[str, Any], number: int) -> Events:
+    async def disturbed(parameters: dict[str, Any], place: int) -> Events:
         body = asking(stream=True, max_tokens=MAX_TOKENS, **parameters)
-        async with mortal.client.stream("POST", "/v1/completions", json=body) as response:
+        number = 4 + place
+        async with mortal.client.stream("POST", PATH, json=body) as response:
             reader = Reader(response)
             first = await reader.read(number)
+            have_begun[place].set()
             await killed.wait()
             del reader  # It is its client that stays until now.
         request_id = first[0][1]
         async with steady.stream(
             "GET",
-            f"/v1/completions/{request_id}",
+            f"{PATH}/{request_id}",
             params={"stream": "true"},
             headers={"last-event-id": f"{request_id}:{number}"},
         ) as response:
             return first + await Reader(response).read_all()
 
-    async def kill() -> None:
-        await asyncio.sleep(0.8)
+    async def kill() -> tuple[str, httpx.Response]:
+        """Ask for what is no stream, kill the gateway when everything has begun, and come back."""
+        for each in have_begun:
+            await each.wait()
+        once = asyncio.create_task(mortal.client.post(PATH, json=only_once, headers=headers))
+        response = await mortal.client.post(PATH, json=in_background | {"background": True})
+        await jobs_running(stack, 3)
         await mortal.kill()
         killed.set()
+        with pytest.raises(httpx.TransportError):
+            await once
+        again = await steady.post(PATH, json=only_once, headers=headers)
+        return response.json()["id"], again
 
     async with asyncio.TaskGroup() as tasks:
         streams = {
-            name: tasks.create_task(disturbed(parameters, 4 + place))
+            name: tasks.create_task(disturbed(parameters, place))
             for place, (name, parameters) in enumerate(CASES.items())
         }
-        tasks.create_task(kill())
+        killing = tasks.create_task(kill())
+    background_id, again = killing.result()
 
     events = {name: stream.result() for name, stream in streams.items()}
     for name, stream in events.items():
         assert [number for _, _, number in stream] == list(range(1, len(stream) + 1)), name
         assert told(stream) == expected[name], name
-    records = await records_of(store, *(stream[0][1] for stream in events.values()))
+    assert again.status_code == 200, again.text
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json()["choices"] == whole[1]["choices"]
+    others = (background_id, again.json()["id"])
+    records = await records_of(store, *(stream[0][1] for stream in events.values()), *others)
     assert {each.outcome for each in records} == {Outcome.FINISHED}
+    counts = [each.completion_tokens for each in records if each.request_id in others]
+    assert counts == [MAX_TOKENS] * 2
+    await await_status(steady, background_id, "completed")
+    answer = await steady.get(f"{PATH}/{background_id}")
+    assert answer.json()["choices"] == whole[0]["choices"]
     await eventually(lambda: nothing_left(store, MODEL), seconds=10, what="nothing being left")
 
 
-async def test_background_answer_of_a_killed_gateway_is_finished_without_anybody(
-    steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
-) -> None:
-    body = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="In the background")
-    whole = (await steady.post("/v1/completions", json=body)).json()["choices"]
-    response = await mortal.client.post("/v1/completions", json=body | {"background": True})
-    request_id = response.json()["id"]
-    await asyncio.sleep(0.7)
-    await mortal.kill()
-
-    (record,) = await records_of(store, request_id)
-
-    assert (record.outcome, record.completion_tokens) == (Outcome.FINISHED, MAX_TOKENS)
-    await await_status(steady, request_id, "completed")
-    again = await steady.get(f"/v1/completions/{request_id}")
-    assert again.json()["choices"] == whole
-
-
-async def test_background_answer_of_a_gateway_that_stops_goes_on_elsewhere(
-    steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
-) -> None:
-    body = asking(temperature=0, max_tokens=250, prompt="A long one")
-    response = await mortal.client.post("/v1/completions", json=body | {"background": True})
-    request_id = response.json()["id"]
-    await asyncio.sleep(0.5)
-
-    assert await mortal.stop() == 0
-
-    (record,) = await records_of(store, request_id)
-    assert (record.outcome, record.completion_tokens) == (Outcome.FINISHED, 250)
-
-
-async def test_stream_of_a_gateway_that_stops_can_be_continued(
+async def test_what_a_gateway_that_stops_was_asked_goes_on_elsewhere(
     steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
 ) -> None:
     parameters = {"temperature": 0, "prompt": "Cut in the middle", "max_tokens": 250}
-    body = asking(stream=True, **parameters)
-    async with mortal.client.stream("POST", "/v1/completions", json=body) as response:
+    body = asking(temperature=0, max_tokens=250, prompt="A long one")
+    response = await mortal.client.post(PATH, json=body | {"background": True})
+    background_id = response.json()["id"]
+    streamed = asking(stream=True, **parameters)
+    async with mortal.client.stream("POST", PATH, json=streamed) as response:
         reader = Reader(response)
         await reader.read(3)
         stopping = asyncio.create_task(mortal.stop())
@@ -236,26 +248,7 @@ async def test_stream_of_a_gateway_that_stops_can_be_continued(
     assert rest.status_code == 200, rest.text
     events = got + numbered_events(rest.content)
 
-    expected = await steady.post("/v1/completions", json=asking(**parameters))
+    expected = await steady.post(PATH, json=asking(**parameters))
     assert texts_by_choice(chunks_of(events))[0] == expected.json()["choices"][0]["text"]
-
-
-async def test_idempotent_request_of_a_killed_gateway_is_answered_by_another_one(
-    steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
-) -> None:
-    body = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="Only once")
-    headers = {"idempotency-key": "only-once"}
-    first = asyncio.create_task(mortal.client.post("/v1/completions", json=body, headers=headers))
-    await asyncio.sleep(0.7)
-    await mortal.kill()
-    with pytest.raises(httpx.TransportError):
-        await first
-
-    again = await steady.post("/v1/completions", json=body, headers=headers)
-
-    assert again.status_code == 200, again.text
-    assert again.headers["idempotent-replayed"] == "true"
-    whole = await steady.post("/v1/completions", json=body)
-    assert again.json()["choices"] == whole.json()["choices"]
-    (record,) = await records_of(store, again.json()["id"])
-    assert (record.outcome, record.completion_tokens) == (Outcome.FINISHED, MAX_TOKENS)
+    (record,) = await records_of(store, background_id)
+    assert (record.outcome, record.completion_tokens) == (Outcome.FINISHED, 250)
