@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -9,12 +10,12 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -32,9 +33,7 @@ from tests.support.usage import usage_record
 pytestmark = pytest.mark.timeout(600)
 
 START_SECONDS = 240
-"""Six processes that start beside engines of other tests."""
-AGAIN_SECONDS = 120
-"""The same of some of them."""
+"""Only a failure takes that long."""
 
 
 class Up:
@@ -84,13 +83,27 @@ class Up:
                     found.append(int(entry.name))
         return found
 
+    def await_children(self, number: int) -> None:
+        """Wait until so many processes run again, and requests are answered."""
+        wait_until(
+            lambda: len(self.children()) == number and _complete(self.variables) == 200,
+            seconds=START_SECONDS,
+            what="everything being there again",
+        )
+
+    def kill(self) -> None:
+        """End the supervisor, if it runs, by SIGKILL."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """Send a signal, wait for the end, and prove that no process is left."""
         assert self.process is not None
         children = self.children()
         assert children
         self.process.send_signal(number)
-        status = self.process.wait(2 * PATIENCE_SECONDS)
+        status = self.process.wait(START_SECONDS)
         assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
         return status
 
@@ -106,9 +119,7 @@ def _parent(entry: Path) -> int:
 def up(tmp_path: Path) -> Iterator[Up]:
     up = Up(tmp_path)
     yield up
-    if up.process is not None and up.process.poll() is None:
-        up.process.kill()
-        up.process.wait()
+    up.kill()
 
 
 def _request(variables: dict[str, str], body: dict[str, Any]) -> urllib.request.Request:
@@ -132,40 +143,120 @@ def _complete(variables: dict[str, str]) -> int:
         return 0
 
 
-def test_everything_comes_up_answers_and_goes_down(up: Up) -> None:
-    port = free_port()
-    variables = up.start_and_wait("--port", str(port))
-    assert variables["SLUICE_URL"] == f"http://127.0.0.1:{port}"
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Two of each that can be more than one, slow enough to be killed under streams; they are stopped by the last test."""
+    up = Up(tmp_path_factory.mktemp("up"))
+    [port, _] = find_ports(free_port(), 2)
+    more = ("--port", str(port), "--gateways", "2", "--workers", "2")
+    up.start_and_wait(*more, "--", "--scripted-step-seconds", "0.02")
+    yield up
+    up.kill()
+
+
+def test_everything_comes_up_and_answers(running: Up) -> None:
+    variables = running.variables
+    port = int(variables["SLUICE_URL"].removeprefix("http://127.0.0.1:"))
     assert variables["SLUICE_MODEL"] == "sluice-tiny"
-    assert stat.S_IMODE(up.demo.stat().st_mode) == 0o600
-    assert stat.S_IMODE(up.demo.parent.stat().st_mode) == 0o700
-    [curl] = [line for line in up.output.splitlines() if line.startswith("curl ")]
+    assert stat.S_IMODE(running.demo.stat().st_mode) == 0o600
+    assert stat.S_IMODE(running.demo.parent.stat().st_mode) == 0o700
+    [curl] = [line for line in running.output.splitlines() if line.startswith("curl ")]
     answer = subprocess.run(
         ["/bin/sh", "-c", f"{curl} -sS"], capture_output=True, text=True, check=False
     )
     assert '"text_completion"' in answer.stdout, answer.stderr
-    assert variables["SLUICE_KEY"] in up.output
-    logs = "".join(log.read_text() for log in (up.demo.parent / "logs").iterdir())
+    assert variables["SLUICE_KEY"] in running.output
+    logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
-    assert len(up.children()) == 5
-    assert up.stop() == 0
+    assert len(running.children()) == 7
+    assert len(running.children("gateway.cli gateway")) == 2
+    assert len(running.children("-m worker")) == 2
+    assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{port + 1}"}) == 200
+
+
+def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
+    running: Up, tmp_path: Path
+) -> None:
+    second = Up(running.folder)
+    second._out = tmp_path / "second.txt"
+    assert second.start().wait(START_SECONDS) == 1
+    assert "runs in this folder already" in second.output
+    assert _complete(running.variables) == 200, "the first one is not disturbed"
+    third = Up(tmp_path)
+    port = running.variables["SLUICE_URL"].rpartition(":")[2]
+    assert third.start("--port", port).wait(START_SECONDS) == 1
+    assert f"The port {port} is taken." in third.output
+
+
+def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
+    undisturbed = Stream(running.variables).result()
+    assert undisturbed.count('"text"') > 100
+    streams = [Stream(running.variables) for _ in range(4)]
+    for stream in streams:
+        stream.grow()
+    for worker in running.children("-m worker"):
+        os.kill(worker, signal.SIGKILL)
+        # Wherever they were, they go on.
+        for stream in streams:
+            stream.grow()
+    [redis_server] = running.children("redis-server")
+    os.kill(redis_server, signal.SIGKILL)
+    for stream in streams:
+        assert _text(stream.result()) == _text(undisturbed)
+    running.await_children(7)
+    assert running.output.count("ended (killed by SIGKILL); starting it again in 1 s") == 3
+
+
+def test_killed_gateway_and_one_that_was_asked_to_stop_come_back(running: Up) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        gateway = running.children("gateway.cli gateway")[0]
+        os.kill(gateway, number)
+        wait_until(
+            lambda gateway=gateway: gateway not in running.children(),  # type: ignore[misc]
+            seconds=START_SECONDS,
+            what="the gateway's end",
+        )
+        running.await_children(7)
+    assert re.search(r"gateway [12] ended \(killed by SIGKILL\)", running.output)
+    assert re.search(r"gateway [12] ended \(exit status 0\)", running.output)
+
+
+def test_key_is_kept_while_it_works_and_all_usage_is_in_the_ledger_after_the_end(
+    running: Up,
+) -> None:
+    first = running.variables
+    assert running.stop() == 0
+    assert running.output.endswith("Stopped; no process is left.\n")
+
+    second = running.start_and_wait("--port", str(free_port()))
+    assert second["SLUICE_KEY"] == first["SLUICE_KEY"]
+    assert len(running.children()) == 5
+    _append_usage(running, usage_record(1))
+    assert running.stop(signal.SIGTERM) == 0
+    with closing(sqlite3.connect(running.folder / ".sluice" / "sluice.db")) as ledger:
+        rows = ledger.execute("SELECT request_id FROM usage_ledger").fetchall()
+    assert (usage_record(1).request_id,) in rows
+    assert (running.folder / ".sluice" / "appendonly.aof").stat().st_size > 0
     for name in ("jobs", "beat"):
-        log = (up.demo.parent / "logs" / f"{name}.log").read_text()
+        log = (running.demo.parent / "logs" / f"{name}.log").read_text()
         assert "ERROR" not in log
         assert "Traceback" not in log
-    assert up.output.endswith("Stopped; no process is left.\n")
+
+    running.demo.write_text("SLUICE_KEY=sk-made-up\n")
+    third = running.start_and_wait("--port", str(free_port()))
+    assert third["SLUICE_KEY"] not in (first["SLUICE_KEY"], "sk-made-up")
+    assert _complete(third) == 200
 
 
-def test_usage_that_was_not_drained_is_in_the_ledger_after_the_end(up: Up) -> None:
-    up.start_and_wait("--port", str(free_port()))
-    assert up.process is not None
-    _append_usage(up, usage_record(1))
-    assert up.stop() == 0
-    ledger = sqlite3.connect(up.folder / ".sluice" / "sluice.db")
-    rows = ledger.execute("SELECT request_id FROM usage_ledger").fetchall()
-    ledger.close()
-    assert (usage_record(1).request_id,) in rows
-    assert (up.folder / ".sluice" / "appendonly.aof").stat().st_size > 0
+def test_dead_supervisor_takes_everything_with_it(running: Up) -> None:
+    children = running.children()
+    assert len(children) >= 5
+    running.kill()
+    wait_until(
+        lambda: all(_has_ended(pid) for pid in children),
+        seconds=PATIENCE_SECONDS,
+        what="the children's end",
+    )
 
 
 def _append_usage(up: Up, record: UsageRecord) -> None:
@@ -176,91 +267,6 @@ def _append_usage(up: Up, record: UsageRecord) -> None:
     with redis.Redis.from_url(url.decode()) as client:
         stream = keys.usage(keys.bucket_of(record.tenant_id))
         client.xadd(stream, {"u": encode_usage(record)})
-
-
-def test_key_is_kept_while_it_works(up: Up) -> None:
-    first = up.start_and_wait("--port", str(free_port()))
-    assert up.stop(signal.SIGTERM) == 0
-    second = up.start_and_wait("--port", str(free_port()))
-    assert second["SLUICE_KEY"] == first["SLUICE_KEY"]
-    assert up.stop(signal.SIGHUP) == 0
-    up.demo.write_text("SLUICE_KEY=sk-made-up\n")
-    third = up.start_and_wait("--port", str(free_port()))
-    assert third["SLUICE_KEY"] not in (first["SLUICE_KEY"], "sk-made-up")
-    assert _complete(third) == 200
-    assert up.stop() == 0
-
-
-def test_second_one_in_the_same_folder_and_a_taken_port_are_told(up: Up, tmp_path: Path) -> None:
-    variables = up.start_and_wait("--port", str(free_port()))
-    second = Up(tmp_path)
-    second._out = tmp_path / "second.txt"
-    assert second.start().wait(2 * PATIENCE_SECONDS) == 1
-    assert "runs in this folder already" in second.output
-    assert _complete(variables) == 200, "the first one is not disturbed"
-    (tmp_path / "third").mkdir()
-    third = Up(tmp_path / "third")
-    port = variables["SLUICE_URL"].rpartition(":")[2]
-    assert third.start("--port", port).wait(2 * PATIENCE_SECONDS) == 1
-    assert f"The port {port} is taken." in third.output
-    assert up.stop() == 0
-
-
-def test_two_gateways_and_two_workers_and_one_killed_worker(up: Up) -> None:
-    [port, _] = find_ports(free_port(), 2)
-    variables = up.start_and_wait("--port", str(port), "--gateways", "2", "--workers", "2")
-    assert len(up.children("gateway.cli gateway")) == 2
-    workers = up.children("-m worker")
-    assert len(workers) == 2
-    assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{port + 1}"}) == 200
-    os.kill(workers[0], signal.SIGKILL)
-    wait_until(
-        lambda: len(up.children("-m worker")) == 2 and workers[0] not in up.children(),
-        seconds=60,
-        what="the worker's restart",
-    )
-    assert "ended (killed by SIGKILL); starting it again in 1 s" in up.output
-    assert _complete(variables) == 200
-    assert up.stop() == 0
-
-
-def test_streams_outlive_killed_workers_and_a_killed_redis(up: Up) -> None:
-    step = ("--", "--scripted-step-seconds", "0.02")
-    variables = up.start_and_wait("--port", str(free_port()), "--workers", "2", *step)
-    undisturbed = Stream(variables).result()
-    assert undisturbed.count('"text"') > 100
-    with_kills = [Stream(variables) for _ in range(4)]
-    for stream in with_kills:
-        assert stream.has_begun.wait(PATIENCE_SECONDS)
-    for worker in up.children("-m worker"):
-        os.kill(worker, signal.SIGKILL)
-        time.sleep(2)
-    [redis_server] = up.children("redis-server")
-    os.kill(redis_server, signal.SIGKILL)
-    for stream in with_kills:
-        assert _text(stream.result()) == _text(undisturbed)
-    wait_until(
-        lambda: len(up.children()) == 6 and _complete(variables) == 200,
-        seconds=AGAIN_SECONDS,
-        what="everything being there again",
-    )
-    assert up.output.count("starting it again in 1 s") == 3
-    assert up.stop() == 0
-
-
-def test_killed_gateway_and_one_that_was_asked_to_stop_come_back(up: Up) -> None:
-    variables = up.start_and_wait("--port", str(free_port()))
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        [gateway] = up.children("gateway.cli gateway")
-        os.kill(gateway, number)
-        wait_until(
-            lambda gateway=gateway: gateway not in up.children() and _complete(variables) == 200,  # type: ignore[misc]
-            seconds=AGAIN_SECONDS,
-            what="the gateway's restart",
-        )
-    assert "ended (killed by SIGKILL)" in up.output
-    assert "ended (exit status 0)" in up.output
-    assert up.stop() == 0
 
 
 class Stream:
@@ -277,9 +283,17 @@ class Stream:
         }
         self._request = _request(variables, body)
         self._body: Future[str] = Future()
-        self.has_begun = Event()
-        """Set with the first event, or with what was answered instead."""
+        self._events = 0
         Thread(target=self._read, daemon=True).start()
+
+    def grow(self) -> None:
+        """Wait until some more of it has come, or its end."""
+        enough = self._events + 5
+        wait_until(
+            lambda: self._events >= enough or self._body.done(),
+            seconds=PATIENCE_SECONDS,
+            what="more of a stream",
+        )
 
     def result(self) -> str:
         """Wait for the whole body."""
@@ -291,11 +305,9 @@ class Stream:
                 lines = []
                 for line in response:
                     lines.append(line)
-                    if line.startswith(b"data:"):
-                        self.has_begun.set()
+                    self._events += line.startswith(b"data:")
                 self._body.set_result(b"".join(lines).decode())
         except Exception as error:  # noqa: BLE001 - raised where the result is asked for
-            self.has_begun.set()
             self._body.set_exception(error)
 
 
@@ -308,18 +320,6 @@ def _text(body: str) -> str:
         if line.startswith("data: {")
     ]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
-
-
-def test_dead_supervisor_takes_everything_with_it(up: Up) -> None:
-    up.start_and_wait("--port", str(free_port()))
-    children = up.children()
-    assert len(children) == 5
-    assert up.process is not None
-    up.process.kill()
-    up.process.wait()
-    wait_until(
-        lambda: all(_has_ended(pid) for pid in children), seconds=10, what="the children's end"
-    )
 
 
 def _has_ended(pid: int) -> bool:
@@ -340,8 +340,8 @@ def test_model_that_cannot_be_loaded_ends_the_start(up: Up) -> None:
 
 def test_signal_during_the_start_leaves_nothing(up: Up) -> None:
     process = up.start("--port", str(free_port()))
-    wait_until(lambda: "Loading the model" in up.output, seconds=20, what="the start")
-    assert up.stop() == 0
+    wait_until(lambda: "Loading the model" in up.output, seconds=START_SECONDS, what="the start")
+    assert up.stop(signal.SIGHUP) == 0
     assert "Traceback" not in up.output
     assert not up.demo.exists()
     assert process.returncode == 0
