@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,15 +45,14 @@ class Caller:
                 return events
         raise EOFError(f"the answer ended after {len(events)} of {number} events")
 
-    def kill(self) -> tuple[float, bytes]:
-        """End the process by SIGKILL; return when, and what of the answer it had not yet handed on."""
+    def kill(self) -> bytes:
+        """End the process by SIGKILL; return what of the answer it had not yet handed on."""
         self._process.kill()
-        killed_at = time.monotonic()
         assert self._process.stdout is not None
         rest = self._process.stdout.read()
         self._process.wait(5)
         self._process.stdout.close()
-        return killed_at, rest
+        return rest
 
     def close(self) -> None:
         """End the process if it is still there."""

@@ -1,53 +1,38 @@
-"""One deployment for the whole folder: two gateways and a worker with the real engine, on loopback."""
+"""Clients of the deployment with the real engine: two gateways and a worker, on loopback."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from redis import Redis
 
-from tests.e2e.asking import wait_until_listed
 from tests.e2e.seeds.calling import Caller
-from tests.e2e.seeing import make_seeing_model
-from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, running_stack
-from tests.telemetry.traces.collector import Collector, running_collector
-
-ALIASES = ("mistral", "your-model")
-"""Names under which the documents of other APIs ask for their model."""
-
-MAX_SEQUENCES = 96
-MAX_WAITING_JOBS_OF_TENANT = 100
+from tests.support.deployment import SEEING, attach, place
+from tests.support.stack import MODEL, Stack
 
 
-@pytest.fixture(scope="session")
-def collector() -> Iterator[Collector]:
-    """Where the deployment exports the traces of clients that ask for it."""
-    with running_collector() as collector:
-        yield collector
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
+    """Keep out other processes' tests while one runs that is `alone`; no time-out counts the wait."""
+    with place(item.config, alone="alone" in item.fixturenames):
+        return (yield)
+
+
+@pytest.fixture
+def alone() -> None:
+    """For tests that look at all that the deployment does: no other test uses it meanwhile."""
 
 
 @pytest.fixture(scope="session")
-def stack(collector: Collector) -> Iterator[Stack]:
-    traced = {**collector.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
-    with running_stack() as stack:
-        for name in ("gateway-1", "gateway-2"):
-            stack.start_gateway(
-                name,
-                SLUICE_MAX_WAITING_JOBS_OF_TENANT=str(MAX_WAITING_JOBS_OF_TENANT),
-                **traced,
-            )
-        stack.start_worker(
-            ready_seconds=ENGINE_START_SECONDS,
-            SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES),
-            SLUICE_MODEL_ALIASES=",".join(ALIASES),
-            VLLM_CPU_OMP_THREADS_BIND="auto",  # As where nothing is set: one engine has its cores.
-            **traced,
-        )
-        for url in stack.gateways:
-            with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:
-                wait_until_listed(client, MODEL)
-        yield stack
+def stack(request: pytest.FixtureRequest) -> Stack:
+    """The deployment with the real engine that all processes of this run share."""
+    return attach(request.config)
+
+
+@pytest.fixture(scope="session")
+def seeing_stack(request: pytest.FixtureRequest, stack: Stack) -> Stack:
+    """The same deployment, once it also serves a model that sees."""
+    return attach(request.config, SEEING)
 
 
 @pytest.fixture(scope="session")
@@ -72,14 +57,6 @@ def caller(stack: Stack, client: OpenAI) -> Iterator[Caller]:
     caller = Caller(stack.url, stack.key("documents", allowed_models=(MODEL,)))
     yield caller
     caller.close()
-
-
-@pytest.fixture(scope="session")
-def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a model that sees."""
-    folder = tmp_path_factory.mktemp("seeing")
-    make_seeing_model(folder)
-    return folder
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from openai import (
 
 from gateway.accounts.scopes import Scope
 from tests.e2e.asking import complete, parameters, streamed, wait_until_listed
-from tests.e2e.conftest import MAX_WAITING_JOBS_OF_TENANT
 from tests.e2e.examples import COUNTING, TOKENIZER
+from tests.support.deployment import MAX_WAITING_JOBS_OF_TENANT
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 

@@ -1,15 +1,25 @@
 """The trace of a request on the real engine."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.support.deployment import COLLECTOR_PORT
 from tests.support.stack import Stack
 from tests.telemetry.traces.asking import ask
-from tests.telemetry.traces.collector import Collector
+from tests.telemetry.traces.collector import Collector, running_collector
 from tests.telemetry.traces.walk import REQUEST, WHOLE, by_name, check_order, check_parents
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 TOKENS = 24
+
+
+@pytest.fixture
+def collector(stack: Stack) -> Iterator[Collector]:
+    """Where the deployment exports the traces of clients that ask for it."""
+    with running_collector(int(stack.environment[COLLECTOR_PORT])) as collector:
+        yield collector
 
 
 def test_streamed_request_is_one_trace_from_the_client_to_the_engine(

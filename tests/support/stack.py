@@ -1,6 +1,7 @@
 """A running Sluice for tests: Redis, SQLite, gateways and workers as real processes on loopback."""
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
@@ -68,7 +69,9 @@ class Stack:
         """Return an API key of a tenant, which is made when it is first asked for."""
         name = f"{tenant} {options}"
         if name not in self._keys:
-            self._keys[name] = asyncio.run(self._create_key(tenant, options))
+            # Another process of the tests may be about to make the same tenant.
+            with locked(self.directory / "accounts.lock", fcntl.LOCK_EX):
+                self._keys[name] = asyncio.run(self._create_key(tenant, options))
         return self._keys[name]
 
     async def _create_key(self, tenant: str, options: dict[str, Any]) -> str:
@@ -125,18 +128,29 @@ class Stack:
     def start_worker(
         self, name: str = "worker", *, ready_seconds: float = 30, **environment: str
     ) -> None:
-        """Start a worker of the tiny model and wait until the first gateway lists it as ready."""
-        defaults = {
+        """Start a worker of the tiny model and wait until it is ready."""
+        self.launch_worker(name, environment)
+        self.await_worker(name, ready_seconds=ready_seconds)
+
+    def launch_worker(
+        self, name: str = "worker", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a worker of the tiny model without waiting for it."""
+        variables = {
             "SLUICE_MODEL_PATH": str(CHECKPOINT),
             "SLUICE_MODEL_NAME": MODEL,
             "SLUICE_TOOL_PARSER": "hermes",
             "SLUICE_REASONING_PARSER": "qwen3",
             "SLUICE_HEALTH_PORT": str(free_port()),
+            **(environment or {}),
         }
-        environment = defaults | environment
-        self._start(name, [sys.executable, "-m", "worker"], environment)
-        url = f"http://127.0.0.1:{environment['SLUICE_HEALTH_PORT']}"
+        self._start(name, [sys.executable, "-m", "worker"], variables)
+        url = f"http://127.0.0.1:{variables['SLUICE_HEALTH_PORT']}"
         self.environment[f"url of {name}"] = url
+
+    def await_worker(self, name: str = "worker", *, ready_seconds: float = 30) -> None:
+        """Wait until a worker that was launched is ready."""
+        url = self.worker_url(name)
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
             seconds=ready_seconds,
@@ -210,6 +224,14 @@ def running_stack(
             yield stack
         finally:
             stack.close()
+
+
+@contextmanager
+def locked(path: Path, operation: int) -> Iterator[None]:
+    """Hold a lock on a file, of which processes that are killed let go, too. `operation` is flock's."""
+    with path.open("ab") as file:
+        fcntl.flock(file, operation)
+        yield
 
 
 def http_status(url: str) -> int:

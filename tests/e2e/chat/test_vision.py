@@ -1,7 +1,5 @@
 """Images in the messages of chats, on a model that sees."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,8 @@ from tests.e2e.chat.asking import Message, assistant, chat, chat_both_ways, coun
 from tests.e2e.examples import ids_of
 from tests.e2e.seeds.calling import example
 from tests.e2e.seeds.calling import text_of as completed_text
-from tests.e2e.seeing import AROUND_IMAGE, SEEING, picture, seeing_worker
+from tests.e2e.seeing import AROUND_IMAGE, picture
+from tests.support.deployment import SEEING
 from tests.support.stack import Stack
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 
@@ -24,10 +23,9 @@ RED, BLUE = picture("red"), picture("blue", "png")
 
 
 @pytest.fixture(scope="module")
-def seeing(stack: Stack, seeing_model: Path, client: OpenAI) -> Iterator[OpenAI]:
+def seeing(seeing_stack: Stack, client: OpenAI) -> OpenAI:
     """The official client, while the model is served."""
-    with seeing_worker(stack, seeing_model):
-        yield client
+    return client
 
 
 def image(url: str, **more: Any) -> Message:

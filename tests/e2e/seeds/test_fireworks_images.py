@@ -1,13 +1,13 @@
 """The parameter `images` of the Fireworks document, on a model that sees."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.examples import ids_of
 from tests.e2e.seeds.calling import Body, Caller, joined, text_of
-from tests.e2e.seeing import AROUND_IMAGE, SEEING, picture, seeing_worker
+from tests.e2e.seeing import AROUND_IMAGE, picture
+from tests.support.deployment import SEEING
 from tests.support.stack import Stack
 from tests.support.vision_model import TOKENS_OF_IMAGE
 
@@ -17,10 +17,11 @@ DIALECT = "fireworks"
 
 
 @pytest.fixture(scope="module")
-def seer(stack: Stack, seeing_model: Path) -> Iterator[Caller]:
-    """A key for a worker of its own, whose model sees."""
-    with seeing_worker(stack, seeing_model) as caller:
-        yield caller
+def seer(seeing_stack: Stack) -> Iterator[Caller]:
+    """A key that may use the model that sees only."""
+    caller = Caller(seeing_stack.url, seeing_stack.key("documents", allowed_models=(SEEING,)))
+    yield caller
+    caller.close()
 
 
 def asking(*images: str, prompt: str = "Look: <image> and <image>.") -> Body:

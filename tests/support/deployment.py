@@ -1,0 +1,219 @@
+"""One deployment with the real engine for a whole run of pytest, shared by all of its processes.
+
+    python -m tests.support.deployment NAME FOLDER
+
+A keeper, which is a process of its own, starts it for the first process that asks for it, and ends it when
+the last one has ended, was killed, or no longer uses it.
+"""
+
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from tests.support.processes import free_port, wait_until
+from tests.support.redis_server import BUNDLED, RedisServer
+from tests.support.stack import (
+    CHECKPOINT,
+    ENGINE_START_SECONDS,
+    MODEL,
+    REPOSITORY,
+    Stack,
+    locked,
+    running_stack,
+)
+from tests.telemetry.traces.collector import Collector
+
+ENGINES: Final = "engines"
+"""Two gateways, and a worker with the real engine."""
+SEEING: Final = "sluice-seeing"
+"""Beside them a worker with a tiny model that sees, which has this name, too."""
+
+ALIASES: Final = ("mistral", "your-model")
+"""Names under which the documents of other APIs ask for their model."""
+MAX_SEQUENCES: Final = 96
+MAX_WAITING_JOBS_OF_TENANT: Final = 100
+FLOAT32: Final = {"SLUICE_ENGINE_ARGUMENTS": '{"dtype": "float32"}'}
+"""In bfloat16 a batch of another shape can tip a token over: answers would depend on who else asks."""
+
+COLLECTOR_PORT: Final = "port of the collector"
+"""In a stack's environment: where traces are exported of clients that ask for it."""
+
+_STATE: Final = "state.json"
+_USERS: Final = "users.lock"
+_START: Final = "start.lock"
+_TURN: Final = "turn.lock"
+_ROOM: Final = "room.lock"
+_CLOSE_SECONDS: Final = 120
+
+
+def shared_folder(config: pytest.Config) -> Path:
+    """Return the folder that all processes of this run have in common."""
+    own: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # no public name
+    return own.parent if hasattr(config, "workerinput") else own
+
+
+@contextmanager
+def place(config: pytest.Config, *, alone: bool) -> Iterator[None]:
+    """Use the deployment beside other processes, or alone, for which those that come later wait."""
+    folder = shared_folder(config)
+    with (folder / _ROOM).open("ab") as room:
+        with locked(folder / _TURN, fcntl.LOCK_EX):
+            fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+def attach(config: pytest.Config, name: str = ENGINES) -> Stack:
+    """Return a deployment, which is started if need be, for the rest of this process's tests.
+
+    What this process starts in it ends with this process; all else ends with the last process of the run.
+    """
+    user = _User(shared_folder(config) / name, name)
+    # Not by a fixture: the last test's time-out would have to cover the wait for other processes.
+    config.pluginmanager.register(user)
+    return user.stack
+
+
+class _User:
+    """This process's share in a deployment."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self._keeper: subprocess.Popen[bytes] | None = None
+        # The kernel drops it when this process ends, however that comes about.
+        self._share = (folder / _USERS).open("ab")
+        fcntl.flock(self._share, fcntl.LOCK_SH)
+        with locked(folder / _START, fcntl.LOCK_EX):
+            if not (folder / _STATE).exists():
+                self._keeper = _start_keeper(folder, name)
+        self.stack = _read_stack(folder)
+
+    def pytest_sessionfinish(self) -> None:
+        """Give the share back; the process that started the keeper waits for its end."""
+        self.stack.close()
+        self._share.close()
+        if self._keeper is not None:
+            self._keeper.wait(_CLOSE_SECONDS)
+
+
+def _start_keeper(folder: Path, name: str) -> "subprocess.Popen[bytes]":
+    log, state = folder / "keeper.log", folder / _STATE
+    with log.open("wb") as output:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.deployment", name, str(folder)],
+            cwd=REPOSITORY,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # A key that interrupts pytest is not for the keeper, which ends everything in order.
+            start_new_session=True,
+        )
+    wait_until(
+        lambda: state.exists() or keeper.poll() is not None,
+        # The keeper gives up earlier, and reports why.
+        seconds=2 * ENGINE_START_SECONDS,
+        what=f"the start of {name}",
+    )
+    if not state.exists():
+        raise RuntimeError(f"{name} did not start:\n{log.read_text(errors='replace')}")
+    return keeper
+
+
+def _write_stack(stack: Stack, folder: Path) -> None:
+    assert isinstance(stack.redis, RedisServer)
+    state = {
+        "directory": str(stack.directory),
+        "redis": [stack.redis.port, stack.redis.url],
+        "environment": stack.environment,
+        "gateways": stack.gateways,
+    }
+    draft = folder / "draft.json"
+    draft.write_text(json.dumps(state))
+    draft.replace(folder / _STATE)
+
+
+def _read_stack(folder: Path) -> Stack:
+    state = json.loads((folder / _STATE).read_text())
+    redis = RedisServer(BUNDLED)
+    redis.port, redis.url = state["redis"]
+    return Stack(Path(state["directory"]), redis, state["environment"], state["gateways"])
+
+
+@contextmanager
+def _engines(_folder: Path) -> Iterator[Stack]:
+    """Run two gateways and a worker for the length of a block."""
+    port = free_port()
+    collector = Collector(f"http://127.0.0.1:{port}")
+    traced = {**collector.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
+    waiting = {"SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MAX_WAITING_JOBS_OF_TENANT)}
+    with running_stack() as stack:
+        stack.launch_worker(
+            environment={
+                "SLUICE_MAX_SEQUENCES": str(MAX_SEQUENCES),
+                "SLUICE_MODEL_ALIASES": ",".join(ALIASES),
+                **FLOAT32,
+                **traced,
+            }
+        )
+        for name in ("gateway-1", "gateway-2"):
+            stack.start_gateway(name, **waiting, **traced)
+        stack.await_worker(ready_seconds=ENGINE_START_SECONDS)
+        stack.environment[COLLECTOR_PORT] = str(port)
+        yield stack
+
+
+@contextmanager
+def _seeing(folder: Path) -> Iterator[Stack]:
+    """Run a worker whose model sees in the other deployment, which this process uses, too."""
+    model = folder / "model"
+    program = [sys.executable, "-m", "tests.support.vision_model", str(CHECKPOINT), str(model)]
+    subprocess.run(program, check=True, cwd=REPOSITORY, timeout=ENGINE_START_SECONDS)
+    user = _User(folder.parent / ENGINES, ENGINES)
+    try:
+        user.stack.start_worker(
+            SEEING,
+            ready_seconds=ENGINE_START_SECONDS,
+            SLUICE_MODEL_PATH=str(model),
+            SLUICE_MODEL_NAME=SEEING,
+            SLUICE_MAX_SEQUENCES="8",
+            **FLOAT32,
+        )
+        yield user.stack
+    finally:
+        user.pytest_sessionfinish()
+
+
+_KEPT: Final[dict[str, tuple[Callable[[Path], AbstractContextManager[Stack]], str]]] = {
+    ENGINES: (_engines, MODEL),
+    SEEING: (_seeing, SEEING),
+}
+"""How each is run, and the model that it serves."""
+
+
+def main() -> None:
+    """Run a deployment until nobody uses it."""
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    keep, model = _KEPT[name]
+    with keep(folder) as stack:
+        headers = {"authorization": f"Bearer {stack.key()}"}
+        for url in stack.gateways:
+            path = f"{url}/v1/models/{model}"
+            wait_until(
+                lambda path=path: httpx.get(path, headers=headers).json().get("ready", False),  # type: ignore[misc]
+                seconds=30,
+                what=f"{model} being known as ready",
+            )
+        _write_stack(stack, folder)
+        with locked(folder / _USERS, fcntl.LOCK_EX):
+            # Whoever comes now starts another one.
+            (folder / _STATE).unlink()
+
+
+if __name__ == "__main__":
+    main()
