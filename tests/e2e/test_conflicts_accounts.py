@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.examples import COUNTING, OPEN
-from tests.e2e.seeds.calling import Body, Caller, text_of
-from tests.e2e.test_conflicts_lengths import DIALECTS
+from tests.e2e.seeds.calling import DIALECTS, Body, Caller, each_dialect, text_of
 from tests.support.stack import MODEL, REPOSITORY, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -41,7 +40,7 @@ def strict_caller(stack: Stack) -> Iterator[Caller]:
     caller.close()
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_conflict_23_unknown_parameter(caller: Caller, strict_caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 1, "frobnicate": 1, "zeta": {"a": 1}}
 
@@ -53,7 +52,7 @@ def test_conflict_23_unknown_parameter(caller: Caller, strict_caller: Caller, di
     strict_caller.complete(dialect, {"prompt": OPEN, "max_tokens": 1})
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("is_model_required")
 def test_conflict_24_absent_model(caller: Caller, dialect: str) -> None:
     body = f'{{"prompt": "{COUNTING}", "max_tokens": 12, "temperature": 0}}'.encode()
 
@@ -63,7 +62,7 @@ def test_conflict_24_absent_model(caller: Caller, dialect: str) -> None:
         assert text_of(caller.complete(dialect, body)).startswith(" 5, 6,")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_conflict_25_user_is_no_identity(stack: Stack, caller: Caller, dialect: str) -> None:
     """Neither a parameter nor a header named `user` makes a request somebody else's."""
     prompt = [11 + DIALECTS.index(dialect)] * (2 * BLOCK_TOKENS + 1)

@@ -9,8 +9,16 @@ import pytest
 
 from tests.e2e.examples import COUNTING, ENDING, OPEN
 from tests.e2e.seeds.arithmetic import begins_sentence
-from tests.e2e.seeds.calling import Body, Caller, check_usage, example, joined, text_of
-from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+from tests.e2e.seeds.calling import (
+    LLAMACPP,
+    Body,
+    Caller,
+    check_usage,
+    each_dialect,
+    example,
+    joined,
+    text_of,
+)
 from tests.support.stack import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -24,7 +32,7 @@ SCHEMA: Body = {
 BY_FIVE = ("openai", "fireworks", "fireworks-2026")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("most_logprobs")
 def test_conflict_11_type_of_logprobs(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 3, "seed": 2}
 
@@ -44,7 +52,7 @@ def test_conflict_11_type_of_logprobs(caller: Caller, dialect: str) -> None:
         assert "20" in caller.refused(dialect, body | {"logprobs": 21})["message"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -60,7 +68,7 @@ def test_conflict_12_type_of_grammar(caller: Caller, dialect: str, grammar: Any)
     assert text_of(caller.complete(dialect, body)) in ("on", "off")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_conflict_12_grammar_inside_response_format(caller: Caller, dialect: str) -> None:
     response_format = {"type": "grammar", "grammar": 'root ::= "on" | "off"'}
     body = {"prompt": OPEN, "max_tokens": 8, "response_format": response_format}
@@ -68,7 +76,7 @@ def test_conflict_12_grammar_inside_response_format(caller: Caller, dialect: str
     assert text_of(caller.complete(dialect, body)) in ("on", "off")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_conflict_13_single_quotes_in_grammars(caller: Caller, dialect: str) -> None:
     single = {**example("llamacpp_grammar"), "model": MODEL, "seed": 3}
     double = single | {"grammar": single["grammar"].replace("'", '"')}
@@ -79,7 +87,7 @@ def test_conflict_13_single_quotes_in_grammars(caller: Caller, dialect: str) -> 
     assert text == text_of(caller.complete(dialect, double))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 @pytest.mark.parametrize(
     "response_format",
     [
@@ -97,7 +105,7 @@ def test_conflict_14_schema_in_response_format(
     jsonschema.validate(json.loads(text_of(caller.complete(dialect, body))), SCHEMA)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("keeps_usage_in_final_chunk")
 @pytest.mark.parametrize("n", [1, 3])
 def test_conflict_17_usage_in_streams(caller: Caller, dialect: str, n: int) -> None:
     body = {"prompt": OPEN, "max_tokens": 4, "n": n}
@@ -117,7 +125,7 @@ def test_conflict_17_usage_in_streams(caller: Caller, dialect: str, n: int) -> N
         assert counted == []
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("error_style")
 def test_conflict_18_body_of_errors(caller: Caller, dialect: str) -> None:
     error = caller.refused(dialect, {"prompt": OPEN, "temperature": 3})
 
@@ -132,7 +140,7 @@ def test_conflict_18_body_of_errors(caller: Caller, dialect: str) -> None:
         assert error["param"] == "temperature"
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("takes_any_model_name", "error_style")
 def test_conflict_18_unknown_model(caller: Caller, dialect: str) -> None:
     # Of two models, none is meant by a name that is neither's.
     response = caller.post(dialect, {"prompt": OPEN, "model": "nobody/nothing", "max_tokens": 1})
@@ -145,7 +153,7 @@ def test_conflict_18_unknown_model(caller: Caller, dialect: str) -> None:
         assert code == (404 if dialect == "vllm" else "model_not_found")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_conflict_19_reasoning_stays_in_the_text(caller: Caller, dialect: str) -> None:
     """A completion is the raw text: nothing is taken out of it into a field of its own."""
     prompt = "<|user|>Think: what is 27 + 35?\n<|assistant|>"
@@ -179,7 +187,7 @@ TIMES = {
 }
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("timing")
 def test_conflict_20_times(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 4, "perf_metrics_in_response": True}
     expected = TIMES.get(dialect.removesuffix("-2026"), set())
@@ -198,7 +206,7 @@ def test_conflict_20_fireworks_headers(caller: Caller) -> None:
     assert float(headers["fireworks-server-time-to-first-token"]) > 0
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_answers_of_every_dialect_are_the_same_text(caller: Caller, dialect: str) -> None:
     """A dialect changes defaults and shapes, never what a fully specified request means."""
     body = {"prompt": ENDING.prompt, "max_tokens": 40, "temperature": 0, "repetition_penalty": 1.0}

@@ -3,29 +3,18 @@
 import pytest
 
 from tests.e2e.examples import COUNTING, OPEN, ids_of
-from tests.e2e.seeds.calling import Body, Caller, joined, text_of, texts_of
+from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, joined, text_of, texts_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 WINDOW = 2048
 GREEDY: Body = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.0}
 
-DIALECTS = (
-    "openai",
-    "fireworks",
-    "fireworks-2026",
-    "llamacpp",
-    "llamacpp-2026",
-    "mistralrs",
-    "omlx",
-    "vllm",
-)
 TRUNCATING = ("fireworks", "fireworks-2026", "llamacpp", "llamacpp-2026", "omlx", "vllm")
 REFUSING = ("openai", "mistralrs")
-LLAMACPP = ("llamacpp", "llamacpp-2026")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("includes_stop")
 def test_conflict_01_stop_text(caller: Caller, dialect: str) -> None:
     body = {"prompt": COUNTING, "stop": " 8"} | GREEDY
     without, included = " 5, 6, 7,", " 5, 6, 7, 8"
@@ -38,7 +27,7 @@ def test_conflict_01_stop_text(caller: Caller, dialect: str) -> None:
         assert text_of(caller.complete(dialect, asked)) == text
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("context_length_behavior")
 def test_conflict_02_completion_beyond_the_window(caller: Caller, dialect: str) -> None:
     body = {"prompt": [5] * (WINDOW - 7), "max_tokens": 8, "ignore_eos": True}
     name = "context_length_exceeded_behavior"
@@ -52,7 +41,7 @@ def test_conflict_02_completion_beyond_the_window(caller: Caller, dialect: str) 
     caller.complete(dialect, body | {name: "error", "max_tokens": 7})
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("error_style")
 def test_conflict_03_prompt_beyond_the_window(caller: Caller, dialect: str) -> None:
     prompt = [5] * 50 + [6] * WINDOW
     body = {"prompt": prompt, "max_tokens": 10, "ignore_eos": True}
@@ -66,7 +55,7 @@ def test_conflict_03_prompt_beyond_the_window(caller: Caller, dialect: str) -> N
     assert response.headers["x-prompt-truncated"] == str(len(prompt) - (WINDOW - 10))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_conflict_03_both_rules_compose(caller: Caller, dialect: str) -> None:
     """The prompt is cut first, then max_tokens."""
     kept = WINDOW - 4
@@ -79,7 +68,7 @@ def test_conflict_03_both_rules_compose(caller: Caller, dialect: str) -> None:
     caller.refused(dialect, body | {name: "error"})
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("max_tokens")
 def test_conflict_04_default_of_max_tokens(caller: Caller, dialect: str) -> None:
     body = {"prompt": [5] * (WINDOW - 40), "ignore_eos": True}
     expected = 16 if dialect in ("openai", "fireworks", "fireworks-2026", "vllm") else 40
@@ -90,7 +79,7 @@ def test_conflict_04_default_of_max_tokens(caller: Caller, dialect: str) -> None
     assert unlimited["usage"]["completion_tokens"] == 40
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("allows_empty_completion")
 def test_conflict_04_max_tokens_of_zero(caller: Caller, dialect: str) -> None:
     body = {"prompt": COUNTING, "max_tokens": 0}
 
@@ -103,7 +92,7 @@ def test_conflict_04_max_tokens_of_zero(caller: Caller, dialect: str) -> None:
     assert (text_of(echoed), echoed["usage"]["completion_tokens"]) == (COUNTING, 0)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("is_suffix_literal")
 def test_conflict_09_suffix(caller: Caller, dialect: str) -> None:
     prompt, suffix = "def add(a, b):\n    ", "\n    return result"
     body = {"prompt": prompt, "suffix": suffix} | GREEDY
@@ -121,7 +110,7 @@ def test_conflict_09_suffix(caller: Caller, dialect: str) -> None:
         assert joined(caller.stream(dialect, body)) == text_of(answer)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("best_of_keeps")
 def test_conflict_10_best_of(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 6, "ignore_eos": True, "seed": 8, "logprobs": 0}
     lesser, greater = body | {"n": 4, "best_of": 2}, body | {"n": 2, "best_of": 4}
@@ -136,7 +125,7 @@ def test_conflict_10_best_of(caller: Caller, dialect: str) -> None:
     assert "best_of" in caller.refused(dialect, refused)["message"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_conflict_21_choices_at_temperature_zero(caller: Caller, dialect: str) -> None:
     answer = caller.complete(dialect, {"prompt": COUNTING, "n": 3} | GREEDY)
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
-from tests.e2e.seeds.calling import Body, Caller, text_of, texts_by_seed
-from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, text_of, texts_by_seed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -27,10 +26,10 @@ OF_LLAMACPP: Body = {
 GREEDY: Body = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.0}
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("temperature", "repetition_penalty")
 def test_conflict_05_sampler_defaults(caller: Caller, dialect: str) -> None:
     """Given explicitly, the defaults of the dialect change nothing, and those of another do."""
-    body = {"prompt": OPEN, "max_tokens": 60}
+    body = {"prompt": OPEN, "max_tokens": 30}
     defaults, others = NEUTRAL, OF_LLAMACPP
     if dialect in LLAMACPP:
         defaults, others = OF_LLAMACPP, NEUTRAL
@@ -42,7 +41,7 @@ def test_conflict_05_sampler_defaults(caller: Caller, dialect: str) -> None:
     assert texts_by_seed(caller, dialect, body | others) != implicit
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("penalizes_prompt")
 def test_conflict_06_what_penalties_look_at(caller: Caller, dialect: str) -> None:
     """llama.cpp counts the last 64 tokens, the prompt's too; the others what was generated."""
     # The space, which comes next, stands in it so often that no certainty outweighs the penalty.
@@ -57,7 +56,7 @@ def test_conflict_06_what_penalties_look_at(caller: Caller, dialect: str) -> Non
     assert text_of(caller.complete(dialect, windowless)) == plain
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("penalty_last_n")
 def test_conflict_06_window_of_the_repetition_penalty(caller: Caller, dialect: str) -> None:
     """What lies more than 64 tokens back counts everywhere but in llama.cpp."""
     filler = ids_of("x") * 70
@@ -72,7 +71,7 @@ def test_conflict_06_window_of_the_repetition_penalty(caller: Caller, dialect: s
     assert default == (near if dialect in LLAMACPP else far)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_conflict_07_names_of_the_repetition_penalty(caller: Caller, dialect: str) -> None:
     body = {"prompt": COUNTING, "temperature": 0, "max_tokens": 12}
     both = {"repeat_penalty": 1.7, "repetition_penalty": 1.7}
@@ -87,7 +86,7 @@ def test_conflict_07_names_of_the_repetition_penalty(caller: Caller, dialect: st
     assert "repetition_penalty" in error["message"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("mirostat_unit")
 def test_conflict_08_names_and_units_of_mirostat(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 40, "seed": 13, "temperature": 1, "ignore_eos": True}
     bits = 1.5
@@ -100,7 +99,7 @@ def test_conflict_08_names_and_units_of_mirostat(caller: Caller, dialect: str) -
     assert "mirostat" in caller.refused(dialect, body | llamacpp | fireworks)["message"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_conflict_08_learning_rate_alone_is_off(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 30, "seed": 13}
     plain = text_of(caller.complete(dialect, body))
@@ -116,7 +115,7 @@ def test_conflict_08_perplexity_is_at_least_one(caller: Caller, target: float) -
     assert caller.refused("fireworks", body)["param"] == "mirostat_target"
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 @pytest.mark.parametrize("parameters", [{"top_k": 0}, {"top_k": -1}, {"top_k": 10**6}])
 def test_conflict_15_top_k_off(caller: Caller, dialect: str, parameters: Body) -> None:
     body = {"prompt": OPEN, "max_tokens": 30} | NEUTRAL
@@ -125,7 +124,7 @@ def test_conflict_15_top_k_off(caller: Caller, dialect: str, parameters: Body) -
     assert texts_by_seed(caller, dialect, body | parameters) == off
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_conflict_15_top_p_of_zero_is_greedy(caller: Caller, dialect: str) -> None:
     # At every token of this text one is clearly the likeliest.
     body = {"prompt": LONG.prompt, "max_tokens": 20, "seed": 4} | NEUTRAL
@@ -136,7 +135,7 @@ def test_conflict_15_top_p_of_zero_is_greedy(caller: Caller, dialect: str) -> No
     assert text_of(caller.complete(dialect, hot)) != greedy
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 @pytest.mark.parametrize(
     ("name", "edges", "beyond"),
     [
@@ -162,7 +161,7 @@ def test_conflict_16_edges_belong_to_ranges(
         assert name in caller.refused(dialect, body | {name: value})["message"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_conflict_22_seeds(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 30} | NEUTRAL
     seeds = (0, 2**32 - 1, 2**63 - 1, -(2**63))
@@ -175,7 +174,7 @@ def test_conflict_22_seeds(caller: Caller, dialect: str) -> None:
     caller.refused(dialect, body | {"seed": 2**63})
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 def test_conflict_26_forms_of_logit_bias(caller: Caller, dialect: str) -> None:
     [z] = ids_of("z")
     body = {"prompt": OPEN} | GREEDY | {"max_tokens": 3}

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from contract.dialect import Dialect
+from gateway.dialects.profile import PROFILES
 from tests.support.stack import MODEL
 
 FOLDER = Path(__file__).parent
@@ -15,6 +18,24 @@ DONE = "[DONE]"
 TIMEOUT_SECONDS = 120.0
 
 Body = dict[str, Any]
+
+DIALECTS = tuple(dialect.value for dialect in Dialect)
+LLAMACPP = ("llamacpp", "llamacpp-2026")
+
+
+def each_dialect(*fields: str) -> pytest.MarkDecorator:
+    """Run a test in each dialect, of which most are left to long runs.
+
+    Of dialects whose profiles have the same values in `fields`, the default run takes the first: nothing
+    else tells them apart to this test. How each of them is read, tests/gateway/dialects proves.
+    """
+    seen: list[tuple[Any, ...]] = []
+    parameters = []
+    for dialect in DIALECTS:
+        values = tuple(getattr(PROFILES[Dialect(dialect)], field) for field in fields)
+        parameters.append(pytest.param(dialect, marks=[pytest.mark.long] * (values in seen)))
+        seen.append(values)
+    return pytest.mark.parametrize("dialect", parameters)
 
 
 def example_bytes(name: str) -> bytes:

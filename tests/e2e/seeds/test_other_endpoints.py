@@ -3,8 +3,7 @@
 import pytest
 
 from tests.e2e.examples import COUNTING, OPEN, ids_of
-from tests.e2e.seeds.calling import Body, Caller
-from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect
 from tests.support.stack import MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -13,7 +12,7 @@ ESTIMATE = "/v1/completions:estimate"
 WINDOW = 2048
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("max_tokens", "temperature")
 @pytest.mark.parametrize(
     "body",
     [
@@ -43,7 +42,7 @@ def test_estimate_is_what_then_happens(caller: Caller, dialect: str, body: Body)
     assert told["parameters"]["temperature"] == (0.8 if dialect in LLAMACPP else 1.0)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("error_style")
 def test_estimate_refuses_what_the_completion_refuses(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "temperature": 3}
 

@@ -5,8 +5,17 @@ from typing import Any
 import pytest
 
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
-from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of, texts_by_seed, texts_of
-from tests.e2e.test_conflicts_lengths import DIALECTS, LLAMACPP
+from tests.e2e.seeds.calling import (
+    LLAMACPP,
+    Body,
+    Caller,
+    each_dialect,
+    finishes,
+    joined,
+    text_of,
+    texts_by_seed,
+    texts_of,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -15,7 +24,7 @@ HOT: Body = {"temperature": 2, "max_tokens": 24, "prompt": OPEN}
 BLOCK_TOKENS = 128
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("prefers_n_predict")
 @pytest.mark.parametrize("name", ["max_tokens", "n_predict", "max_completion_tokens"])
 def test_names_of_max_tokens(caller: Caller, dialect: str, name: str) -> None:
     body = {"prompt": COUNTING, name: 5, "ignore_eos": True}
@@ -23,7 +32,7 @@ def test_names_of_max_tokens(caller: Caller, dialect: str, name: str) -> None:
     assert caller.complete(dialect, body)["usage"]["completion_tokens"] == 5
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("prefers_n_predict")
 def test_names_of_max_tokens_that_disagree(caller: Caller, dialect: str) -> None:
     body = {"prompt": COUNTING, "max_tokens": 5, "n_predict": 3, "ignore_eos": True}
 
@@ -33,7 +42,7 @@ def test_names_of_max_tokens_that_disagree(caller: Caller, dialect: str) -> None
         assert "n_predict" in caller.refused(dialect, body)["message"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect()
 def test_other_names_of_n_and_logprobs(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 3, "n_cmpl": 2, "n_probs": 2, "return_tokens": True}
     answer = caller.complete(dialect, body)
@@ -61,7 +70,7 @@ def test_stop_token_ends_the_text_before_it(caller: Caller) -> None:
     assert answer["choices"][0]["stop_reason"] == eight
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("most_stop_strings")
 def test_sixty_four_stop_strings_where_the_dialect_has_no_bound(
     caller: Caller, dialect: str
 ) -> None:
@@ -130,7 +139,7 @@ def test_bad_words_do_not_come(caller: Caller) -> None:
     assert " jumps" not in text_of(caller.complete("vllm", body | {"bad_words": ["jumps"]}))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@each_dialect("uses_sampler_chain")
 @pytest.mark.parametrize(
     ("parameters", "off"),
     [
