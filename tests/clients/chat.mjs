@@ -1,14 +1,11 @@
-// Calls a chat endpoint with OpenAI's client for Node, and prints what that gives as JSON.
+// Calls a chat endpoint with OpenAI's client for Node: reads a JSON array in each line, and prints what that
+// call gives as a line of JSON.
 //
-//   node chat.mjs METHOD BASE_URL KEY < parameters.json
-import { text } from "node:stream/consumers";
+//   [METHOD, BASE_URL, KEY, PARAMETERS]
+import { createInterface } from "node:readline";
 import OpenAI from "openai";
 
-const [method, baseURL, apiKey] = process.argv.slice(2);
-const { completions } = new OpenAI({ baseURL, apiKey, maxRetries: 0 }).chat;
-const parameters = JSON.parse(await text(process.stdin));
-
-const methods = {
+const methodsOf = (completions, parameters) => ({
   create: () => completions.create(parameters),
   parse: () => completions.parse(parameters),
   async chunks() {
@@ -37,14 +34,18 @@ const methods = {
     }));
     return { content: await completions.runTools({ ...others, tools: runnable }).finalContent(), given };
   },
-};
+});
 
-let told;
-try {
-  told = { value: await methods[method]() };
-} catch (error) {
-  if (!(error instanceof OpenAI.APIError)) throw error;
-  const { status, code, param, type, message } = error;
-  told = { error: { class: error.constructor.name, status, code, param, type, message } };
+for await (const line of createInterface({ input: process.stdin })) {
+  const [method, baseURL, apiKey, parameters] = JSON.parse(line);
+  const { completions } = new OpenAI({ baseURL, apiKey, maxRetries: 0 }).chat;
+  let told;
+  try {
+    told = { value: await methodsOf(completions, parameters)[method]() };
+  } catch (error) {
+    if (!(error instanceof OpenAI.APIError)) throw error;
+    const { status, code, param, type, message } = error;
+    told = { error: { class: error.constructor.name, status, code, param, type, message } };
+  }
+  process.stdout.write(`${JSON.stringify(told)}\n`);
 }
-process.stdout.write(JSON.stringify(told));

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -21,10 +22,10 @@ from tests.e2e.chat.asking import (
     user,
 )
 from tests.e2e.chat.tools import ADD, PARIS, WEATHER, WEATHER_OF_CITIES, calls_of, check_fits, named
+from tests.support.processes import spawn
 from tests.support.stack import MODEL, REPOSITORY
 
 FOLDER = REPOSITORY / "tests" / "clients"
-CLIENT_SECONDS = 60
 
 pytestmark = [
     pytest.mark.e2e,
@@ -44,42 +45,58 @@ SCHEMA: Message = {
 }
 
 
-def call(client: OpenAI, method: str, messages: Any, **options: Any) -> Any:
-    """Return what a method of tests/clients/chat.mjs gives: `value` or `error`."""
-    messages = [user(messages)] if isinstance(messages, str) else messages
-    parameters = {"model": MODEL, "messages": messages, "temperature": 0, **options}
-    command = ["node", "chat.mjs", method, str(client.base_url), client.api_key]
-    process = subprocess.run(
-        command,
-        input=json.dumps(parameters),
-        capture_output=True,
-        text=True,
-        cwd=FOLDER,
-        timeout=CLIENT_SECONDS,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+class NodeClient:
+    """A process with the client for Node, which takes long to start."""
+
+    def __init__(self, client: OpenAI) -> None:
+        self._address = (str(client.base_url), client.api_key)
+        self._process = spawn(
+            "node", "chat.mjs", stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=FOLDER
+        )
+
+    def close(self) -> None:
+        """End the process, as its input ends."""
+        with self._process:
+            pass
+
+    def call(self, method: str, messages: Any, *, key: str = "", **options: Any) -> Any:
+        """Return what a method of tests/clients/chat.mjs gives: `value` or `error`."""
+        messages = [user(messages)] if isinstance(messages, str) else messages
+        parameters = {"model": MODEL, "messages": messages, "temperature": 0, **options}
+        url, own_key = self._address
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(
+            json.dumps([method, url, key or own_key, parameters]).encode() + b"\n"
+        )
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def value_of(self, method: str, messages: Any, **options: Any) -> Any:
+        """Return what a method gives, which must be no error."""
+        told = self.call(method, messages, **options)
+        assert "error" not in told, told
+        return told["value"]
+
+    def answer_of(self, messages: Any, **options: Any) -> ChatCompletion:
+        """Return the whole answer that the client gets; the stream must tell the same."""
+        answer = ChatCompletion.model_validate(self.value_of("create", messages, **options))
+        chunks = [
+            ChatCompletionChunk.model_validate(chunk)
+            for chunk in self.value_of("chunks", messages, **options)
+        ]
+        for choice in answer.choices:
+            assert joined(chunks, choice.index) == as_told(choice.message)
+            assert finish_reasons(chunks, choice.index) == [choice.finish_reason]
+        return answer
 
 
-def value_of(client: OpenAI, method: str, messages: Any, **options: Any) -> Any:
-    """Return what a method gives, which must be no error."""
-    told = call(client, method, messages, **options)
-    assert "error" not in told, told
-    return told["value"]
-
-
-def answer_of(client: OpenAI, messages: Any, **options: Any) -> ChatCompletion:
-    """Return the whole answer that the client for Node gets; the stream must tell the same."""
-    answer = ChatCompletion.model_validate(value_of(client, "create", messages, **options))
-    chunks = [
-        ChatCompletionChunk.model_validate(chunk)
-        for chunk in value_of(client, "chunks", messages, **options)
-    ]
-    for choice in answer.choices:
-        assert joined(chunks, choice.index) == as_told(choice.message)
-        assert finish_reasons(chunks, choice.index) == [choice.finish_reason]
-    return answer
+@pytest.fixture(scope="module")
+def node(client: OpenAI) -> Iterator[NodeClient]:
+    """The client for Node, with the key of the client for Python."""
+    node = NodeClient(client)
+    yield node
+    node.close()
 
 
 @pytest.mark.parametrize(
@@ -93,8 +110,10 @@ def answer_of(client: OpenAI, messages: Any, **options: Any) -> ChatCompletion:
     ],
     ids=["plain", "choices", "tools", "required", "reasoning"],
 )
-def test_both_clients_get_the_same_answer(client: OpenAI, options: dict[str, Any]) -> None:
-    told = answer_of(client, PARIS, **options)
+def test_both_clients_get_the_same_answer(
+    client: OpenAI, node: NodeClient, options: dict[str, Any]
+) -> None:
+    told = node.answer_of(PARIS, **options)
     expected = chat(client, PARIS, **options)
 
     assert [as_told(choice.message) for choice in told.choices] == [
@@ -105,8 +124,8 @@ def test_both_clients_get_the_same_answer(client: OpenAI, options: dict[str, Any
     ]
 
 
-def test_streams_are_put_together(client: OpenAI) -> None:
-    told = value_of(client, "stream", ITALY)
+def test_streams_are_put_together(node: NodeClient) -> None:
+    told = node.value_of("stream", ITALY)
     [choice] = told["completion"]["choices"]
 
     assert "".join(told["content"]) == choice["message"]["content"]
@@ -114,9 +133,9 @@ def test_streams_are_put_together(client: OpenAI) -> None:
     assert len(told["content"]) > 1
 
 
-def test_streamed_calls_are_put_together(client: OpenAI) -> None:
+def test_streamed_calls_are_put_together(node: NodeClient) -> None:
     options = {"tools": [ADD], "tool_choice": named(ADD)}
-    told = value_of(client, "stream", "Add 12 and 30.", **options)
+    told = node.value_of("stream", "Add 12 and 30.", **options)
 
     completion = ChatCompletion.model_validate(told["completion"])
     check_fits(calls_of(completion), ADD)
@@ -124,16 +143,16 @@ def test_streamed_calls_are_put_together(client: OpenAI) -> None:
     assert made.id.startswith("call_")
 
 
-def test_tools_are_run(client: OpenAI) -> None:
-    told = value_of(client, "runTools", PARIS, tools=[WEATHER], result='{"degrees": 21}')
+def test_tools_are_run(node: NodeClient) -> None:
+    told = node.value_of("runTools", PARIS, tools=[WEATHER], result='{"degrees": 21}')
 
     assert told == {"content": "It is 21 degrees in Paris.", "given": [{"city": "Paris"}]}
 
 
-def test_strict_schema_is_parsed(client: OpenAI) -> None:
+def test_strict_schema_is_parsed(node: NodeClient) -> None:
     form = {"name": "answer", "strict": True, "schema": SCHEMA}
     response_format = {"type": "json_schema", "json_schema": form}
-    told = value_of(client, "parse", ITALY, response_format=response_format)
+    told = node.value_of("parse", ITALY, response_format=response_format)
 
     jsonschema.validate(json.loads(told["choices"][0]["message"]["content"]), SCHEMA)
 
@@ -149,16 +168,16 @@ def test_strict_schema_is_parsed(client: OpenAI) -> None:
 )
 @pytest.mark.parametrize("method", ["create", "chunks"])
 def test_errors_have_their_class(
-    client: OpenAI, method: str, options: dict[str, Any], error: tuple[str, int, str]
+    node: NodeClient, method: str, options: dict[str, Any], error: tuple[str, int, str]
 ) -> None:
     messages = options.get("messages", ITALY)
     others = {name: value for name, value in options.items() if name != "messages"}
-    told = call(client, method, messages, **others)["error"]
+    told = node.call(method, messages, **others)["error"]
 
     assert (told["class"], told["status"], told["param"]) == error
 
 
-def test_wrong_key_has_its_class(client: OpenAI) -> None:
-    told = call(client.with_options(api_key="sk-nonsense"), "create", ITALY)["error"]
+def test_wrong_key_has_its_class(node: NodeClient) -> None:
+    told = node.call("create", ITALY, key="sk-nonsense")["error"]
 
     assert (told["class"], told["code"]) == ("AuthenticationError", "invalid_api_key")
