@@ -105,8 +105,9 @@ run_pip() { # TOTAL ARGUMENT...
             verb=Unpacked
             start=$SECONDS
             before=$(installed)
+            total=$(sed -n 's/^Installing collected packages: //p' "$log" | wc -w)
         elif [[ $verb == Fetched ]]; then
-            finished=$(grep -c '^Collecting ' "$log" || true)
+            finished=$(grep -cE '^(Collecting|Requirement already satisfied:) ' "$log" || true)
             report "$verb" $((finished - 1)) "$total" $((SECONDS - start))
         else
             finished=$(installed)
@@ -121,10 +122,12 @@ run_pip() { # TOTAL ARGUMENT...
 
 installed() { find "$installing"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' | wc -l; }
 
-# Packages differ in size, so the estimate is rough.
+# Packages differ in size, so the estimate is rough, and useless before a tenth of them is done.
 report() { # VERB COUNT TOTAL SECONDS
-    if (($2 > 0 && $3 > 1)); then
+    if (($2 * 10 > $3 && $3 > 1)); then
         say "  $1 $2 of $3 packages, about $(($4 * ($3 - $2) / $2)) seconds left"
+    elif (($3 > 1)); then
+        say "  $1 $2 of $3 packages"
     fi
 }
 
