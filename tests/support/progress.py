@@ -7,6 +7,8 @@ from typing import Final
 
 import pytest
 
+from tests.support.scheduling import group_of
+
 EVERY_SECONDS: Final = 10.0
 SLOWEST: Final = 20
 CACHE_KEY: Final = "sluice/seconds"
@@ -59,13 +61,14 @@ class Progress:
         if self._config.option.collectonly or self._total < 1_000:
             return
         self._config.cache.set(CACHE_KEY, _summed(self._seconds, _file))
-        folders = _summed(self._seconds, _folder)
-        self._print("\nTime of each folder, summed over all processes:")
-        for folder, seconds in _longest(folders, len(folders)):
-            self._print(f"{seconds:8.1f} s  {folder}")
-        self._print(f"The {SLOWEST} slowest tests:")
-        for test, seconds in _longest(self._seconds, SLOWEST):
-            self._print(f"{seconds:8.1f} s  {test}")
+        self._print_longest("Time of each folder", _summed(self._seconds, _folder), most=100)
+        self._print_longest("What takes longest in one process", _summed(self._seconds, group_of))
+        self._print_longest("The slowest tests", self._seconds, most=SLOWEST)
+
+    def _print_longest(self, title: str, seconds: Mapping[str, float], *, most: int = 8) -> None:
+        self._print(f"\n{title}:")
+        for name, its in sorted(seconds.items(), key=lambda item: -item[1])[:most]:
+            self._print(f"{its:8.1f} s  {name}")
 
     def _line(self) -> str:
         done = self._outcomes["teardown"]
@@ -110,7 +113,3 @@ def _summed(seconds: Mapping[str, float], group: Callable[[str], str]) -> dict[s
     for test, its in seconds.items():
         sums[group(test)] += its
     return dict(sums)
-
-
-def _longest(seconds: Mapping[str, float], most: int) -> list[tuple[str, float]]:
-    return sorted(seconds.items(), key=lambda item: -item[1])[:most]

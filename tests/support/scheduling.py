@@ -1,33 +1,37 @@
-"""Which tests run in one process, one after the other, where several processes share them (pytest-xdist)."""
+"""The order of the tests, and which of them one process runs where several share them (pytest-xdist)."""
 
 from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-ENGINES: Final = "real engines"
-DEPLOYMENTS: Final = "deployments that are used or broken"
+EXACT: Final = "the engine in float32"
+SMALL: Final = "engines with other settings"
+SAMPLERS: Final = "the engines of the samplers"
 TOGETHER: Final = {
-    # Engines beside each other take too long to start, and everything else waits for them.
-    "tests/worker/test_chat_resumption_vllm.py": ENGINES,
-    "tests/worker/test_resumption_vllm.py": ENGINES,
-    "tests/worker/test_vision.py": ENGINES,
-    "tests/worker/test_vllm_engine.py": ENGINES,
-    "tests/worker/test_vllm_process.py": ENGINES,
-    "tests/samplers/test_engine.py": ENGINES,
-    "tests/samplers/test_resumption.py": ENGINES,
-    "tests/telemetry/test_vllm_metrics.py": ENGINES,
-    "tests/kills/": ENGINES,
-    "tests/e2e/": ENGINES,
-    "tests/fuzz/": ENGINES,
-    # Each of them keeps many processes busy, and waits for what others do in time.
-    "tests/chaos/": DEPLOYMENTS,
-    "tests/proofs/": DEPLOYMENTS,
-    "tests/outages/": DEPLOYMENTS,
-    "tests/overload/": DEPLOYMENTS,
-    "tests/answers/test_processes.py": DEPLOYMENTS,
-    "tests/cli/test_up.py": DEPLOYMENTS,
+    # Tests that share an engine or a deployment run in the process that started it. What takes
+    # longest begins first, so that no process is left with it at the end.
+    "tests/worker/test_resumption_vllm.py": EXACT,
+    "tests/worker/test_chat_resumption_vllm.py": EXACT,
+    "tests/worker/test_vllm_engine.py": EXACT,
+    "tests/chaos/test_planted_faults.py": "planted faults",
+    "tests/e2e/test_hostile_structure.py": "hostile structures",
+    "tests/proofs/test_everything_dies.py": "deployment that dies",
+    "tests/proofs/test_outages.py": "deployment that dies",
+    "tests/kills/": "killed workers",
+    "tests/samplers/test_engine.py": SAMPLERS,
+    "tests/samplers/test_resumption.py": SAMPLERS,
+    "tests/proofs/": "proofs",
+    "tests/worker/test_vllm_process.py": "processes of an engine",
+    "tests/chaos/test_chaos.py": "chaos",
+    "tests/worker/test_vision.py": SMALL,
+    "tests/worker/test_vllm_metrics.py": SMALL,
+    "tests/outages/": "outages",
+    "tests/cli/test_up.py": "sluice up",
+    "tests/overload/": "overload",
 }
-"""Files and folders of which one process runs all that have the same name, in this order."""
+"""Files and folders, in this order; one process runs all that have the same name."""
+EARLY: Final = ("tests/e2e/", "tests/fuzz/", "tests/gateway/", "tests/samplers/")
+"""Folders that come next."""
 
 
 class FileScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
@@ -44,6 +48,6 @@ def group_of(nodeid: str) -> str:
 
 
 def rank_of(nodeid: str) -> int:
-    """Return when a test's turn is: those that run together take longest, and begin first."""
-    ranks = (rank for rank, path in enumerate(TOGETHER) if nodeid.startswith(path))
-    return next(ranks, len(TOGETHER))
+    """Return when a test's turn is."""
+    ranks = (rank for rank, path in enumerate((*TOGETHER, *EARLY)) if nodeid.startswith(path))
+    return next(ranks, len(TOGETHER) + len(EARLY))
