@@ -94,7 +94,7 @@ class Site:
         await database.aclose()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
 def test_backup_brings_back_what_was_there(database_url: str, redis_server: RedisServer) -> None:
     site = Site(database_url, redis_server.url)
     site.expect("tenants", "create", "Acme", "--id", "acme")
