@@ -1,7 +1,7 @@
 """Requests made by chance, but the same ones every time."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,8 @@ MOST_MEMBERS = 5
 
 ODDITIES = (0, 0, 0, 1, 2, 5)
 """How many of ten members of a body are odd or junk: half of all bodies are sound in every part."""
+NEARLY_SOUND = (0, 0, 0, 1)
+"""For bodies of which most reach an engine."""
 
 VERY_ODD = max(ODDITIES)
 DIALECTS = (None, *(dialect.value for dialect in Dialect))
@@ -61,19 +63,18 @@ COMPLETIONS = Target("/v1/completions", "prompt", _texts(SOUND), _texts(ODD))
 CHATS = Target("/v1/chat/completions", "messages", _texts(CHAT_SOUND), _texts(CHAT_ODD))
 
 
-def different_cases(seed: int, target: Target) -> Iterator[Case]:
-    """Yield requests without end, none of them twice."""
+def different_cases(seed: int, target: Target, oddities: Sequence[int]) -> Iterator[Case]:
+    """Yield requests without end, none of them twice; `oddities` are drawn from."""
     chance = Random(seed)
     seen: set[Case] = set()
     while True:
-        case = _case(chance, target)
+        case = _case(chance, target, chance.choice(oddities))
         if case not in seen:
             seen.add(case)
             yield case
 
 
-def _case(chance: Random, target: Target) -> Case:
-    oddity = chance.choice(ODDITIES)
+def _case(chance: Random, target: Target, oddity: int) -> Case:
     members = [_member(chance, target, oddity) for _ in range(chance.randint(0, MOST_MEMBERS))]
     parts = [
         f'"model": "{MODEL}"',

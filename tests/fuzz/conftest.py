@@ -1,27 +1,42 @@
-"""A deployment of its own for hostile requests: two gateways and the real engine, on loopback."""
+"""What is shot at: the deployment with the real engine, and one of its own without a model."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
-from openai import OpenAI
 
-from tests.e2e.asking import wait_until_listed
-from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, running_stack
+from tests.support.deployment import MAX_SEQUENCES, attach, place
+from tests.support.stack import Stack, running_stack
+
+REAL, SCRIPTED = "real", "scripted"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Do not shoot at the real engine while a test of another process wants to be alone with it."""
+    if REAL not in item.nodeid:
+        return (yield)
+    with place(item.config, alone=False):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
-def target() -> Iterator[Stack]:
-    """What is shot at; at the end all of it must still be there and sound."""
+def real(request: pytest.FixtureRequest) -> Stack:
+    """Two gateways and the real engine, which other tests use, too."""
+    return attach(request.config)
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[Stack]:
+    """Two gateways and an engine without a model, which costs next to nothing."""
     with running_stack() as stack:
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name)
-        stack.start_worker(
-            ready_seconds=ENGINE_START_SECONDS,
-            SLUICE_MAX_SEQUENCES="96",
-            SLUICE_TOOL_PARSER="hermes",
-            SLUICE_REASONING_PARSER="qwen3",
-        )
-        for url in stack.gateways:
-            with OpenAI(base_url=f"{url}/v1", api_key=stack.key(), max_retries=0) as client:
-                wait_until_listed(client, MODEL)
+        stack.start_worker(SLUICE_ENGINE=SCRIPTED, SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES))
         yield stack
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, engine: str) -> Stack:
+    """The deployment with an engine; at the end all of it must still be there and sound."""
+    stack: Stack = request.getfixturevalue(engine)
+    return stack

@@ -9,17 +9,31 @@ import pytest
 
 from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from tests.fuzz.bodies import CHATS, COMPLETIONS, Case, Target, different_cases
+from tests.e2e.examples import LONG
+from tests.fuzz.bodies import (
+    CHATS,
+    COMPLETIONS,
+    NEARLY_SOUND,
+    ODDITIES,
+    Case,
+    Target,
+    different_cases,
+)
 from tests.fuzz.chat_values import CHAT_SOUND
+from tests.fuzz.conftest import REAL, SCRIPTED
 from tests.fuzz.sending import answers_of
 from tests.fuzz.soundness import check_sound
 from tests.fuzz.values import SOUND
-from tests.fuzz.verdict import complaint
+from tests.fuzz.verdict import OVERLOADED, complaint
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 
-BODIES = 9_000
+BODIES = {REAL: 500, SCRIPTED: 1_000}
+"""For each endpoint."""
+LONG_BODIES = 9_000
+FUZZER = "fuzzer"
+"""A tenant, so that others get their share of the engine beside it."""
 SEED = 1
 SHOWN = 5
 
@@ -31,31 +45,41 @@ def test_every_parameter_is_tried() -> None:
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHATS], ids=lambda each: each.subject)
-def test_every_answer_is_sound(target: Stack, endpoint: Target) -> None:
-    sent = list(islice(different_cases(SEED, endpoint), BODIES))
-    half = BODIES // 2
-    answers = asyncio.run(shoot(target, sent[:half], sent[half:]))
+@pytest.mark.parametrize("engine", [REAL, SCRIPTED])
+def test_every_answer_is_sound(
+    request: pytest.FixtureRequest, target: Stack, engine: str, endpoint: Target
+) -> None:
+    is_long = request.config.getoption("--long")
+    bodies = LONG_BODIES if is_long else BODIES[engine]
+    # Few bodies are worth a real engine unless they reach it.
+    oddities = NEARLY_SOUND if engine == REAL and not is_long else ODDITIES
+    sent = list(islice(different_cases(SEED, endpoint, oddities), bodies))
+    half = bodies // 2
+    answers = asyncio.run(shoot(target, target.key(FUZZER), sent[:half], sent[half:]))
 
     problems = []
     for case, answer in answers:
         problem = repr(answer) if isinstance(answer, Exception) else complaint(case, answer)
         if problem:
             problems.append(f"{problem}\n{case}")
-    assert not problems, f"{len(problems)} of {BODIES}:\n" + "\n\n".join(problems[:SHOWN])
-    statuses = Counter(a.status_code for _, a in answers if isinstance(a, httpx.Response))
-    # The bodies are worth sending: many run, many are refused, nearly none finds the queue full.
-    assert statuses[200] > BODIES // 4, statuses
-    assert statuses[400] > BODIES // 10, statuses
-    assert statuses[503] < BODIES // 100, statuses
-    check_sound(target)
+    assert not problems, f"{len(problems)} of {bodies}:\n" + "\n\n".join(problems[:SHOWN])
+    # Each body counts by its last answer: how many find a queue full depends on the machine.
+    last = {
+        case: answer.status_code for case, answer in answers if isinstance(answer, httpx.Response)
+    }
+    statuses = Counter(last.values())
+    # The bodies are worth sending: many run, and many are refused.
+    assert statuses[200] > bodies // 4, statuses
+    assert statuses[400] > bodies // 10, statuses
+    assert not statuses[OVERLOADED], statuses
+    check_sound(target, text=LONG.completion if engine == REAL else None)
 
 
 async def shoot(
-    target: Stack, *volleys: list[Case]
+    target: Stack, key: str, *volleys: list[Case]
 ) -> list[tuple[Case, httpx.Response | Exception]]:
     """Send a volley to each gateway, all at the same time."""
     shots = [
-        answers_of(url, target.key(), volley)
-        for url, volley in zip(target.gateways, volleys, strict=True)
+        answers_of(url, key, volley) for url, volley in zip(target.gateways, volleys, strict=True)
     ]
     return [answer for answers in await asyncio.gather(*shots) for answer in answers]

@@ -25,8 +25,8 @@ from tests.support.stack import Stack, running_stack
 
 pytestmark = pytest.mark.timeout(300)
 
-EXAMPLES = 12
-"""Requests for each operation."""
+EXAMPLES, LONG_EXAMPLES = 8, 50
+"""Requests for each operation, in the short form and in the long one."""
 LEAST_OPERATIONS = 50
 LEAST_SERVED = 100
 """Requests that must be served, so that not only refusals are looked at."""
@@ -78,8 +78,9 @@ def things(target: Stack, key: str) -> dict[str, str]:
 
 
 def test_management_api_answers_as_its_page_says(
-    target: Stack, key: str, things: dict[str, str]
+    request: pytest.FixtureRequest, target: Stack, key: str, things: dict[str, str]
 ) -> None:
+    examples = LONG_EXAMPLES if request.config.getoption("--long") else EXAMPLES
     page = schemathesis.openapi.from_url(f"{target.url}/openapi.json")
     page.validate()
     operations = [
@@ -91,7 +92,7 @@ def test_management_api_answers_as_its_page_says(
     assert len(operations) >= LEAST_OPERATIONS
     statuses: Counter[int] = Counter()
     for operation in operations:
-        _shoot(operation, key, things, statuses)
+        _shoot(operation, key, things, statuses, examples=examples)
     assert sum(statuses[status] for status in (200, 201, 204)) >= LEAST_SERVED, statuses
     assert {400, 404} <= set(statuses)
     assert statuses[503] == 0
@@ -100,7 +101,9 @@ def test_management_api_answers_as_its_page_says(
     assert key[16:] not in log
 
 
-def _shoot(operation: Any, key: str, things: dict[str, str], statuses: Counter[int]) -> None:
+def _shoot(
+    operation: Any, key: str, things: dict[str, str], statuses: Counter[int], *, examples: int
+) -> None:
     """Send requests to one operation, half of them about things that are there."""
     strategies = [
         operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode
@@ -111,9 +114,8 @@ def _shoot(operation: Any, key: str, things: dict[str, str], statuses: Counter[i
 
     @seed(1)
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -16,20 +16,22 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.fuzz.conftest import REAL, SCRIPTED
 from tests.fuzz.soundness import check_sound
 from tests.support.stack import MODEL, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 
 REQUESTS = {
-    "/v1/completions": 600,
-    "/v1/completions:estimate": 200,
-    "/v1/chat/completions": 600,
-    "/v1/chat/completions:estimate": 200,
-    "/tokenize": 200,
-    "/detokenize": 200,
+    "/v1/completions": 150,
+    "/v1/completions:estimate": 75,
+    "/v1/chat/completions": 150,
+    "/v1/chat/completions:estimate": 75,
+    "/tokenize": 50,
+    "/detokenize": 50,
 }
-LEAST_SERVED = 20
+LONG_FACTOR = 4
+LEAST_SERVED = 10
 """Requests to each path that must be served, so that not only refusals are looked at."""
 
 FEW = 4
@@ -44,20 +46,29 @@ CHECKS = [
 ]
 
 
-@pytest.fixture(scope="module")
+each_engine = pytest.mark.parametrize(
+    "engine", [SCRIPTED, pytest.param(REAL, marks=pytest.mark.long)]
+)
+"""What an engine answers goes through the same code of the gateway, whichever engine it is."""
+
+
+@pytest.fixture
 def page(target: Stack) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_url(f"{target.url}/openapi.json")
 
 
+@pytest.mark.parametrize("engine", [SCRIPTED])
 def test_page_is_valid_openapi(page: schemathesis.BaseSchema) -> None:
     page.validate()
     assert page.raw_schema["openapi"].startswith("3.1")
 
 
 @pytest.mark.parametrize("path", REQUESTS)
+@each_engine
 def test_answers_are_as_the_page_says(
-    target: Stack, page: schemathesis.BaseSchema, path: str
+    request: pytest.FixtureRequest, target: Stack, page: schemathesis.BaseSchema, path: str
 ) -> None:
+    factor = LONG_FACTOR if request.config.getoption("--long") else 1
     operation = page[path]["POST"]
     strategies = [
         operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode
@@ -66,9 +77,8 @@ def test_answers_are_as_the_page_says(
 
     @seed(1)
     @settings(
-        max_examples=REQUESTS[path],
+        max_examples=factor * REQUESTS[path],
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
