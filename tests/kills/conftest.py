@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kills.killing import KILLS, LONG_KILLS, killable_stack
+from tests.kills.killing import killable_stack
 from tests.support.stack import Stack
 
 
@@ -13,9 +13,3 @@ def stack() -> Iterator[Stack]:
     """A gateway and two workers of its own, which can be killed."""
     with killable_stack() as stack:
         yield stack
-
-
-@pytest.fixture
-def kills(request: pytest.FixtureRequest) -> int:
-    """How many kills each test takes."""
-    return LONG_KILLS if request.config.getoption("--long") else KILLS

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.kills.killing import STREAMS, Asked, prove_that_kills_change_nothing
+from tests.kills.killing import LONG_KILLS, STREAMS, Asked, prove_that_kills_change_nothing
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
@@ -30,7 +30,8 @@ def asked(number: int) -> Asked:
     return Asked("/v1/completions", body)
 
 
-def test_streams_of_killed_workers_say_what_they_say_undisturbed(stack: Stack, kills: int) -> None:
+@pytest.mark.long
+def test_streams_of_killed_workers_say_what_they_say_undisturbed(stack: Stack) -> None:
     prove_that_kills_change_nothing(
-        stack, [asked(number) for number in range(STREAMS)], kills=kills
+        stack, [asked(number) for number in range(STREAMS)], kills=LONG_KILLS
     )
