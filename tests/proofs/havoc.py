@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.proofs.client import Answer, ask
-from tests.support.stack import Stack, http_status
+from tests.support.stack import Stack
 
 READY_SECONDS = 240.0
 """Only a failure takes that long."""
@@ -23,11 +23,19 @@ class Havoc:
     stack: Stack
     is_over: bool = False
     killed: list[str] = field(default_factory=list)
+    refusals: int = 0
+    """Requests that a gateway has refused that had only just started."""
     lost_place_at: float | None = None
     """When the gateway was killed that had the last request of the held key."""
 
     async def run(
-        self, rng: random.Random, *, kills: int, pause_seconds: float, held_key: str
+        self,
+        rng: random.Random,
+        *,
+        kills: int,
+        pause_seconds: float,
+        held_key: str,
+        free_key: str,
     ) -> None:
         """Kill each kind of process so many times, and start it again."""
         for number in range(kills):
@@ -38,7 +46,7 @@ class Havoc:
             if held is not None:
                 assert not (await held).is_complete
                 self.lost_place_at = killed_at
-            await self._restart_gateway(number % 2)
+            await self._restart_gateway(number % 2, free_key)
             await asyncio.sleep(rng.uniform(0.2, pause_seconds))
             self._kill_jobs()
         self.is_over = True
@@ -57,11 +65,13 @@ class Havoc:
         self.killed.append(name)
         return time.monotonic()
 
-    async def _restart_gateway(self, index: int) -> None:
+    async def _restart_gateway(self, index: int, key: str) -> None:
+        """Start a gateway again, and wait until it has served a request."""
         name, url = f"gateway-{index + 1}", self.stack.gateways[index]
         self.stack.launch_gateway(name, port=urlsplit(url).port or 0)
         async with asyncio.timeout(READY_SECONDS):
-            while await asyncio.to_thread(http_status, f"{url}/readyz") != 200:
+            while (status := (await ask(url, key, prompt="x", max_tokens=1)).status) != 200:
+                self.refusals += status == 503
                 await asyncio.sleep(0.1)
 
     def _kill_jobs(self) -> None:

@@ -35,6 +35,8 @@ class Evidence:
     answers: list[tuple[Wish, Answer]] = field(default_factory=list)
     refusals: list[Answer] = field(default_factory=list)
     """Of credentials that are no good."""
+    early_refusals: int = 0
+    """By gateways that had only just started, of requests that are not among the answers."""
     witness: Witness = field(default_factory=Witness)
     rows: list[Row] = field(default_factory=list)
     engine_prompt_tokens: int = 0
@@ -77,7 +79,7 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
     stack = evidence.stack
     async with open_office(stack) as office, open_books(stack) as books:
         await _open_accounts(office, evidence)
-        place, minute = await _probes(office)
+        place, minute, free = await _probes(office)
         async with watching(books.redis) as evidence.witness:
             havoc, crowd = Havoc(stack), Crowd(stack.gateways)
             keys = [credential.text for credential in evidence.credentials]
@@ -99,13 +101,14 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
                         kills=scale.kills,
                         pause_seconds=scale.pause_seconds,
                         held_key=place.text,
+                        free_key=free.text,
                     ),
                     wait_for_place(havoc, place.text),
                     _bad_credentials(stack, evidence),
                 )
                 if waiting is not None:
                     evidence.waited = await waiting
-                evidence.answers = crowd.answers
+                evidence.answers, evidence.early_refusals = crowd.answers, havoc.refusals
                 evidence.settled_seconds = await _settled(books, evidence)
             finally:
                 is_over.set()
@@ -165,12 +168,13 @@ async def _open_accounts(office: Office, evidence: Evidence) -> None:
     evidence.secrets = [*evidence.stack.keys, webhook.secret, JWT_SECRET, token]
 
 
-async def _probes(office: Office) -> tuple[Credential, Credential]:
-    """Keys of which one may have one request at a time, the other three in a minute."""
+async def _probes(office: Office) -> tuple[Credential, Credential, Credential]:
+    """Keys that may have one request at a time, three in a minute, and as many as they like."""
     tenant = await office.tenant("probes")
     return (
         await office.key(tenant, limits={"concurrent_requests": 1}),
         await office.key(tenant, limits={"requests_per_minute": 3}),
+        await office.key(tenant),
     )
 
 

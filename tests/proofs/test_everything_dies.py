@@ -67,7 +67,12 @@ def test_the_run_was_what_it_should_be(evidence: Evidence, scale: Scale) -> None
 
 def test_every_admitted_request_has_one_row(evidence: Evidence) -> None:
     ids = Counter(row["request_id"] for row in evidence.rows)
-    assert ids == Counter(evidence.witness.reserved)
+    assert set(ids.values()) == {1}
+    assert ids.keys() <= evidence.witness.reserved
+    # A gateway that has only just started may find no worker after it has reserved, and releases that.
+    released = evidence.witness.reserved - ids.keys()
+    refused = sum(answer.status == 503 for _, answer in evidence.answers)
+    assert len(released) <= refused + evidence.early_refusals
 
 
 def test_every_job_belongs_to_a_row(evidence: Evidence) -> None:
