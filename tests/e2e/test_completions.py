@@ -31,7 +31,7 @@ from tests.e2e.examples import (
     ids_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -21,7 +21,7 @@ from tests.e2e.asking import (
 from tests.e2e.examples import ids_of
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 TENANTS = 16
 STREAMS = 64

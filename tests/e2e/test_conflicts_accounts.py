@@ -11,7 +11,7 @@ from tests.e2e.examples import COUNTING, OPEN
 from tests.e2e.seeds.calling import DIALECTS, Body, Caller, each_dialect, text_of
 from tests.support.stack import MODEL, REPOSITORY, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 BLOCK_TOKENS = 128
 REQUIRING_A_MODEL = ("openai", "fireworks", "fireworks-2026", "omlx")

@@ -5,7 +5,7 @@ import pytest
 from tests.e2e.examples import COUNTING, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, joined, text_of, texts_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 WINDOW = 2048
 GREEDY: Body = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.0}

@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, text_of, texts_by_seed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NEUTRAL: Body = {
     "temperature": 1.0,

@@ -9,7 +9,7 @@ from tests.e2e.asking import complete, parameters, streamed, usage_of
 from tests.e2e.examples import COUNTING, LONG, ids_of
 from tests.support.stack import CHECKPOINT, MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 WINDOW: int = json.loads((CHECKPOINT / "config.json").read_text())["max_position_embeddings"]
 TRUNCATE = {"context_length_exceeded_behavior": "truncate"}

@@ -20,7 +20,7 @@ from tests.e2e.asking import (
 )
 from tests.e2e.examples import COUNTING, LONG, MULTI_BYTE, OPEN, SPECIAL, TOKENIZER, ids_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def check_offsets(choice: CompletionChoice) -> None:

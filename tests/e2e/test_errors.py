@@ -20,7 +20,7 @@ from tests.support.deployment import MAX_WAITING_JOBS_OF_TENANT
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 VOCABULARY = TOKENIZER.get_vocab_size()
 

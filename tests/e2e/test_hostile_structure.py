@@ -85,7 +85,7 @@ def keys(stack: Stack) -> tuple[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.load
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_hostile_structures_do_not_disturb_healthy_streams(
     stack: Stack, keys: tuple[str, str]
 ) -> None:

@@ -15,7 +15,7 @@ from tests.e2e.asking import (
 )
 from tests.e2e.examples import COUNTING, LONG
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 OPTIONS = {"temperature": 0, "max_tokens": LONG.max_tokens}
 MIDDLE = len(LONG.completion) // 2

@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of
 
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
 PRODUCT = {
     "type": "object",
     "properties": {
@@ -103,7 +105,6 @@ def asked(body: Body, **more: Any) -> Body:
     return {"prompt": "Describe a product as JSON:", "max_tokens": 60, "seed": 5, **body, **more}
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(("dialect", "body", "check"), CASES, ids=IDS)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_text_matches_its_structure(
@@ -119,7 +120,6 @@ def test_text_matches_its_structure(
     assert finishes(chunks) == [(0, "stop")]
 
 
-@pytest.mark.e2e
 def test_the_grammar_of_llamacpps_document_yields_arithmetic(caller: Caller) -> None:
     body = asked({"grammar": ARITHMETIC}, prompt="Generate a simple expression:", max_tokens=20)
     text = text_of(caller.complete("llamacpp", body))
@@ -131,7 +131,6 @@ def test_the_grammar_of_llamacpps_document_yields_arithmetic(caller: Caller) -> 
     compile(re.sub(r"\b0+(?=[0-9])", "", whole), "expression", "eval")
 
 
-@pytest.mark.e2e
 def test_any_json_object_has_no_idle_white_space(caller: Caller) -> None:
     body = asked({"response_format": {"type": "json_object"}}, max_tokens=80, temperature=1)
     text = text_of(caller.complete("openai", body))
@@ -140,7 +139,6 @@ def test_any_json_object_has_no_idle_white_space(caller: Caller) -> None:
     assert not re.search(r"\s\s|^\s|\n", outside_strings)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("choice", "check"),
     [
@@ -166,7 +164,6 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
     assert json.loads(call["arguments"])["city"] in ("Oslo", "Rome")
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("body", "param", "reason"),
     [

@@ -8,7 +8,7 @@ from tests.e2e.asking import cached_tokens, complete, streamed, tokens_of, usage
 from tests.e2e.examples import EXAMPLES, LONG, OPEN, Example, ids_of
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 BLOCK_TOKENS = 128
 """What vLLM's prefix cache counts in on a CPU."""

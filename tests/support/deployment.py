@@ -117,7 +117,7 @@ def _start_keeper(folder: Path, name: str) -> "subprocess.Popen[bytes]":
     wait_until(
         lambda: state.exists() or keeper.poll() is not None,
         # The keeper gives up earlier, and reports why.
-        seconds=2 * ENGINE_START_SECONDS,
+        seconds=ENGINE_START_SECONDS + 60,
         what=f"the start of {name}",
     )
     if not state.exists():

@@ -23,7 +23,7 @@ from tests.e2e.chat.tools import WEATHER
 from tests.support.processes import wait_until
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 BOTH = pytest.mark.parametrize("ask", [chat, streamed], ids=["whole", "streamed"])
 

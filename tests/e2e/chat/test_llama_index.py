@@ -15,7 +15,7 @@ CLIENT_SECONDS = 120
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not PYTHON.exists(), reason="LlamaIndex is not installed (scripts/setup.sh clients)"
     ),

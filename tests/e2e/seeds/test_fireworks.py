@@ -18,7 +18,7 @@ from tests.e2e.seeds.calling import (
     texts_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 DIALECT = "fireworks"
 WINDOW = 2048

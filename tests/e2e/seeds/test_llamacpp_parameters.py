@@ -15,7 +15,7 @@ from tests.e2e.seeds.calling import (
     texts_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 DIALECT = "llamacpp"
 BLOCK_TOKENS = 128

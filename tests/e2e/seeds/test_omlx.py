@@ -23,7 +23,7 @@ from tests.e2e.seeds.calling import (
 )
 from tests.support.stack import MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 DIALECT = "omlx"
 WINDOW = 2048

@@ -17,7 +17,7 @@ from tests.e2e.seeds.calling import (
     texts_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 GREEDY: Body = {"temperature": 0, "max_tokens": 24}
 HOT: Body = {"temperature": 2, "max_tokens": 24, "prompt": OPEN}
