@@ -62,7 +62,8 @@ def test_the_run_was_what_it_should_be(evidence: Evidence, scale: Scale) -> None
     assert outcomes.keys() >= {Outcome.FINISHED, Outcome.CANCELLED, Outcome.LOST}
     # Nothing but killed gateways was in anybody's way.
     assert set(statuses) <= {0, 200, 429, 503}
-    assert len({row["gateway"] for row in evidence.rows}) == scale.kills + 2
+    # Both gateways, and at least one that followed a killed one.
+    assert len({row["gateway"] for row in evidence.rows}) > 2
 
 
 def test_every_admitted_request_has_one_row(evidence: Evidence) -> None:
@@ -71,8 +72,13 @@ def test_every_admitted_request_has_one_row(evidence: Evidence) -> None:
     assert ids.keys() <= evidence.witness.reserved
     # A gateway that has only just started may find no worker after it has reserved, and releases that.
     released = evidence.witness.reserved - ids.keys()
+    assert len(released) <= refusals(evidence)
+
+
+def refusals(evidence: Evidence) -> int:
+    """Return how many requests found no worker."""
     refused = sum(answer.status == 503 for _, answer in evidence.answers)
-    assert len(released) <= refused + evidence.early_refusals
+    return refused + evidence.early_refusals
 
 
 def test_every_job_belongs_to_a_row(evidence: Evidence) -> None:
@@ -80,9 +86,11 @@ def test_every_job_belongs_to_a_row(evidence: Evidence) -> None:
     jobs = {f"{id_}-{index}" for id_, row in rows.items() for index in range(row["jobs"])}
     assert evidence.witness.claimed
     assert evidence.witness.claimed <= evidence.witness.enqueued <= jobs
-    # A gateway may die between the reservation and the queue; nobody else leaves a request without jobs.
+    # A gateway may die between the reservation and the queue, or find no worker there.
     never_queued = rows.keys() - evidence.witness.requests_of_jobs
-    assert {rows[id_]["outcome"] for id_ in never_queued} <= {Outcome.LOST}
+    outcomes = Counter(rows[id_]["outcome"] for id_ in never_queued)
+    assert outcomes.keys() <= {Outcome.LOST, Outcome.FAILED}
+    assert outcomes[Outcome.FAILED] <= refusals(evidence)
 
 
 def test_every_completion_that_a_client_saw_has_a_row(evidence: Evidence) -> None:

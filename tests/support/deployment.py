@@ -142,7 +142,7 @@ def _read_stack(folder: Path) -> Stack:
     state = json.loads((folder / _STATE).read_text())
     redis = RedisServer(BUNDLED)
     redis.port, redis.url = state["redis"]
-    return Stack(Path(state["directory"]), redis, state["environment"], state["gateways"])
+    return Stack(Path(state["directory"]), redis, state["environment"], gateways=state["gateways"])
 
 
 @contextmanager
