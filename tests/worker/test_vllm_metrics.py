@@ -75,7 +75,7 @@ async def test_what_the_engine_did_is_told(engine: VllmEngine) -> None:
 async def test_an_aborted_sequence_is_forgotten(engine: VllmEngine) -> None:
     request = EngineRequest(
         id="aborted",
-        prompt_token_ids=[5, 6, 7],
+        prompt_token_ids=[300, 301, 302],
         max_tokens=100,
         sampling=ENDLESS,
         seed=1,
@@ -96,7 +96,7 @@ async def test_the_labels_are_those_of_vllm(engine: VllmEngine, vision_folder: P
 
 def job(number: int) -> GenerationJob:
     """Return a job that comes to many blocks."""
-    return make_job(prompt_token_ids=[3 + number] * 10, max_tokens=TOKENS, sampling=ENDLESS)
+    return make_job(prompt_token_ids=[300 + number] * 10, max_tokens=TOKENS, sampling=ENDLESS)
 
 
 async def run(engine: VllmEngine, jobs: list[GenerationJob]) -> int:
