@@ -111,7 +111,7 @@ def test_each_engine_is_what_it_is_taken_for(runners: dict[str, Engines]) -> Non
     assert [ahead for _, ahead in new.values()] == [False, False, True]
 
 
-@pytest.mark.parametrize("length", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [20, pytest.param(60, marks=pytest.mark.long)])
 def test_sampled_tokens_are_among_those_the_reference_keeps(side: Side, length: int) -> None:
     requests = [
         Request(
@@ -160,13 +160,18 @@ def test_greedy_takes_the_maximum_after_the_penalties(side: Side, spec: Sampling
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_meets_its_target(fast: Engines, version: int, length: int, eta: float) -> None:
-    # At temperature 2 the demo model's entropy is above 3 bits nearly everywhere.
-    chain = SamplerChain(order=ALL, mirostat=Mirostat(version, 3.0, eta))
+    # Of these tokens the model prefers none so much that the target is out of reach.
+    flat = SamplingSpec(
+        seed=0,
+        temperature=2.0,
+        allowed_token_ids=list(range(300, 400)),
+        chain=SamplerChain(order=ALL, mirostat=Mirostat(version, 3.0, eta)),
+    )
     requests = [
         Request(
             prompt=PROMPT,
             max_tokens=length,
-            sampling=SamplingSpec(seed=seed, temperature=2.0, chain=chain),
+            sampling=replace(flat, seed=seed),
             wants_logprobs=True,
         )
         for seed in range(8)
@@ -183,7 +188,7 @@ def test_mirostat_meets_its_target(fast: Engines, version: int, length: int, eta
 
 def test_tokens_are_those_a_sequence_gets_alone(side: Side) -> None:
     """They depend neither on what stands beside it nor, without a chain, on the processor."""
-    length = 24 if side.is_fast else 4
+    length = 24 if side.is_fast else 3
     specs = [*CHAINED[:4], *(replace(each, seed=seed) for seed in range(4) for each in UNCHAINED)]
     requests = [
         Request(prompt=PROMPT[number % 4 :], max_tokens=length, sampling=spec, breakers=BREAKERS)
@@ -198,7 +203,7 @@ def test_tokens_are_those_a_sequence_gets_alone(side: Side) -> None:
     assert together[4:] == [each.tokens for each in unloaded[4:]]
 
 
-@pytest.mark.parametrize("sequences", [33, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sequences", [22, pytest.param(200, marks=pytest.mark.long)])
 def test_sequences_that_come_and_go_do_not_disturb_each_other(side: Side, sequences: int) -> None:
     random = Random(1)
     requests = [
@@ -305,11 +310,11 @@ def kept_by(request: Request, logprobs: Probabilities, output: Sequence[int]) ->
 def replayed(
     request: Request, completion: Completion
 ) -> Iterator[tuple[Probabilities, Probabilities, int]]:
-    """Yield the model's log-probabilities, the reference's probabilities and the token, at each position."""
+    """Yield the log-probabilities that the chain sees, the reference's probabilities and the token, at each position."""
     parameters = parameters_of(request)
     mu = parameters.initial_mu
     for position, token in enumerate(completion.tokens):
-        logprobs = logprobs_of(completion)[position]
+        logprobs = visible(request, logprobs_of(completion)[position])
         if parameters.uses_mirostat:
             kept = reference.mirostat_probabilities(logprobs, parameters, mu)
             if kept[token] > 0:

@@ -1,6 +1,7 @@
 """Going on behind earlier tokens, on both of vLLM's model runners."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -40,11 +41,19 @@ RESUMED = {
 }
 
 
-def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(side: Side) -> None:
-    length = 40 if side.is_fast else 12
+@pytest.fixture
+def is_thorough(request: pytest.FixtureRequest, side: Side) -> bool:
+    """Whether sequences are cut everywhere, and not only where something else comes next."""
+    return side.is_fast or bool(request.config.getoption("--long"))
+
+
+def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(
+    side: Side, *, is_thorough: bool
+) -> None:
+    length = 40 if side.is_fast else 12 if is_thorough else 8
     whole = [Request(prompt=PROMPT, max_tokens=length, sampling=spec) for spec in RESUMED.values()]
     undisturbed = [each.tokens for each in side.generate(whole)]
-    for cut in (1, 5, length - 1):
+    for cut in (1, 5, length - 1) if is_thorough else (4, length - 1):
         requests = [
             dataclasses.replace(each, output=tokens[:cut])
             for each, tokens in zip(whole, undisturbed, strict=True)
@@ -56,7 +65,7 @@ def test_a_sequence_goes_on_behind_earlier_tokens_as_if_undisturbed(side: Side) 
             assert completion.tokens[:again] == tokens[:again]
 
 
-def test_a_grammar_goes_on_behind_earlier_tokens(side: Side) -> None:
+def test_a_grammar_goes_on_behind_earlier_tokens(side: Side, *, is_thorough: bool) -> None:
     whole = Request(
         prompt=PROMPT,
         max_tokens=16,
@@ -64,12 +73,13 @@ def test_a_grammar_goes_on_behind_earlier_tokens(side: Side) -> None:
         grammar="start: /[0-9]{3}-alphanumerical( [a-z]{3}){1,4}/",
     )
     (undisturbed,) = side.generate([whole])
-    assert_goes_on(side, whole, undisturbed.tokens, cuts=range(1, 12))
+    cuts = range(1, 12) if is_thorough else (2, 6, 11)
+    assert_goes_on(side, whole, undisturbed.tokens, cuts=cuts)
 
 
 @pytest.mark.parametrize("budget", [None, 0, 5])
 def test_reasoning_and_the_call_behind_it_go_on_behind_earlier_tokens(
-    side: Side, budget: int | None
+    side: Side, budget: int | None, *, is_thorough: bool
 ) -> None:
     # Without a budget the reasoning is as long as the grammar says.
     thought = "/[a-z ]{9,20}/" if budget is None else r"/(.|\n)*/"
@@ -82,13 +92,18 @@ def test_reasoning_and_the_call_behind_it_go_on_behind_earlier_tokens(
     )
     (undisturbed,) = side.generate([whole])
     tokens = undisturbed.tokens[: undisturbed.tokens.index(CALL_END) + 1]
+    end_of_thought, last = tokens.index(THOUGHT), len(tokens) - 1
     if budget is not None:
-        assert tokens.index(THOUGHT) == budget
-    assert_goes_on(side, whole, tokens, cuts=range(1, len(tokens)))
+        assert end_of_thought == budget
+    # Before and behind the end of the thought, in the call, and before its end.
+    telling = {max(end_of_thought, 1), end_of_thought + 1, last - 3, last}
+    cuts = range(1, len(tokens)) if is_thorough else sorted(telling)
+    assert_goes_on(side, whole, tokens, cuts=cuts)
 
 
-def assert_goes_on(side: Side, whole: Request, tokens: list[int], *, cuts: range) -> None:
+def assert_goes_on(side: Side, whole: Request, tokens: list[int], *, cuts: Sequence[int]) -> None:
     """Assert that behind each cut come the tokens that come there undisturbed."""
+    whole = dataclasses.replace(whole, max_tokens=len(tokens))
     rest = side.generate([dataclasses.replace(whole, output=tokens[:cut]) for cut in cuts])
     for cut, completion in zip(cuts, rest, strict=True):
         assert (cut, completion.tokens[: len(tokens) - cut]) == (cut, tokens[cut:])
