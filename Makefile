@@ -18,18 +18,17 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
-COVERAGE_FOLDER := $(CURDIR)/.coverage
-MEASURED := COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(COVERAGE_FOLDER)/data
+COVERAGE := COVERAGE_FILE=.coverage/data $(BIN)/coverage
 
 # Only a whole run is held against the least coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
 ifeq ($(strip $(ARGS)),)
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes, measuring coverage ..."
-	@rm -rf $(COVERAGE_FOLDER) && mkdir $(COVERAGE_FOLDER)
-	@$(MEASURED) $(PYTEST)
+	@rm -rf .coverage && mkdir .coverage
+	@$(PYTEST) --measure
 	@echo "test: Combining the coverage of all processes ..."
-	@COVERAGE_FILE=$(COVERAGE_FOLDER)/data $(BIN)/coverage combine --quiet
-	@COVERAGE_FILE=$(COVERAGE_FOLDER)/data $(BIN)/coverage report
+	@$(COVERAGE) combine --quiet
+	@$(COVERAGE) report
 else
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
 	@exec $(PYTEST) $(ARGS)

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 
 import asyncpg
+import coverage
 import hypothesis
 import pytest
-from coverage import Coverage
 from redis.asyncio import Redis
 from sqlalchemy import make_url
 from xdist.remote import Producer
@@ -37,9 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also run the tests marked long, and proofs, chaos and random tests at full size",
     )
     parser.addoption(
+        "--measure",
+        action="store_true",
+        help="measure coverage in this process and in those that it starts, into .coverage/",
+    )
+    parser.addoption(
         "--contexts",
         action="store_true",
-        help="note in the coverage file which test executes which line (for tests.mutants)",
+        help="with --measure: note which test executes which line (for tests.mutants)",
     )
 
 
@@ -48,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Let engines run on whichever core is free: vLLM binds all that run at once to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # On CPUs, vLLM runs the model in the process of its engine core: one import of vLLM less.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     # The same examples in every default run; new ones, each failure with its seed, in long runs.
     hypothesis.settings.register_profile("default-run", derandomize=True, deadline=None)
     hypothesis.settings.register_profile("long-run", deadline=None, print_blob=True)
@@ -66,10 +73,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: rank_of(item.nodeid))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to measure coverage, if asked to: measured, the collection of tests takes twice as long."""
+    config = session.config
+    if config.getoption("--measure") and (
+        hasattr(config, "workerinput") or not config.getoption("numprocesses")
+    ):
+        os.environ["COVERAGE_PROCESS_START"] = str(config.rootpath / "pyproject.toml")
+        os.environ["COVERAGE_FILE"] = str(config.rootpath / ".coverage" / "data")
+        coverage.process_startup(force=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Give what coverage measures the name of the test, if asked to."""
-    measured = Coverage.current() if item.config.getoption("--contexts") else None
+    measured = coverage.Coverage.current() if item.config.getoption("--contexts") else None
     if measured is not None:
         measured.switch_context(f"{item.nodeid}|run")
     return (yield)

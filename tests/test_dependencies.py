@@ -1,6 +1,8 @@
 """What is installed: exact versions with hashes, and not many of them."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
 from tests.support.stack import REPOSITORY
@@ -13,6 +15,18 @@ HAS_NO_HASH = "torch-cpu.txt"
 
 _PINNED = re.compile(r"[a-z0-9.-]+={2,3}[^*,\s]+")
 _HASHED = re.compile(rf"{_PINNED.pattern}( \\\n    --hash=sha256:[0-9a-f]{{64}})+")
+
+
+# Programs, files of alembic, and what imports vLLM, which takes ten seconds.
+LEFT_OUT = {
+    "demo_model",
+    "migrations",
+    "__main__.py",
+    "plugin.py",
+    "processor.py",
+    "v1.py",
+    "v2.py",
+}
 
 
 def test_every_dependency_is_pinned_to_one_version_and_its_hashes() -> None:
@@ -31,3 +45,19 @@ def test_the_gateway_asks_for_few_packages() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     direct = {*project["dependencies"], *project["optional-dependencies"]["gateway"]}
     assert 10 < len(direct) <= MOST_DIRECT
+
+
+def test_every_module_can_be_imported() -> None:
+    files = [
+        file.relative_to(REPOSITORY)
+        for package in ("contract", "gateway", "worker")
+        for file in sorted((REPOSITORY / package).rglob("*.py"))
+    ]
+    modules = [
+        ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        for file in files
+        if not LEFT_OUT & set(file.parts)
+    ]
+    assert len(modules) > 300
+    program = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True, timeout=120)

@@ -5,11 +5,13 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 EXACT: Final = "the engine in float32"
-SMALL: Final = "engines with other settings"
+SMALL: Final = "engines with other settings, and what else imports vLLM"
 SAMPLERS: Final = "the engines of the samplers"
 TOGETHER: Final = {
     # Tests that share an engine or a deployment run in the process that started it. What takes
     # longest begins first, so that no process is left with it at the end.
+    "tests/samplers/test_engine.py": SAMPLERS,
+    "tests/samplers/test_resumption.py": SAMPLERS,
     "tests/worker/test_resumption_vllm.py": EXACT,
     "tests/worker/test_chat_resumption_vllm.py": EXACT,
     "tests/worker/test_vllm_engine.py": EXACT,
@@ -18,13 +20,15 @@ TOGETHER: Final = {
     "tests/proofs/test_everything_dies.py": "deployment that dies",
     "tests/proofs/test_outages.py": "deployment that dies",
     "tests/kills/": "killed workers",
-    "tests/samplers/test_engine.py": SAMPLERS,
-    "tests/samplers/test_resumption.py": SAMPLERS,
     "tests/proofs/": "proofs",
     "tests/worker/test_vllm_process.py": "processes of an engine",
     "tests/chaos/test_chaos.py": "chaos",
     "tests/worker/test_vision.py": SMALL,
     "tests/worker/test_vllm_metrics.py": SMALL,
+    "tests/samplers/test_v1.py": SMALL,
+    "tests/worker/test_parser_format.py": SMALL,
+    "tests/worker/parsing/": SMALL,
+    "tests/structure/test_translate.py": SMALL,
     "tests/outages/": "outages",
     "tests/cli/test_up.py": "sluice up",
     "tests/overload/": "overload",
