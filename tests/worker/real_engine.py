@@ -70,8 +70,8 @@ class EngineSlot(AsyncExitStack):
             self._engine = VllmEngine(Settings(**settings))
             self.push_async_callback(self._engine.aclose)
             with pytest.MonkeyPatch.context() as patch:
-                # The model runs in the core's process, as on a GPU: vLLM is imported once less.
-                patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+                # What vLLM's process executes of the worker, test_v1.py and test_v2.py measure here.
+                patch.setenv("COVERAGE_PROCESS_START", "")
                 await self._engine.start()
             self._settings = settings
         return self._engine
