@@ -20,6 +20,7 @@ class Progress:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._cache: pytest.Cache | None = getattr(config, "cache", None)
         self._began = self._reported = time.monotonic()
         self._total = 0
         self._seconds = defaultdict[str, float](float)
@@ -60,7 +61,8 @@ class Progress:
         """Print the time of each folder and the slowest tests, where all or many of them ran."""
         if self._config.option.collectonly or self._total < 1_000:
             return
-        self._config.cache.set(CACHE_KEY, _summed(self._seconds, _file))
+        if self._cache:
+            self._cache.set(CACHE_KEY, _summed(self._seconds, _file))
         self._print_longest("Time of each folder", _summed(self._seconds, _folder), most=100)
         self._print_longest("What takes longest in one process", _summed(self._seconds, group_of))
         self._print_longest("The slowest tests", self._seconds, most=SLOWEST)
@@ -74,21 +76,22 @@ class Progress:
         done = self._outcomes["teardown"]
         elapsed = time.monotonic() - self._began
         failed = self._outcomes["call"] + self._outcomes["setup"]
+        share = self._share_done()
+        # Engines and deployments start first, so what the first tests take says little.
+        left = f"about {_minutes(elapsed * (1 - share) / share)} left, " if share > 0.05 else ""
         return (
-            f"tests: {done:,} of {self._total:,} after {_minutes(elapsed)}, "
-            f"about {_minutes(elapsed * self._share_left())} left, {failed} failed"
+            f"tests: {done:,} of {self._total:,} after {_minutes(elapsed)}, {left}{failed} failed"
         )
 
-    def _share_left(self) -> float:
-        """Return how much is left in proportion to what is done, weighed by the last run's times."""
-        last: Mapping[str, float] = self._config.cache.get(CACHE_KEY, {})
-        known = sum(count for file, count in self._files.items() if file in last)
+    def _share_done(self) -> float:
+        """Return how much of the work is done, weighed by the times of the last run."""
+        last: Mapping[str, float] = self._cache.get(CACHE_KEY, {}) if self._cache else {}
         known = sum(count for file, count in self._files.items() if file in last)
         mean = sum(last.get(file, 0.0) for file in self._files) / known if known else 1.0
         weights = {file: last.get(file, mean * n) / n for file, n in self._files.items()}
         done = sum(weights.get(_file(test), 0.0) for test in self._seconds)
         everything = sum(weights[file] * n for file, n in self._files.items())
-        return (everything - done) / done if done else 1.0
+        return done / everything
 
     def _print(self, line: str) -> None:
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
