@@ -31,7 +31,7 @@ REQUESTS = {
     "/detokenize": 50,
 }
 LONG_FACTOR = 4
-LEAST_SERVED = 10
+LEAST_SERVED = 5
 """Requests to each path that must be served, so that not only refusals are looked at."""
 
 FEW = 4
