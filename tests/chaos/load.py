@@ -61,7 +61,7 @@ class Load:
             self._clients = [tasks.create_task(self._client()) for _ in range(clients)]
 
     def leave(self) -> None:
-        """Have all clients go away from what they are being told."""
+        """Disconnect all clients in the middle of their streams."""
         for client in self._clients:
             client.cancel()
 

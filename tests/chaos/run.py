@@ -75,7 +75,7 @@ class Options:
 
     seed: int = 1
     seconds: float | None = 60.0
-    """How long faults go on; None: until each kind has happened once."""
+    """How long faults are injected; None: until each kind has happened once."""
     database: str = "sqlite"
     """`sqlite` or `postgresql`."""
     size: Size = field(default_factory=Size)

@@ -37,7 +37,7 @@ OPTIONS: Final = Options(
     recipes=(GREEDY, TALKATIVE),
 )
 PATIENCE_SECONDS: Final = 8.0
-"""Of clients whose answers nobody goes on with: four times a worker's lease."""
+"""Of clients whose answers nobody resumes: four times a worker's lease."""
 LEFT_OVER_SECONDS: Final = 2.0
 """How long what will not go is waited for."""
 HUNG_SECONDS: Final = 60.0

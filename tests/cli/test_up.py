@@ -196,7 +196,7 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
         stream.grow()
     for worker in running.children("-m worker"):
         os.kill(worker, signal.SIGKILL)
-        # Wherever they were, they go on.
+        # They resume wherever they were.
         for stream in streams:
             stream.grow()
     [redis_server] = running.children("redis-server")

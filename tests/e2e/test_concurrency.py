@@ -31,7 +31,7 @@ LENGTH = 256
 """Completion tokens of each stream: enough for all of them to be in the engine together."""
 
 ALONE_LENGTH = 12
-"""Completion tokens that are compared with the text of a stream that runs alone: enough to tell all apart."""
+"""Completion tokens that are compared with the text of a stream that runs alone: enough to distinguish all."""
 
 PROMPTS = [f"{i}, {i + 1}, {i + 2}, {i + 3}," for i in range(1, 3 * STREAMS, 3)]
 """The model counts on from each, so that every stream has a text of its own."""

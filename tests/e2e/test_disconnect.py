@@ -16,7 +16,7 @@ from tests.support.stack import MODEL, Stack, metric
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures("alone")]
 
 FILLING_TOKENS = 2_000
-"""Of completions that would go on for long after their client was killed."""
+"""Of completions that would run for long after their client was killed."""
 LONG_PROMPTS = 48
 LONG_PROMPT_TOKENS = 2_000
 NEXT_TOKENS = 8

@@ -21,7 +21,7 @@ STREAMS = 32
 LONG_KILLS = 20
 PATIENCE_SECONDS = 600.0
 TOKENS_BEFORE_A_KILL = 300
-"""That the engine puts out since it got its streams, at least, so that each is in the middle."""
+"""Fewest tokens that the engine generates for its streams first, so that each is in the middle."""
 ENGINE = {
     "SLUICE_MAX_SEQUENCES": str(STREAMS),
     # In bfloat16 a batch of another shape can tip a token over.

@@ -177,7 +177,7 @@ async def test_a_higher_tier_takes_places_and_who_loses_one_is_told_at_once(
             shed.append(await done)
             if len(shed) == 6:
                 break
-        # Nobody had to end for them to be told.
+        # No job had to end before they were refused.
         assert not any(each.done() for each in running)
         for response in shed:
             assert response.status_code == 503

@@ -68,7 +68,7 @@ class Scale:
     races: int
     """Of each kind, each on a fresh key."""
     waits_as_told: bool
-    """Whether the run goes on for the minute that a refusal is told to wait."""
+    """Whether the run lasts for the minute that a refusal names."""
 
 
 @pytest.fixture(scope="session")

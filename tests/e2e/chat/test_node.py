@@ -79,7 +79,7 @@ class NodeClient:
         return told["value"]
 
     def answer_of(self, messages: Any, **options: Any) -> ChatCompletion:
-        """Return the whole answer that the client gets; the stream must tell the same."""
+        """Return the whole answer that the client receives; the stream must carry the same."""
         answer = ChatCompletion.model_validate(self.value_of("create", messages, **options))
         chunks = [
             ChatCompletionChunk.model_validate(chunk)
