@@ -20,7 +20,8 @@ from tests.support.stack import MODEL, Stack
 GET = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n"
 PATIENCE_SECONDS = 60.0
 """Only a failure takes that long."""
-ENDLESS = 1 << 30
+ENDLESS = 1 << 40
+"""More than a connection carries before a test's time-out."""
 SOON_BYTES = 100 * MAX_HEAD_BYTES
 """More than fits into the buffers between two ends of a connection, and far less than is sent in a time-out."""
 INVALID = "invalid_request_error"
