@@ -77,11 +77,12 @@ def wait_until_nothing_is_left(stack: Stack, store: "Redis") -> None:
 def check_stays_idle(stack: Stack) -> None:
     """The engine's next steps bring tokens for the next client only: its gauges lag a step behind."""
     before = completion_tokens(stack)
-    with calling(
-        stack.url, stack.key("next"), prompt=COUNTING, max_tokens=NEXT_TOKENS, stream=True
-    ) as caller:
-        caller.read_events(NEXT_TOKENS)
-    wait_until(lambda: is_idle(stack), seconds=30, what="the next answer's end")
+    with calling(stack.url, stack.key("next"), prompt=COUNTING, max_tokens=NEXT_TOKENS):
+        wait_until(
+            lambda: completion_tokens(stack) >= before + NEXT_TOKENS and is_idle(stack),
+            seconds=30,
+            what="the next answer's end",
+        )
     assert completion_tokens(stack) == before + NEXT_TOKENS
 
 
