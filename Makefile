@@ -20,7 +20,7 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 COVERAGE := COVERAGE_FILE=.coverage/data $(BIN)/coverage
 
-# Only a whole run is held against the least coverage.
+# Only a whole run measures coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
 ifeq ($(strip $(ARGS)),)
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes, measuring coverage ..."

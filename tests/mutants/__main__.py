@@ -5,7 +5,7 @@
     python -m tests.mutants table FILE [FILE]         a Markdown table of one or two results
 
 `run` changes one line of the working tree at a time, so run it in a clone of its own. It reads from a
-coverage file with contexts (`make coverage-map`) which tests execute the line that a mutant changes. Tests of
+coverage file with contexts (`pytest --measure --contexts`) which tests execute the line that a mutant changes. Tests of
 Lua scripts and of code that only other processes execute are found by folder (`REACHES`).
 """
 
