@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
+from tests.support.preloaded import Preloaded
 
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
@@ -20,12 +22,18 @@ _LASTING_THREAD = ThreadPoolExecutor(1)
 """To Linux the parent of a process is the thread that started it, and those of an event loop end with it."""
 
 
+@cache
+def _preloaded() -> Preloaded:
+    return Preloaded()
+
+
 def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
     """Start a program that ends with this process, even if this process is killed. `options` are Popen's."""
     tether = [sys.executable, "-m", "gateway.commands.tether", str(os.getpid())]
 
     def start() -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([*tether, *command], **options)
+        fork = _preloaded().start([*command], options)
+        return fork or subprocess.Popen([*tether, *command], **options)
 
     return _LASTING_THREAD.submit(start).result()
 

@@ -1,0 +1,208 @@
+"""Processes of Sluice that start in a tenth of a second: forks of one that has imported their code.
+
+    python -m tests.support.preloaded CONTROL_FD
+
+Importing a gateway takes three seconds of a processor, and a run of the tests starts hundreds of gateways,
+workers and job runners. Each fork is a process of its own, with the environment, the arguments, the signals
+and the exit of a program that was started by its command.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from select import select
+from typing import Any, Final
+
+from typing_extensions import override
+
+PROGRAMS: Final = ("gateway.cli", "worker", "tests.support.hasty", "tests.chaos.program")
+"""Modules that are run as forks; any other command is started as usual."""
+_IMPORTED: Final = (
+    "gateway.serve",
+    "gateway.commands.beat",
+    "gateway.commands.gateway",
+    "gateway.commands.jobs",
+    "gateway.jobs.app",
+    "gateway.jobs.runner",
+    "worker.main",
+)
+_OF_INTERPRETER: Final = ("LD_", "PYTHON", "COVERAGE_")
+"""Beginnings of variables that an interpreter or the linker reads when it starts."""
+_PR_SET_PDEATHSIG: Final = 1
+_STATUS: Final = struct.Struct("i")
+
+
+class Fork(subprocess.Popen[bytes]):
+    """A fork as its starter sees it. Its output goes to files: it has no pipes."""
+
+    def __init__(self, command: list[str], pid: int, status: socket.socket) -> None:
+        self.args = command
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdin = self.stdout = self.stderr = None
+        self._status = status
+        self._child_created = False  # Popen would wait for it, but it is no child of ours.
+
+    @override
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    @override
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._status.settimeout(timeout)
+            try:
+                status = self._status.recv(_STATUS.size)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._status.close()
+            # The server of forks ends only with this process, and then takes them along.
+            (self.returncode,) = _STATUS.unpack(status) if status else (-signal.SIGKILL,)
+        return self.returncode
+
+    @override
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class Preloaded:
+    """The server of forks. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # It ends when its socket is closed, which happens even if this process is killed.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[2],
+                stdin=subprocess.DEVNULL,
+            )
+        self._control = ours
+
+    def start(self, command: list[str], options: Mapping[str, Any]) -> Fork | None:
+        """Start a command of `PROGRAMS`. Return None for what needs an interpreter of its own."""
+        known = {"cwd", "env", "stdout", "stderr", "process_group"}
+        is_ours = command[:2] == [sys.executable, "-m"] and command[2] in PROGRAMS
+        environment = options.get("env", os.environ)
+        if not is_ours or not known.issuperset(options) or self._differs(environment):
+            return None
+        outputs = [options.get(name) for name in ("stdout", "stderr")]
+        if None in outputs or subprocess.PIPE in outputs:
+            return None
+        files = [outputs[0] if each == subprocess.STDOUT else each for each in outputs]
+        theirs, status = socket.socketpair()
+        request = {
+            "argv": command[2:],
+            "env": dict(environment),
+            "cwd": str(options.get("cwd", Path.cwd())),
+            "process_group": options.get("process_group"),
+        }
+        content = json.dumps(request).encode()
+        with theirs:
+            handles = [theirs.fileno(), *(file.fileno() for file in files)]
+            socket.send_fds(self._control, [struct.pack("I", len(content))], handles)
+            self._control.sendall(content)
+        (pid,) = _STATUS.unpack(self._control.recv(_STATUS.size, socket.MSG_WAITALL))
+        return Fork(command, pid, status)
+
+    def _differs(self, environment: Mapping[str, str]) -> bool:
+        names = {
+            name
+            for name in environment.keys() | self._environment
+            if name.startswith(_OF_INTERPRETER)
+        }
+        return any(environment.get(name) != self._environment.get(name) for name in names)
+
+
+def _serve(control: socket.socket) -> list[str]:
+    """Fork for each request. Return in each fork, with its arguments; exit when the socket closes."""
+    statuses: dict[int, socket.socket] = {}
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select([control, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _report(statuses)
+        if control not in ready:
+            continue
+        head, handles, _, _ = socket.recv_fds(control, 4, 3)
+        if not head:
+            sys.exit()
+        (length,) = struct.unpack("I", head)
+        request = json.loads(control.recv(length, socket.MSG_WAITALL))
+        server = os.getpid()
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (control, woken, waker, *statuses.values()):
+                each.close()
+            _become(request, handles, server)
+            return list(request["argv"])
+        statuses[pid] = socket.socket(fileno=handles[0])
+        for handle in handles[1:]:
+            os.close(handle)
+        control.sendall(_STATUS.pack(pid))
+
+
+def _report(statuses: dict[int, socket.socket]) -> None:
+    """Send the exit codes of forks that have ended."""
+    while statuses:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with statuses.pop(pid) as starter:
+            try:
+                starter.send(_STATUS.pack(os.waitstatus_to_exitcode(status)))
+            except BrokenPipeError:
+                pass  # Nobody waits for it any more.
+
+
+def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None:
+    """Give this fork what its starter asked for."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != server:
+        sys.exit("The process that started this one is gone already.")
+    if request["process_group"] is not None:
+        os.setpgid(0, request["process_group"])
+    for handle in handles[1:]:
+        os.dup2(handle, handles.index(handle))
+    for handle in handles:
+        os.close(handle)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+
+
+def main() -> None:
+    """Serve forks, and run the program in each."""
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    module, *arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
