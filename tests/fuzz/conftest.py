@@ -31,7 +31,11 @@ def scripted() -> Iterator[Stack]:
     with running_stack() as stack:
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name)
-        stack.start_worker(SLUICE_ENGINE=SCRIPTED, SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES))
+        stack.start_worker(
+            SLUICE_ENGINE=SCRIPTED,
+            SLUICE_SCRIPTED_STEP_SECONDS="0.002",
+            SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES),
+        )
         yield stack
 
 

@@ -23,15 +23,15 @@ from tests.support.stack import MODEL, Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 
 REQUESTS = {
-    "/v1/completions": 150,
-    "/v1/completions:estimate": 75,
-    "/v1/chat/completions": 150,
-    "/v1/chat/completions:estimate": 75,
-    "/tokenize": 50,
-    "/detokenize": 50,
+    "/v1/completions": 50,
+    "/v1/completions:estimate": 25,
+    "/v1/chat/completions": 50,
+    "/v1/chat/completions:estimate": 25,
+    "/tokenize": 25,
+    "/detokenize": 25,
 }
-LONG_FACTOR = 4
-LEAST_SERVED = 5
+LONG_FACTOR = 12
+LEAST_SERVED = 2
 """Requests to each path that must be served, so that not only refusals are looked at."""
 
 FEW = 4
@@ -55,12 +55,6 @@ each_engine = pytest.mark.parametrize(
 @pytest.fixture
 def page(target: Stack) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_url(f"{target.url}/openapi.json")
-
-
-@pytest.mark.parametrize("engine", [SCRIPTED])
-def test_page_is_valid_openapi(page: schemathesis.BaseSchema) -> None:
-    page.validate()
-    assert page.raw_schema["openapi"].startswith("3.1")
 
 
 @pytest.mark.parametrize("path", REQUESTS)

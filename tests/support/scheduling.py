@@ -19,6 +19,7 @@ TOGETHER: Final = {
     "tests/e2e/test_hostile_structure.py": "hostile structures",
     "tests/proofs/test_everything_dies.py": "deployment that dies",
     "tests/proofs/test_outages.py": "deployment that dies",
+    "tests/fuzz/": "fuzz",
     "tests/kills/": "killed workers",
     "tests/proofs/": "proofs",
     "tests/worker/test_vllm_process.py": "processes of an engine",
@@ -34,7 +35,7 @@ TOGETHER: Final = {
     "tests/overload/": "overload",
 }
 """Files and folders, in this order; one process runs all that have the same name."""
-EARLY: Final = ("tests/e2e/", "tests/fuzz/", "tests/gateway/", "tests/samplers/")
+EARLY: Final = ("tests/e2e/", "tests/gateway/", "tests/samplers/")
 """Folders that come next."""
 
 
