@@ -7,6 +7,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 # Tests wait for other processes a third of their time, so one more than there are cores.
 TEST_PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+# Per cent of lines and branches.
+COVERAGE_FLOOR := 90
 ARGS ?=
 
 help: ## List what can be done
@@ -18,17 +20,15 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
-COVERAGE := COVERAGE_FILE=.coverage/data $(BIN)/coverage
+MEASURED := env COVERAGE_FOLDER=$(CURDIR)/.coverage PYTHONPATH=$(CURDIR)/tests/support/measured
 
 # Only a whole run measures coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
 ifeq ($(strip $(ARGS)),)
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes, measuring coverage ..."
 	@rm -rf .coverage && mkdir .coverage
-	@$(PYTEST) --measure
-	@echo "test: Combining the coverage of all processes ..."
-	@$(COVERAGE) combine --quiet
-	@$(COVERAGE) report
+	@$(MEASURED) $(PYTEST)
+	@$(BIN)/python -m tests.support.measuring .coverage --floor $(COVERAGE_FLOOR)
 else
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
 	@exec $(PYTEST) $(ARGS)

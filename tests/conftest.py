@@ -38,14 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also run the tests marked long, and proofs, chaos and random tests at full size",
     )
     parser.addoption(
-        "--measure",
-        action="store_true",
-        help="measure coverage in this process and in those that it starts, into .coverage/",
-    )
-    parser.addoption(
         "--contexts",
         action="store_true",
-        help="with --measure: note which test executes which line (for tests.mutants)",
+        help="write into .coverage/ which test executes which line (for tests.mutants; twice as slow)",
     )
 
 
@@ -76,16 +71,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to measure coverage, if asked to: measured, the collection of tests takes twice as long."""
-    # All that was imported and collected stays: without this, the collector of garbage walks through it
-    # again and again.
+    """Take what was imported and collected out of the sight of the collector of garbage: it stays."""
     gc.enable()
     gc.collect()
     gc.freeze()
     config = session.config
-    if config.getoption("--measure") and (
+    is_measured = config.getoption("--contexts") and (
         hasattr(config, "workerinput") or not config.getoption("numprocesses")
-    ):
+    )
+    if is_measured:
         os.environ["COVERAGE_PROCESS_START"] = str(config.rootpath / "pyproject.toml")
         os.environ["COVERAGE_FILE"] = str(config.rootpath / ".coverage" / "data")
         coverage.process_startup(force=True)

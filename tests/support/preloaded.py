@@ -102,10 +102,10 @@ class Preloaded:
         environment = options.get("env", os.environ)
         if not is_ours or not known.issuperset(options) or self._differs(environment):
             return None
-        outputs = [options.get(name) for name in ("stdout", "stderr")]
-        if None in outputs or subprocess.PIPE in outputs:
+        stdout, stderr = options.get("stdout"), options.get("stderr")
+        if stdout in (None, subprocess.PIPE) or stderr in (None, subprocess.PIPE):
             return None
-        files = [outputs[0] if each == subprocess.STDOUT else each for each in outputs]
+        files: list[Any] = [stdout, stdout if stderr == subprocess.STDOUT else stderr]
         theirs, status = socket.socketpair()
         request = {
             "argv": command[2:],
@@ -170,11 +170,9 @@ def _report(statuses: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        with statuses.pop(pid) as starter:
-            try:
-                starter.send(_STATUS.pack(os.waitstatus_to_exitcode(status)))
-            except BrokenPipeError:
-                pass  # Nobody waits for it any more.
+        # Its starter may have ended.
+        with statuses.pop(pid) as starter, suppress(BrokenPipeError):
+            starter.send(_STATUS.pack(os.waitstatus_to_exitcode(status)))
 
 
 def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None:

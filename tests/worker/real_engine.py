@@ -69,10 +69,7 @@ class EngineSlot(AsyncExitStack):
             await self.aclose()
             self._engine = VllmEngine(Settings(**settings))
             self.push_async_callback(self._engine.aclose)
-            with pytest.MonkeyPatch.context() as patch:
-                # What vLLM's process executes of the worker, test_v1.py and test_v2.py measure here.
-                patch.setenv("COVERAGE_PROCESS_START", "")
-                await self._engine.start()
+            await self._engine.start()
             self._settings = settings
         return self._engine
 

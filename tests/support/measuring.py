@@ -1,0 +1,78 @@
+"""Coverage of lines and branches over every process of a run, by SlipCover.
+
+    python -m tests.support.measuring FOLDER --floor PERCENT
+
+On Python 3.11, coverage.py observes all code that runs, libraries too, which doubles the time of a run.
+SlipCover adds probes to our modules when they are imported, and costs a few per cent.
+"""
+
+import argparse
+import atexit
+import json
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Final, NoReturn
+
+from slipcover import FileMatcher, ImportManager, Slipcover, print_coverage
+from slipcover.importer import wrap_spec_from_file_location
+
+FOLDER_VARIABLE: Final = "COVERAGE_FOLDER"
+"""Names the folder for what each process executes. Processes do not measure themselves where it is empty."""
+HOOK: Final = Path(__file__).parent / "measured"
+"""A folder for PYTHONPATH: with it, interpreters begin to measure when they start."""
+REPOSITORY: Final = Path(__file__).parents[2]
+_SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
+_LEFT_OUT: Final = [str(REPOSITORY / "worker/demo_model/*")]
+"""Made the demo model; no process imports it."""
+_NEVER: Final = 2**31 - 1
+"""Executions after which a probe is removed: only functions that SlipCover finds in modules could lose theirs."""
+
+
+def begin() -> None:
+    """Measure what this process imports from now on, and its forks; write that when they end."""
+    measured = Slipcover(branch=True, d_miss_threshold=_NEVER)
+    matcher = FileMatcher(sources=_SOURCES, omit=_LEFT_OUT)
+    ImportManager(measured, matcher).__enter__()
+    wrap_spec_from_file_location(measured, matcher)  # Alembic's scripts.
+
+    def write() -> None:
+        # Numbers of lines, and pairs of them for branches.
+        seen = {file: list(its) for file, its in measured.newly_seen.items()}
+        if seen:
+            path = Path(os.environ[FOLDER_VARIABLE]) / f"{uuid.uuid4()}.json"
+            path.write_text(json.dumps(seen))
+
+    end = os._exit
+
+    def write_and_end(status: int) -> NoReturn:
+        write()
+        end(status)
+
+    atexit.register(write)
+    os._exit = write_and_end  # Children of multiprocessing, and workers, end this way.
+    os.register_at_fork(after_in_child=measured.signal_child_process)
+
+
+def main() -> None:
+    """Print the coverage of a run; exit with 1 if it is below the floor."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--floor", type=float, default=0.0, help="least per cent")
+    arguments = parser.parse_args()
+    everything = Slipcover(branch=True, source=_SOURCES, omit=_LEFT_OUT)
+    for path in arguments.folder.glob("*.json"):
+        for file, its in json.loads(path.read_text()).items():
+            everything.all_seen[file].update(
+                tuple(each) if isinstance(each, list) else each for each in its
+            )
+    coverage = everything.get_coverage()
+    print_coverage(coverage, outfile=sys.stdout, skip_covered=True, missing_width=80)
+    reached = coverage["summary"]["percent_covered"]
+    if reached < arguments.floor:
+        sys.exit(f"coverage: {reached:.2f} % is less than the floor of {arguments.floor} %")
+
+
+if __name__ == "__main__":
+    main()
