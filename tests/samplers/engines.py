@@ -34,8 +34,6 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
-    # Measured, Triton's interpreter takes twice as long. test_v1.py and test_v2.py measure the processors.
-    "COVERAGE_PROCESS_START": "",
 }
 
 
@@ -125,10 +123,10 @@ class Engines:
     """Engines on the older ("v1") or the newer ("v2") runner, by name. Close them at the end.
 
     `plain` has no chains; `chained` has, and so has `ahead`, which schedules a step while another one
-    still runs, as only the newer runner can on a CPU.
+    still runs, as only the newer runner can on a CPU. In the default run the newer one has no `chained`.
     """
 
-    def __init__(self, runner: str) -> None:
+    def __init__(self, runner: str, *, is_long: bool) -> None:
         ours, theirs = socket.socketpair()
         runner_environment = environment() if runner == "v2" else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
         with theirs:
@@ -140,10 +138,9 @@ class Engines:
             )
         self._connection = Connection(ours.detach())
         chained = _ARGUMENTS | {"logits_processors": [PROCESSOR]}
-        engines = {
-            "plain": _ARGUMENTS | {"is_async": False},
-            "chained": chained | {"is_async": False},
-        }
+        engines = {"plain": _ARGUMENTS | {"is_async": False}}
+        if runner == "v1" or is_long:
+            engines["chained"] = chained | {"is_async": False}
         if runner == "v2":
             engines["ahead"] = chained | {"is_async": True}
         self._connection.send(engines)
@@ -177,10 +174,13 @@ class RefusedError(Exception):
 
 
 @contextmanager
-def both_runners() -> Iterator[dict[str, Engines]]:
+def both_runners(*, is_long: bool) -> Iterator[dict[str, Engines]]:
     """Run engines on the older and on the newer runner for the length of a block."""
     with ExitStack() as stack:
-        yield {runner: stack.enter_context(closing(Engines(runner))) for runner in ("v1", "v2")}
+        yield {
+            runner: stack.enter_context(closing(Engines(runner, is_long=is_long)))
+            for runner in ("v1", "v2")
+        }
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,20 @@ def test_a_grammar_goes_on_behind_earlier_tokens(side: Side, *, is_thorough: boo
     assert_goes_on(side, whole, undisturbed.tokens, cuts=cuts)
 
 
-@pytest.mark.parametrize("budget", [None, 0, 5])
+@pytest.mark.parametrize(
+    ("side", "budget"),
+    [
+        ("v1", None),
+        ("v1", 0),
+        ("v1", 5),
+        ("v2-ahead", 5),
+        *(
+            pytest.param(side, budget, marks=pytest.mark.long)
+            for side, budget in (("v2-ahead", None), ("v2-ahead", 0), ("v2", None), ("v2", 5))
+        ),
+    ],
+    indirect=["side"],
+)
 def test_reasoning_and_the_call_behind_it_go_on_behind_earlier_tokens(
     side: Side, budget: int | None, *, is_thorough: bool
 ) -> None:
