@@ -13,7 +13,8 @@ import uvloop
 from tests.chaos.client import DONE, Event, talk
 from tests.chaos.run import RESUMED, keep_logs
 from tests.chaos.transcript import Transcript
-from tests.proofs.until import engine_tokens
+from tests.proofs.until import engine_tokens, until
+from tests.support.processes import children, descendants, is_alive, resident_pages
 from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, metric, running_stack
 
 WORKERS = ("worker-1", "worker-2")
@@ -135,7 +136,15 @@ async def kill_again_and_again(stack: Stack, kills: int, rng: random.Random) -> 
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await asyncio.to_thread(engine_tokens, stack, victim) < before + tokens:
                 await asyncio.sleep(0.02)
+        left = descendants(stack.processes[victim].pid)
+        assert left
         stack.kill(victim)
+        await until(lambda left=left: not any(map(is_alive, left)), what="the end of its processes")  # type: ignore[misc]
+
+
+def engine_core(stack: Stack, worker: str) -> int:
+    """Return the process in which a worker's engine runs: its child that has most memory."""
+    return max(children(stack.processes[worker].pid), key=resident_pages)
 
 
 async def undisturbed(stack: Stack, key: str, streams: Sequence[Asked]) -> list[Transcript]:

@@ -27,9 +27,14 @@ def engine_tokens(stack: Stack, worker: str = "worker") -> int:
     return int(metric(stack.worker_url(worker), "sluice_worker_completion_tokens_total"))
 
 
-async def generating(stack: Stack, *, after: int, tokens: int = 20) -> None:
-    """Wait until the engine has counted some tokens more."""
-    await until(lambda: engine_tokens(stack) >= after + tokens, what="tokens being generated")
+async def generating(
+    stack: Stack, *, after: int | None = None, tokens: int = 20, worker: str = "worker"
+) -> None:
+    """Wait until the engine has counted some tokens more, by default more than now."""
+    after = await asyncio.to_thread(engine_tokens, stack, worker) if after is None else after
+    await until(
+        lambda: engine_tokens(stack, worker) >= after + tokens, what="tokens being generated"
+    )
 
 
 async def running(stack: Stack, sequences: int, worker: str = "worker") -> None:

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
@@ -79,3 +81,30 @@ def stop(process: subprocess.Popen[bytes], *, seconds: float = PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait(5)
+
+
+def children(pid: int) -> set[int]:
+    """Return the ids of the processes that a process's threads have started; none if it is gone."""
+    found: set[int] = set()
+    for thread in Path("/proc").glob(f"{pid}/task/*/children"):
+        # A thread may end between being listed and being read.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(int(child) for child in thread.read_text().split())
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the ids of a process's children, their children, and so on."""
+    found = children(pid)
+    return found.union(*map(descendants, found))
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended and was not waited for does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def resident_pages(pid: int) -> int:
+    """Return how many pages of memory a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])

@@ -22,7 +22,6 @@ TOGETHER: Final = {
     "tests/fuzz/": "fuzz",
     "tests/kills/": "killed workers",
     "tests/proofs/": "proofs",
-    "tests/worker/test_vllm_process.py": "processes of an engine",
     "tests/chaos/test_chaos.py": "chaos",
     "tests/worker/test_vision.py": SMALL,
     "tests/worker/test_vllm_metrics.py": SMALL,

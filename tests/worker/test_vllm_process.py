@@ -1,10 +1,11 @@
-"""The worker process with the real engine: how it ends, and that nothing of it is left behind."""
+"""The worker process with the real engine, in as many processes as on a GPU, which die one after the other.
+
+In the default run, tests/kills kills a worker and the process of an engine.
+"""
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from contract import clock, keys, messages
 from contract.messages import GenerationJob, JobFinished, ReturnReason, WorkerState
 from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
+from tests.support.processes import children, descendants, is_alive, resident_pages
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, resumed
 from tests.worker.test_process import ready, worker_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
 
@@ -37,30 +39,9 @@ def endless(max_tokens: int) -> GenerationJob:
     return make_job(max_tokens=max_tokens, sampling=ENDLESS, deadline_ms=deadline_ms)
 
 
-def children(pid: int) -> set[int]:
-    """Return the ids of the processes that a process's threads have started; none if it is gone."""
-    found: set[int] = set()
-    for thread in Path("/proc").glob(f"{pid}/task/*/children"):
-        # A thread may end between being listed and being read.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found.update(int(child) for child in thread.read_text().split())
-    return found
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the ids of a process's children, their children, and so on."""
-    found = children(pid)
-    return found.union(*map(descendants, found))
-
-
 def engine_core(pid: int) -> int:
     """Return the process that vLLM's scheduler runs in: the child that has children of its own."""
     return next(child for child in children(pid) if children(child))
-
-
-def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 async def gone(pids: set[int], seconds: float) -> bool:
@@ -80,30 +61,9 @@ async def ready_slowly(gateway: Gateway) -> None:
             return
 
 
-async def test_nothing_is_left_of_a_killed_worker(
-    redis_server: RedisServer, gateway: Gateway
-) -> None:
-    job = endless(1000)
-    async with worker_process(redis_server, "--engine=vllm", "--context-window=1024") as process:
-        await ready_slowly(gateway)
-        processes = descendants(process.pid)
-        assert len(processes) >= 2
-        await gateway.enqueue(job)
-        # Like the start, the first step takes its time on a busy machine.
-        await gateway.read_until(lambda: bool(gateway.deltas(job)), seconds=60)
-        process.kill()
-        # The engine's processes share the pipe that `wait` waits for: look at them first.
-        assert await gone({process.pid, *processes}, 15)
-        assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGKILL
-
-
 def worker_of_core(pid: int) -> int:
     """Return the process in which the model runs: it has more memory than the core's other children."""
     return max(children(engine_core(pid)), key=resident_pages)
-
-
-def resident_pages(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
 def kill_core(pid: int) -> None:
@@ -119,25 +79,14 @@ def stop_both(pid: int) -> None:
         os.kill(process, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize(
-    ("harms", "options"),
-    [
-        ((kill_core,), ()),
-        pytest.param(
-            (kill_worker, stop_both, kill_core), ("--stall-seconds=8",), marks=pytest.mark.long
-        ),
-    ],
-    ids=["core killed", "model's process killed, both hang, core killed"],
-)
 async def test_dead_engines_are_followed_by_others_in_the_same_process(
     redis: Redis,
     redis_server: RedisServer,
     gateway: Gateway,
-    harms: Sequence[Callable[[int], None]],
-    options: Sequence[str],
 ) -> None:
     """Each harm is followed by a restart and a resumed job; then the worker is asked to stop."""
-    options = ("--engine=vllm", "--context-window=1024", *options)
+    harms = (kill_worker, stop_both, kill_core)
+    options = ("--engine=vllm", "--context-window=1024", "--stall-seconds=8")
     async with worker_process(redis_server, *options) as process:
         whole = endless(900)
         await ready_slowly(gateway)
