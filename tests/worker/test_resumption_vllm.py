@@ -113,9 +113,13 @@ CASES = {
         changes_as_prompt=True,
     ),
     "json": Case(
-        sampling=spec(), grammar=JSON, max_tokens=90, more_cuts=range(1, 60), changes_as_prompt=True
+        sampling=spec(),
+        grammar=JSON,
+        max_tokens=90,
+        more_cuts=range(2, 60, 6),
+        changes_as_prompt=True,
     ),
-    "greedy json": Case(sampling=greedy(), grammar=JSON, max_tokens=90, more_cuts=range(1, 60)),
+    "greedy json": Case(sampling=greedy(), grammar=JSON, max_tokens=90, more_cuts=range(2, 60, 6)),
     "logprobs": Case(sampling=spec(), logprobs=3),
     "chain": Case(
         sampling=flat(
