@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +158,12 @@ def texts_of(answer: Body) -> list[str]:
 def texts_by_seed(
     caller: Caller, dialect: str | None, body: Body, seeds: Iterable[int] = (21, 22, 23)
 ) -> list[str]:
-    """Return the sampled text for each seed, one request after the other.
-
-    Which sequences share an engine step is a matter of chance, and decides how numbers are rounded:
-    sampled texts can be compared only if each of them runs alone.
-    """
-    return [text_of(caller.complete(dialect, body | {"seed": seed})) for seed in seeds]
+    """Return the sampled text for each seed. The requests run side by side, and share the engine's steps."""
+    bodies = [body | {"seed": seed} for seed in seeds]
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        return [
+            text_of(answer) for answer in threads.map(partial(caller.complete, dialect), bodies)
+        ]
 
 
 def joined(chunks: list[Body], index: int = 0) -> str:
