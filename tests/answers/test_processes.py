@@ -159,13 +159,15 @@ async def jobs_running(stack: Stack, jobs: int) -> None:
 async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactly(
     stack: Stack, steady: httpx.AsyncClient, mortal: Mortal, store: "Redis"
 ) -> None:
-    expected = {
-        name: told(await undisturbed(steady, parameters)) for name, parameters in CASES.items()
-    }
     in_background = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="In the background")
     only_once = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="Only once")
     headers = {"idempotency-key": "only-once"}
-    whole = [(await steady.post(PATH, json=body)).json() for body in (in_background, only_once)]
+    streamed = await asyncio.gather(*(undisturbed(steady, each) for each in CASES.values()))
+    expected = {name: told(events) for name, events in zip(CASES, streamed, strict=True)}
+    answers = await asyncio.gather(
+        *(steady.post(PATH, json=body) for body in (in_background, only_once))
+    )
+    whole = [answer.json() for answer in answers]
     killed = asyncio.Event()
     have_begun = [asyncio.Event() for _ in CASES]
 
