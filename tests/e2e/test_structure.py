@@ -106,7 +106,7 @@ def asked(body: Body, **more: Any) -> Body:
 
 
 @pytest.mark.parametrize(("dialect", "body", "check"), CASES, ids=IDS)
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_text_matches_its_structure(
     caller: Caller, dialect: str, body: Body, check: Check, temperature: float
 ) -> None:

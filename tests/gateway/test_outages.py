@@ -183,7 +183,7 @@ def own_stack() -> Iterator[Stack]:
     """A deployment whose Redis may be stopped."""
     with running_stack() as stack:
         stack.start_gateway(**GATEWAY_SETTINGS)
-        stack.start_worker(SLUICE_ENGINE="scripted")
+        stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS="0.01")
         yield stack
 
 

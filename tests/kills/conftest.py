@@ -1,4 +1,4 @@
-"""Two workers with the real engine that are killed again and again, for the whole folder."""
+"""Workers with the real engine that are killed, for the whole folder."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,6 @@ from tests.support.stack import Stack
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
-    """A gateway and two workers of its own, which can be killed."""
+    """A deployment of its own, whose workers can be killed."""
     with killable_stack() as stack:
         yield stack

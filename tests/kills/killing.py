@@ -51,19 +51,18 @@ class Asked:
 
 @contextmanager
 def killable_stack() -> Iterator[Stack]:
-    """Run a gateway and two workers for the length of a block."""
+    """Run a gateway for the length of a block; tests start the workers that they need."""
     with running_stack() as stack:
         try:
-            start_workers(stack)
             stack.start_gateway()
             yield stack
         finally:
             keep_logs(stack)
 
 
-def start_workers(stack: Stack) -> None:
+def start_workers(stack: Stack, names: Sequence[str] = WORKERS) -> None:
     """Start the workers that do not run, side by side."""
-    missing = [name for name in WORKERS if name not in stack.processes]
+    missing = [name for name in names if name not in stack.processes]
     for name in missing:
         stack.launch_worker(name, ENGINE)
     for name in missing:
@@ -136,10 +135,15 @@ async def kill_again_and_again(stack: Stack, kills: int, rng: random.Random) -> 
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await asyncio.to_thread(engine_tokens, stack, victim) < before + tokens:
                 await asyncio.sleep(0.02)
-        left = descendants(stack.processes[victim].pid)
-        assert left
-        stack.kill(victim)
-        await until(lambda left=left: not any(map(is_alive, left)), what="the end of its processes")  # type: ignore[misc]
+        await kill_worker(stack, victim)
+
+
+async def kill_worker(stack: Stack, worker: str) -> None:
+    """Kill a worker, and wait until nothing of it is left."""
+    left = descendants(stack.processes[worker].pid)
+    assert left
+    stack.kill(worker)
+    await until(lambda: not any(map(is_alive, left)), what="the end of its processes")
 
 
 def engine_core(stack: Stack, worker: str) -> int:

@@ -1,16 +1,35 @@
-"""Workers are killed under chats: reasoning, content and calls are those of the undisturbed answers."""
+"""Engines and workers are killed under chats: reasoning, content and calls are those of undisturbed answers."""
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+import uvloop
 
+from tests.chaos.run import RESUMED
 from tests.chaos.transcript import Transcript
-from tests.kills.killing import LONG_KILLS, STREAMS, Asked, prove_that_kills_change_nothing
+from tests.kills.killing import (
+    LONG_KILLS,
+    STREAMS,
+    TOKENS_BEFORE_A_KILL,
+    WORKERS,
+    Asked,
+    engine_core,
+    kill_worker,
+    prove_that_kills_change_nothing,
+    read,
+    start_workers,
+    undisturbed,
+)
 from tests.kills.test_completions import asked as asked_completion
-from tests.support.stack import Stack
+from tests.proofs.until import generating
+from tests.support.processes import is_alive
+from tests.support.stack import Stack, metric
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
 
@@ -106,16 +125,30 @@ def check_kinds(told: Sequence[Transcript]) -> None:
     assert {choice.calls[0].arguments for choice in by_kind["auto"]} == {'{"city": "Paris"}'}
 
 
-def test_one_kill_changes_neither_chats_nor_completions(stack: Stack) -> None:
-    """Both share the streams, so that one kill meets every kind and every sampling."""
+def test_an_engine_that_dies_is_followed_by_one_that_goes_on(stack: Stack) -> None:
+    """Chats and completions share the streams. At the end the worker is killed, too, and nothing of it stays."""
+    (worker, _) = WORKERS
+    start_workers(stack, [worker])
+    key, core = stack.key(), engine_core(stack, worker)
     chats = [asked(number) for number in range(STREAMS // 2)]
-    completions = [asked_completion(number) for number in range(STREAMS // 2)]
-    prove_that_kills_change_nothing(
-        stack,
-        [*chats, *completions],
-        kills=1,
-        check=lambda told: check_kinds(told[: len(chats)]),
-    )
+    streams = [*chats, *(asked_completion(number) for number in range(STREAMS // 2))]
+
+    async def prove() -> None:
+        expected = await undisturbed(stack, key, streams)
+        check_kinds(expected[: len(chats)])
+        async with asyncio.TaskGroup() as tasks:
+            reading = [tasks.create_task(read(stack, key, each)) for each in streams]
+            await generating(stack, worker=worker, tokens=TOKENS_BEFORE_A_KILL)
+            os.kill(core, signal.SIGKILL)
+        told = [each.result() for each in reading]
+        differences = [each.difference(other) for each, other in zip(told, expected, strict=True)]
+        assert not any(differences), differences
+        await kill_worker(stack, worker)
+
+    uvloop.run(prove())
+    # The kill met streams, or this proves nothing.
+    assert metric(stack.url, RESUMED) > 0
+    assert not is_alive(core)
 
 
 @pytest.mark.long
