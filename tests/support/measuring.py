@@ -8,12 +8,15 @@ SlipCover adds probes to our modules when they are imported, and costs a few per
 
 import argparse
 import atexit
+import fcntl
 import json
 import os
 import sys
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import IO, Final, NoReturn
 
 from slipcover import FileMatcher, ImportManager, Slipcover, print_coverage
 from slipcover.importer import wrap_spec_from_file_location
@@ -29,15 +32,21 @@ _LEFT_OUT: Final = [str(REPOSITORY / "worker/demo_model/*")]
 _NEVER: Final = 2**31 - 1
 """Executions after which a probe is removed: only functions that SlipCover finds in modules could lose theirs."""
 
+_RUNNING: Final = "running.lock"
+_PATIENCE_SECONDS: Final = 60.0
+
 
 def begin() -> None:
     """Measure what this process imports from now on, and its forks; write that when they end."""
+    # Held until this process and its forks have ended; not inherited by programs.
+    running = (Path(os.environ[FOLDER_VARIABLE]) / _RUNNING).open("ab")
+    fcntl.flock(running, fcntl.LOCK_SH)
     measured = Slipcover(branch=True, d_miss_threshold=_NEVER)
     matcher = FileMatcher(sources=_SOURCES, omit=_LEFT_OUT)
     ImportManager(measured, matcher).__enter__()
     wrap_spec_from_file_location(measured, matcher)  # Alembic's scripts.
 
-    def write() -> None:
+    def write(_: IO[bytes] = running) -> None:
         # Numbers of lines, and pairs of them for branches.
         seen = {file: list(its) for file, its in measured.newly_seen.items()}
         if seen:
@@ -61,6 +70,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--floor", type=float, default=0.0, help="least per cent")
     arguments = parser.parse_args()
+    _wait_for_the_last(arguments.folder)
     everything = Slipcover(branch=True, source=_SOURCES, omit=_LEFT_OUT)
     for path in arguments.folder.glob("*.json"):
         for file, its in json.loads(path.read_text()).items():
@@ -72,6 +82,20 @@ def main() -> None:
     reached = coverage["summary"]["percent_covered"]
     if reached < arguments.floor:
         sys.exit(f"coverage: {reached:.2f} % is less than the floor of {arguments.floor} %")
+
+
+def _wait_for_the_last(folder: Path) -> None:
+    """Wait until the processes that are measured have ended, which servers do a little after the tests."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    with (folder / _RUNNING).open("ab") as running:
+        while time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.1)
+    sys.stderr.write(
+        "coverage: Processes of the tests still run; what they executed is not counted.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Processes of Sluice that start in a tenth of a second: forks of one that has imported their code.
 
-    python -m tests.support.preloaded CONTROL_FD
+    python -m tests.support.preloaded ROLE CONTROL_FD
 
 Importing a gateway takes three seconds of a processor, and a run of the tests starts hundreds of gateways,
 workers and job runners. Each fork is a process of its own, with the environment, the arguments, the signals
@@ -18,7 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from select import select
@@ -28,15 +28,13 @@ from typing_extensions import override
 
 PROGRAMS: Final = ("gateway.cli", "worker", "tests.support.hasty", "tests.chaos.program")
 """Modules that are run as forks; any other command is started as usual."""
-_IMPORTED: Final = (
-    "gateway.serve",
-    "gateway.commands.beat",
-    "gateway.commands.gateway",
-    "gateway.commands.jobs",
-    "gateway.jobs.app",
-    "gateway.jobs.runner",
-    "worker.main",
-)
+_IMPORTED: Final = {
+    "beat": ("gateway.commands.beat", "gateway.jobs.app"),
+    "gateway": ("gateway.commands.gateway", "gateway.serve"),
+    "jobs": ("gateway.commands.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
+    "worker": ("worker.main",),
+}
+"""By role. A process has the metrics of what it has imported, so each role has a server of its own."""
 _OF_INTERPRETER: Final = ("LD_", "PYTHON", "COVERAGE_")
 """Beginnings of variables that an interpreter or the linker reads when it starts."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -80,15 +78,15 @@ class Fork(subprocess.Popen[bytes]):
 
 
 class Preloaded:
-    """The server of forks. Not for several threads."""
+    """The server of forks of one role. Not for several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str) -> None:
         self._environment = dict(os.environ)
         ours, theirs = socket.socketpair()
         with theirs:
             # It ends when its socket is closed, which happens even if this process is killed.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-m", __name__, role, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=Path(__file__).parents[2],
                 stdin=subprocess.DEVNULL,
@@ -98,9 +96,7 @@ class Preloaded:
     def start(self, command: list[str], options: Mapping[str, Any]) -> Fork | None:
         """Start a command of `PROGRAMS`. Return None for what needs an interpreter of its own."""
         known = {"cwd", "env", "stdout", "stderr", "process_group"}
-        is_ours = command[:2] == [sys.executable, "-m"] and command[2] in PROGRAMS
-        environment = options.get("env", os.environ)
-        if not is_ours or not known.issuperset(options) or self._differs(environment):
+        if not known.issuperset(options) or self._differs(options.get("env", os.environ)):
             return None
         stdout, stderr = options.get("stdout"), options.get("stderr")
         if stdout in (None, subprocess.PIPE) or stderr in (None, subprocess.PIPE):
@@ -109,7 +105,7 @@ class Preloaded:
         theirs, status = socket.socketpair()
         request = {
             "argv": command[2:],
-            "env": dict(environment),
+            "env": dict(options.get("env", os.environ)),
             "cwd": str(options.get("cwd", Path.cwd())),
             "process_group": options.get("process_group"),
         }
@@ -128,6 +124,14 @@ class Preloaded:
             if name.startswith(_OF_INTERPRETER)
         }
         return any(environment.get(name) != self._environment.get(name) for name in names)
+
+
+def role_of(command: Sequence[str]) -> str | None:
+    """Return the role of a command that is run as a fork, or None."""
+    if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
+        return None
+    role = "worker" if command[2] == "worker" else command[3]
+    return role if role in _IMPORTED else None
 
 
 def _serve(control: socket.socket) -> list[str]:
@@ -193,11 +197,12 @@ def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None
 
 def main() -> None:
     """Serve forks, and run the program in each."""
-    for module in _IMPORTED:
+    role, control = sys.argv[1:]
+    for module in _IMPORTED[role]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    module, *arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    module, *arguments = _serve(socket.socket(fileno=int(control)))
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
-from tests.support.preloaded import Preloaded
+from tests.support.preloaded import Preloaded, role_of
 
 SERVER_PORTS = range(12_000, 32_000)
 """Below those that the kernel gives to outgoing connections: one of these could be gone before the server starts."""
@@ -24,9 +24,8 @@ _LASTING_THREAD = ThreadPoolExecutor(1)
 """To Linux the parent of a process is the thread that started it, and those of an event loop end with it."""
 
 
-@cache
-def _preloaded() -> Preloaded:
-    return Preloaded()
+_preloaded = cache(Preloaded)
+"""The server of forks of a role, which runs until this process ends."""
 
 
 def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
@@ -34,7 +33,8 @@ def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
     tether = [sys.executable, "-m", "gateway.commands.tether", str(os.getpid())]
 
     def start() -> "subprocess.Popen[bytes]":
-        fork = _preloaded().start([*command], options)
+        role = role_of([*command])
+        fork = _preloaded(role).start([*command], options) if role else None
         return fork or subprocess.Popen([*tether, *command], **options)
 
     return _LASTING_THREAD.submit(start).result()
