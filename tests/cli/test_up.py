@@ -26,6 +26,7 @@ from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.commands.demo import DemoFile
 from gateway.commands.ports import find_ports, require_ports
 from gateway.errors import StartupError
+from tests.support.measuring import UNMEASURED
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
@@ -49,7 +50,12 @@ class Up:
         command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted", *arguments]
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=os.environ | UNMEASURED,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         return self.process
 

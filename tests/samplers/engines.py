@@ -4,8 +4,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.connection import Connection
@@ -123,7 +123,7 @@ class Engines:
     """Engines on the older ("v1") or the newer ("v2") runner, by name. Close them at the end.
 
     `plain` has no chains; `chained` has, and so has `ahead`, which schedules a step while another one
-    still runs, as only the newer runner can on a CPU. In the default run the newer one has no `chained`.
+    still runs, as only the newer runner can on a CPU. The default run has `ahead` alone.
     """
 
     def __init__(self, runner: str, *, is_long: bool) -> None:
@@ -138,11 +138,12 @@ class Engines:
             )
         self._connection = Connection(ours.detach())
         chained = _ARGUMENTS | {"logits_processors": [PROCESSOR]}
-        engines = {"plain": _ARGUMENTS | {"is_async": False}}
-        if runner == "v1" or is_long:
-            engines["chained"] = chained | {"is_async": False}
+        engines = {}
         if runner == "v2":
             engines["ahead"] = chained | {"is_async": True}
+        if is_long:
+            engines["plain"] = _ARGUMENTS | {"is_async": False}
+            engines["chained"] = chained | {"is_async": False}
         self._connection.send(engines)
 
     @cached_property
@@ -171,16 +172,6 @@ class Engines:
 
 class RefusedError(Exception):
     """vLLM refused a request."""
-
-
-@contextmanager
-def both_runners(*, is_long: bool) -> Iterator[dict[str, Engines]]:
-    """Run engines on the older and on the newer runner for the length of a block."""
-    with ExitStack() as stack:
-        yield {
-            runner: stack.enter_context(closing(Engines(runner, is_long=is_long)))
-            for runner in ("v1", "v2")
-        }
 
 
 @dataclass(frozen=True)

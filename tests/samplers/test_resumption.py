@@ -1,12 +1,13 @@
 """Going on behind earlier tokens, on both of vLLM's model runners."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from contract.sampling import SamplingSpec
+from tests.samplers.conftest import Runners
 from tests.samplers.engines import Request, Side
 from tests.samplers.test_engine import (
     FEW,
@@ -39,6 +40,13 @@ RESUMED = {
     "mirostat": MIROSTAT,
     "mirostat 1": MIROSTAT_1,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _last(runners: Runners) -> Iterator[None]:
+    """No later module needs the engines, each of which has 3 GB of memory."""
+    yield
+    runners.close()
 
 
 @pytest.fixture
@@ -80,13 +88,12 @@ def test_a_grammar_goes_on_behind_earlier_tokens(side: Side, *, is_thorough: boo
 @pytest.mark.parametrize(
     ("side", "budget"),
     [
-        ("v1", None),
-        ("v1", 0),
-        ("v1", 5),
         ("v2-ahead", 5),
         *(
             pytest.param(side, budget, marks=pytest.mark.long)
-            for side, budget in (("v2-ahead", None), ("v2-ahead", 0), ("v2", None), ("v2", 5))
+            for side in ("v1", "v2", "v2-ahead")
+            for budget in (None, 0, 5)
+            if (side, budget) != ("v2-ahead", 5)
         ),
     ],
     indirect=["side"],

@@ -19,7 +19,7 @@ from worker.engine.vllm import VllmEngine
 from worker.model_files import context_window
 from worker.replies import Outbox
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.long]
 
 CONTEXT_WINDOW = VISION["context_window"]
 RED, BLUE = image_file(color="red"), image_file(color="blue")

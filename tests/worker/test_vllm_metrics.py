@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
@@ -13,7 +14,7 @@ from worker import telemetry
 from worker.engine.base import EngineRequest
 from worker.engine.vllm import VllmEngine
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.long]
 
 SEQUENCES, TOKENS = 8, 60
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
