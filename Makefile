@@ -20,14 +20,12 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
-MEASURED := env COVERAGE_FOLDER=$(CURDIR)/.coverage PYTHONPATH=$(CURDIR)/tests/support/measured
-
 # Only a whole run measures coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
 ifeq ($(strip $(ARGS)),)
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes, measuring coverage ..."
 	@rm -rf .coverage && mkdir .coverage
-	@$(MEASURED) $(PYTEST)
+	@COVERAGE_FOLDER=$(CURDIR)/.coverage $(PYTEST) -p tests.support.measuring
 	@$(BIN)/python -m tests.support.measuring .coverage --floor $(COVERAGE_FLOOR)
 else
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from tests.chaos import plants, program
 from tests.chaos.clock_library import clock_variables
 from tests.chaos.proxy import Proxy
-from tests.support.measuring import UNMEASURED
 from tests.support.postgres_server import PostgresServer
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
@@ -105,7 +104,6 @@ class Deployment:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             variables |= _worker_variables(port)
-        variables |= UNMEASURED
         variables[program.STATE_FILE] = str(self._state_file(name))
         member = self.members[name] = Member(name, role, arguments, variables, proxy, url)
         self.start(member)

@@ -26,7 +26,6 @@ from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.commands.demo import DemoFile
 from gateway.commands.ports import find_ports, require_ports
 from gateway.errors import StartupError
-from tests.support.measuring import UNMEASURED
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
@@ -52,7 +51,6 @@ class Up:
             self.process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=os.environ | UNMEASURED,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,

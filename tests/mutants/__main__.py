@@ -5,7 +5,7 @@
     python -m tests.mutants table FILE [FILE]         a Markdown table of one or two results
 
 `run` changes one line of the working tree at a time, so run it in a clone of its own. It reads from a
-coverage file with contexts (`pytest --measure --contexts`) which tests execute the line that a mutant changes. Tests of
+coverage file with contexts (`pytest --contexts`) which tests execute the line that a mutant changes. Tests of
 Lua scripts and of code that only other processes execute are found by folder (`REACHES`).
 """
 
@@ -51,8 +51,6 @@ REACHES = {
     "worker/": ("tests/worker", "tests/samplers"),
 }
 """Folders whose tests reach a part in this process; the first prefix that fits counts."""
-DEPLOYMENTS = ("tests/answers", "tests/proofs", "tests/outages", "tests/overload", "tests/chaos")
-"""Folders that run whole deployments: what every process does, they reach."""
 
 FIRST_SECONDS = 60.0
 """Predicted time of the most specific tests, which run first."""

@@ -1,6 +1,10 @@
 """Coverage of lines and branches over every process of a run, by SlipCover.
 
+    COVERAGE_FOLDER=FOLDER pytest -p tests.support.measuring --numprocesses 3
     python -m tests.support.measuring FOLDER --floor PERCENT
+
+The processes of pytest-xdist measure themselves, and so do the gateways, workers and job runners that they start
+as forks. Other programs do not: the probes of a gateway take four seconds to add.
 
 On Python 3.11, coverage.py observes all code that runs, libraries too, which doubles the time of a run.
 SlipCover adds probes to our modules when they are imported, and costs a few per cent.
@@ -22,11 +26,7 @@ from slipcover import FileMatcher, ImportManager, Slipcover, print_coverage
 from slipcover.importer import wrap_spec_from_file_location
 
 FOLDER_VARIABLE: Final = "COVERAGE_FOLDER"
-"""Names the folder for what each process executes. Processes do not measure themselves where it is empty."""
-UNMEASURED: Final = {FOLDER_VARIABLE: ""}
-"""Environment of programs that are started often: the probes of a gateway take four seconds to add."""
-HOOK: Final = Path(__file__).parent / "measured"
-"""A folder for PYTHONPATH: with it, interpreters begin to measure when they start."""
+"""Names the folder for what each process executes. Nothing is measured without it."""
 REPOSITORY: Final = Path(__file__).parents[2]
 _SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
 _LEFT_OUT: Final = [str(REPOSITORY / "worker/demo_model/*")]
@@ -38,8 +38,16 @@ _RUNNING: Final = "running.lock"
 _PATIENCE_SECONDS: Final = 60.0
 
 
+def pytest_load_initial_conftests() -> None:
+    """Begin before anything of ours is imported."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        begin()
+
+
 def begin() -> None:
     """Measure what this process imports from now on, and its forks; write that when they end."""
+    if FOLDER_VARIABLE not in os.environ:
+        return
     # Held until this process and its forks have ended; not inherited by programs.
     running = (Path(os.environ[FOLDER_VARIABLE]) / _RUNNING).open("ab")
     fcntl.flock(running, fcntl.LOCK_SH)

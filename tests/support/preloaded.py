@@ -26,6 +26,8 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from tests.support import measuring
+
 PROGRAMS: Final = ("gateway.cli", "worker", "tests.support.hasty", "tests.chaos.program")
 """Modules that are run as forks; any other command is started as usual."""
 _IMPORTED: Final = {
@@ -198,6 +200,7 @@ def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None
 def main() -> None:
     """Serve forks, and run the program in each."""
     role, control = sys.argv[1:]
+    measuring.begin()
     for module in _IMPORTED[role]:
         importlib.import_module(module)
     gc.collect()
