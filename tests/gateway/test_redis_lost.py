@@ -63,6 +63,11 @@ async def desk(
     await client.aclose()
 
 
+def only(**kind: str | None) -> pytest.MarkDecorator:
+    """Run a test on one kind of server: it makes what Redis has later itself, or restarts none."""
+    return pytest.mark.parametrize("server", kind.values(), indirect=True, ids=kind)
+
+
 def is_kept(server: RedisServer) -> bool:
     """Whether the server has its data again once it is restarted."""
     return server._append is not None
@@ -150,6 +155,7 @@ async def write(client: "Redis", claim: Claim, number: int, entry: str) -> None:
     await client.xadd(keys.replies(GATEWAY), {"f": frame}, id=entry)
 
 
+@only(without_a_file=None)
 async def test_stream_that_begins_anew_with_lower_ids_is_read(
     server: RedisServer, desk: Desk, worker: FakeWorker, client: "Redis"
 ) -> None:
@@ -168,6 +174,7 @@ async def test_stream_that_begins_anew_with_lower_ids_is_read(
     assert texts(await take(generation, 1)) == ["c"]
 
 
+@only(with_a_file="always")
 async def test_frames_that_a_replica_has_kept_are_not_applied_twice(
     server: RedisServer, desk: Desk, worker: FakeWorker, client: "Redis"
 ) -> None:
@@ -187,6 +194,7 @@ async def test_frames_that_a_replica_has_kept_are_not_applied_twice(
     assert generation.tickets[0].attempt == 1
 
 
+@only(without_a_file=None)
 async def test_job_that_could_not_be_cancelled_is_cancelled_later(
     desk: Desk, client: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
