@@ -162,12 +162,15 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
     in_background = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="In the background")
     only_once = asking(temperature=0, max_tokens=MAX_TOKENS, prompt="Only once")
     headers = {"idempotency-key": "only-once"}
-    streamed = await asyncio.gather(*(undisturbed(steady, each) for each in CASES.values()))
-    expected = {name: told(events) for name, events in zip(CASES, streamed, strict=True)}
-    answers = await asyncio.gather(
-        *(steady.post(PATH, json=body) for body in (in_background, only_once))
-    )
-    whole = [answer.json() for answer in answers]
+    async with asyncio.TaskGroup() as tasks:
+        streamed = {
+            name: tasks.create_task(undisturbed(steady, each)) for name, each in CASES.items()
+        }
+        answers = [
+            tasks.create_task(steady.post(PATH, json=body)) for body in (in_background, only_once)
+        ]
+    expected = {name: told(stream.result()) for name, stream in streamed.items()}
+    whole = [answer.result().json() for answer in answers]
     killed = asyncio.Event()
     have_begun = [asyncio.Event() for _ in CASES]
 
@@ -236,6 +239,7 @@ async def test_what_a_gateway_that_stops_was_asked_goes_on_elsewhere(
     body = asking(temperature=0, max_tokens=250, prompt="A long one")
     response = await mortal.client.post(PATH, json=body | {"background": True})
     background_id = response.json()["id"]
+    expecting = asyncio.create_task(steady.post(PATH, json=asking(**parameters)))
     streamed = asking(stream=True, **parameters)
     async with mortal.client.stream("POST", PATH, json=streamed) as response:
         reader = Reader(response)
@@ -250,7 +254,7 @@ async def test_what_a_gateway_that_stops_was_asked_goes_on_elsewhere(
     assert rest.status_code == 200, rest.text
     events = got + numbered_events(rest.content)
 
-    expected = await steady.post(PATH, json=asking(**parameters))
-    assert texts_by_choice(chunks_of(events))[0] == expected.json()["choices"][0]["text"]
+    expected = (await expecting).json()
+    assert texts_by_choice(chunks_of(events))[0] == expected["choices"][0]["text"]
     (record,) = await records_of(store, background_id)
     assert (record.outcome, record.completion_tokens) == (Outcome.FINISHED, 250)
