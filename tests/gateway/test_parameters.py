@@ -6,7 +6,7 @@ import pytest
 
 from gateway.dialects.bodies import require_model
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.profile import Profile
+from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.request import ContextLengthBehavior
 from gateway.dialects.wire import validate
 from gateway.errors import MissingParameterError
@@ -109,23 +109,16 @@ WRONG_TYPES: dict[str, tuple[str, list[Any]]] = {
 SHOWN = {True: "true", "5": '"5"', "0.5": '"0.5"', "true": '"true"', "x": '"x"'}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        pytest.param(name, value, expected, id=f"{name}-{value}")
-        for name, (expected, values) in WRONG_TYPES.items()
-        for value in values
-    ],
-)
-def test_wrong_type_is_refused_naming_parameter_type_and_value(
-    name: str, value: Any, expected: str
-) -> None:
-    error = refusal(**{name: value})
-    assert error.param == name
-    assert error.code == "invalid_value"
-    assert error.message.startswith(f"'{name}' must be {expected}. Given: ")
-    if value is True or value in ("5", "0.5", "true", "x"):
-        assert error.message.endswith(f"Given: {SHOWN[value]}.")
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_wrong_type_is_refused_naming_parameter_type_and_value(name: str) -> None:
+    expected, values = WRONG_TYPES[name]
+    for value in values:
+        error = refusal(**{name: value})
+        assert error.param == name, value
+        assert error.code == "invalid_value", value
+        assert error.message.startswith(f"'{name}' must be {expected}. Given: "), value
+        if value is True or value in ("5", "0.5", "true", "x"):
+            assert error.message.endswith(f"Given: {SHOWN[value]}.")
 
 
 def test_every_parameter_has_its_wrong_types_tried() -> None:
@@ -139,51 +132,38 @@ def companions(name: str) -> dict[str, Any]:
     return {"echo": True, "max_tokens": -1} if name == "min_tokens" else {"echo": True}
 
 
+def test_values_on_the_bounds_are_accepted() -> None:
+    for name, (lowest, highest) in BOUNDS.items():
+        for value in (1.0 if name == "mirostat_target" else lowest, highest):
+            assert read(**companions(name) | {name: value}), (name, value)
+
+
 @pytest.mark.parametrize("name", BOUNDS)
-def test_values_on_the_bounds_are_accepted(name: str) -> None:
+def test_value_beyond_a_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
     lowest, highest = BOUNDS[name]
-    if name == "mirostat_target":
-        lowest = 1.0
-    assert read(**companions(name) | {name: lowest})
-    assert read(**companions(name) | {name: highest})
+    for value, rule in ((lowest - 1, f">= {lowest}"), (highest + 1, f"<= {highest}")):
+        error = refusal(**{name: value})
+        assert error.message == f"'{name}' must be {rule}. Given: {value}."
+        assert error.param == name
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-def test_value_below_the_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
-    bound = BOUNDS[name][0]
-    value = bound - 1
-    error = refusal(**{name: value})
-    assert error.message == f"'{name}' must be >= {bound}. Given: {value}."
-    assert error.param == name
+def test_integral_number_counts_as_an_integer() -> None:
+    for name in INTEGERS:
+        wire = validate(CompletionRequest, {"model": "m", "prompt": "x", name: 1.0})
+        value = wire.model_dump()[name]
+        assert (value, type(value)) == (1, int), name
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-def test_value_above_the_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
-    bound = BOUNDS[name][1]
-    value = bound + 1
-    error = refusal(**{name: value})
-    assert error.message == f"'{name}' must be <= {bound}. Given: {value}."
-    assert error.param == name
+def test_integer_counts_as_a_number() -> None:
+    for name in NUMBERS:
+        assert read(**{name: 1}), name
 
 
-@pytest.mark.parametrize("name", INTEGERS)
-def test_integral_number_counts_as_an_integer(name: str) -> None:
-    wire = validate(CompletionRequest, {"model": "m", "prompt": "x", name: 1.0})
-    value = wire.model_dump()[name]
-    assert (value, type(value)) == (1, int)
-
-
-@pytest.mark.parametrize("name", [*NUMBERS])
-def test_integer_counts_as_a_number(name: str) -> None:
-    assert read(**{name: 1})
-
-
-@pytest.mark.parametrize(
-    "name", sorted(set(CompletionRequest.model_fields) - {"model", "prompt", "seed"})
-)
 @pytest.mark.parametrize("profile", EVERY_PROFILE)
-def test_null_is_the_same_as_absent(profile: Profile, name: str) -> None:
-    assert read(profile, **{name: None, "seed": 1}) == read(profile, seed=1)
+def test_null_is_the_same_as_absent(profile: Profile) -> None:
+    absent = read(profile, seed=1)
+    for name in CompletionRequest.model_fields.keys() - {"model", "prompt", "seed"}:
+        assert read(profile, **{name: None, "seed": 1}) == absent, name
 
 
 @pytest.mark.parametrize("seed", [None, -1], ids=["absent", "minus-one"])
@@ -257,12 +237,10 @@ def test_unknown_context_behavior_is_refused_naming_the_choices(value: Any) -> N
 
 
 @pytest.mark.parametrize("behavior", list(ContextLengthBehavior))
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
-def test_context_behavior_of_the_request_wins(
-    profile: Profile, behavior: ContextLengthBehavior
-) -> None:
-    request = read(profile, context_length_exceeded_behavior=behavior.value)
-    assert request.context_length_behavior is behavior
+def test_context_behavior_of_the_request_wins(behavior: ContextLengthBehavior) -> None:
+    for profile in PROFILES.values():
+        request = read(profile, context_length_exceeded_behavior=behavior.value)
+        assert request.context_length_behavior is behavior
 
 
 def test_long_value_is_shortened_in_the_message() -> None:
@@ -392,7 +370,8 @@ def test_every_parameter_is_described_with_its_type() -> None:
         assert all({"type", "enum", "$ref"} & kind.keys() for kind in kinds), name
 
 
-@pytest.mark.parametrize("name", [*BOUNDS])
-def test_ranges_of_the_documentation_are_those_enforced(name: str) -> None:
-    number = CompletionRequest.model_json_schema()["properties"][name]["anyOf"][0]
-    assert (number["minimum"], number["maximum"]) == BOUNDS[name]
+def test_ranges_of_the_documentation_are_those_enforced() -> None:
+    properties = CompletionRequest.model_json_schema()["properties"]
+    for name, bounds in BOUNDS.items():
+        number = properties[name]["anyOf"][0]
+        assert (number["minimum"], number["maximum"]) == bounds, name

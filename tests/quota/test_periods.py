@@ -15,16 +15,16 @@ def unix_ms(moment: datetime) -> int:
     return int(moment.timestamp()) * 1000
 
 
-@pytest.mark.parametrize("month", range(1, 13))
 @pytest.mark.parametrize("year", [1999, 2000, 2027, 2028, 2100])
-def test_days_and_months_are_those_of_utc(year: int, month: int) -> None:
-    first = datetime(year, month, 1, tzinfo=UTC)
-    for moment in (first, first + timedelta(days=17, hours=5), first + timedelta(days=27)):
-        now = unix_ms(moment) + 999
-        assert month_of(now) == year * 100 + month
-        assert month_start_ms(now) == unix_ms(first)
-        assert day_start_ms(now) == unix_ms(moment.replace(hour=0))
-        assert day_of(now) * 86_400_000 == day_start_ms(now)
+def test_days_and_months_are_those_of_utc(year: int) -> None:
+    for month in range(1, 13):
+        first = datetime(year, month, 1, tzinfo=UTC)
+        for moment in (first, first + timedelta(days=17, hours=5), first + timedelta(days=27)):
+            now = unix_ms(moment) + 999
+            assert month_of(now) == year * 100 + month
+            assert month_start_ms(now) == unix_ms(first)
+            assert day_start_ms(now) == unix_ms(moment.replace(hour=0))
+            assert day_of(now) * 86_400_000 == day_start_ms(now)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from contract.sampling import DEFAULT_SAMPLERS, Dry, Sampler, SamplerChain, SamplingSpec, Xtc
-from gateway.dialects.profile import Profile
+from gateway.dialects.profile import PROFILES, Profile
 from tests.gateway.dialects.reading import (
     EVERY_PROFILE,
     FIREWORKS,
@@ -54,11 +54,9 @@ def chain_of(profile: Profile = OPENAI, /, **parameters: Any) -> SamplerChain:
         {"mirostat": 0, "mirostat_tau": 3},
     ],
 )
-@pytest.mark.parametrize("profile", NATIVE)
-def test_request_that_every_engine_can_sample_has_no_chain(
-    profile: Profile, plain: dict[str, Any]
-) -> None:
-    assert spec_of(profile, **plain).chain is None
+def test_request_that_every_engine_can_sample_has_no_chain(plain: dict[str, Any]) -> None:
+    for profile in NATIVE:
+        assert spec_of(profile, **plain).chain is None, profile.name
 
 
 @pytest.mark.parametrize(
@@ -92,14 +90,14 @@ def test_request_that_every_engine_can_sample_has_no_chain(
         ({"samplers": []}, "order", []),
     ],
 )
-@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, MISTRALRS, VLLM])
 def test_what_engines_cannot_sample_gets_a_chain(
-    profile: Profile, given: dict[str, Any], field: str, expected: Any
+    given: dict[str, Any], field: str, expected: Any
 ) -> None:
-    chain = chain_of(profile, **given)
-    assert getattr(chain, field) == expected
-    if "samplers" not in given:
-        assert chain.order == list(DEFAULT_SAMPLERS)
+    for profile in (OPENAI, FIREWORKS, MISTRALRS, VLLM):
+        chain = chain_of(profile, **given)
+        assert getattr(chain, field) == expected, profile.name
+        if "samplers" not in given:
+            assert chain.order == list(DEFAULT_SAMPLERS), profile.name
 
 
 def test_xtc_of_omlx_spares_special_tokens_and_refuses_high_thresholds() -> None:
@@ -199,31 +197,29 @@ def test_window_of_no_tokens_turns_penalties_off(profile: Profile) -> None:
     assert (spec.presence_penalty, spec.repetition_penalty) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
 @pytest.mark.parametrize("given", [{"mirostat": 2}, {"mirostat_target": 4}])
-def test_mirostat_takes_the_place_of_everything_but_temperature(
-    profile: Profile, given: dict[str, Any]
-) -> None:
-    others = {
-        "temperature": 0.7,
-        "top_k": 5,
-        "top_p": 0.5,
-        "min_p": 0.1,
-        "presence_penalty": 1,
-        "repetition_penalty": 1.5,
-        "dry_multiplier": 1,
-        "typical_p": 0.5,
-        "samplers": ["top_k"],
-    }
-    spec = spec_of(profile, seed=1, **given, **others)
-    assert spec.chain is not None
-    mirostat = spec.chain.mirostat
-    assert spec == SamplingSpec(
-        seed=1,
-        temperature=0.7,
-        chain=SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat),
-    )
-    assert mirostat is not None
+def test_mirostat_takes_the_place_of_everything_but_temperature(given: dict[str, Any]) -> None:
+    for profile in PROFILES.values():
+        others = {
+            "temperature": 0.7,
+            "top_k": 5,
+            "top_p": 0.5,
+            "min_p": 0.1,
+            "presence_penalty": 1,
+            "repetition_penalty": 1.5,
+            "dry_multiplier": 1,
+            "typical_p": 0.5,
+            "samplers": ["top_k"],
+        }
+        spec = spec_of(profile, seed=1, **given, **others)
+        assert spec.chain is not None
+        mirostat = spec.chain.mirostat
+        assert spec == SamplingSpec(
+            seed=1,
+            temperature=0.7,
+            chain=SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat),
+        )
+        assert mirostat is not None
 
 
 GREEDY_WITHOUT_EFFECT: list[dict[str, Any]] = [
@@ -241,11 +237,9 @@ GREEDY_WITHOUT_EFFECT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", GREEDY_WITHOUT_EFFECT)
-@pytest.mark.parametrize("profile", NATIVE)
-def test_greedy_request_has_no_chain_for_what_cannot_change_it(
-    profile: Profile, given: dict[str, Any]
-) -> None:
-    assert spec_of(profile, temperature=0, **given).chain is None
+def test_greedy_request_has_no_chain_for_what_cannot_change_it(given: dict[str, Any]) -> None:
+    for profile in NATIVE:
+        assert spec_of(profile, temperature=0, **given).chain is None
 
 
 def test_greedy_request_keeps_dry_and_windowed_penalties() -> None:
