@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.support.measuring import UNMEASURED
+
 _PLACES = "faketime/libfaketimeMT.so.1"
 _ROOTS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
 
@@ -15,12 +17,15 @@ def library() -> Path | None:
 
 
 def clock_variables(folder: Path, name: str) -> dict[str, str]:
-    """Return the environment of a process whose clock can be set; nothing without the library."""
+    """Return the environment of a process whose clock can be set; nothing without the library.
+
+    It needs an interpreter of its own, to which no probes are added: that would take longer than its start.
+    """
     path = library()
     if path is None:
         return {}
     set_clock(folder, name, 0)
-    return {
+    return UNMEASURED | {
         "LD_PRELOAD": str(path),
         "FAKETIME_TIMESTAMP_FILE": str(_file(folder, name)),
         "FAKETIME_CACHE_DURATION": "1",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ LOOK_SECONDS = 0.1
 STOP_SECONDS = 60.0
 STATE_SECONDS = 10.0
 
+CLOCKED = ("gateway", "worker")
+"""Roles that may have a process whose clock can be set."""
 WORKER_LEASE_SECONDS = 2.0
 """Of workers in hasty deployments."""
 STEP_SECONDS = 0.02
@@ -76,6 +78,8 @@ class Deployment:
     stack: Stack
     redis: RedisServer
     postgres: PostgresServer | None
+    clocked: Collection[str] = CLOCKED
+    """Roles whose last process has a clock that can be set."""
     members: dict[str, Member] = field(default_factory=dict)
     unexpected_ends: list[str] = field(default_factory=list)
     """Processes that ended by themselves after they had been ready."""
@@ -257,15 +261,17 @@ async def deployed(
     redis: RedisServer,
     *,
     size: Size,
+    clocked: Collection[str] = CLOCKED,
     postgres: PostgresServer | None = None,
     is_planted: bool = False,
     is_hasty: bool = False,
 ) -> AsyncIterator[Deployment]:
     """Run all processes for the length of a block, on a stack that has none yet.
 
+    The last process of each role that is `clocked` has a clock that can be set.
     They have all defects, none of which shows yet, or reservations that expire soon, if that is wanted.
     """
-    deployment = Deployment(stack, redis, postgres)
+    deployment = Deployment(stack, redis, postgres, clocked)
     common: dict[str, str] = {}
     if is_planted:
         common |= {program.PLANTS: "1", plants.ARMED_FILE: str(deployment.armed_file)}
@@ -275,10 +281,9 @@ async def deployed(
         exits.push_async_callback(deployment.aclose)
         for role, count in (("gateway", size.gateways), ("worker", size.workers)):
             for number in range(1, count + 1):
-                # The last of each kind has a clock that can be set.
-                clock = clock_variables(stack.directory, f"{role}-{number}")
-                own = clock if number == count else {}
-                await deployment.add(role, number, {**common, **own})
+                has_clock = role in clocked and number == count
+                clock = clock_variables(stack.directory, f"{role}-{number}") if has_clock else {}
+                await deployment.add(role, number, {**common, **clock})
         for role in ("jobs", "beat"):
             await deployment.add(role, None, common)
         await asyncio.gather(*(deployment.ready(each) for each in deployment.members.values()))

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from tests.chaos.clock_library import HINT, library, set_clock
-from tests.chaos.deployment import LOOK_SECONDS, Deployment, Member
+from tests.chaos.deployment import CLOCKED, LOOK_SECONDS, Deployment, Member
 
 FULL_DISK_BYTES = 4096
 """Beyond this no file grows while the disk is "full"."""
@@ -345,8 +345,9 @@ async def _fill_disk(havoc: Havoc, planned: Planned) -> None:
 
 
 def _set_clock(havoc: Havoc, planned: Planned) -> Coroutine[Any, Any, None] | None:
-    """Set the clock of the last gateway or the last worker, which have one that can be set."""
-    role = "gateway" if planned.choice < 0.5 else "worker"
+    """Set the clock of the last process of a role, where that can be done."""
+    roles = [role for role in CLOCKED if role in havoc.deployment.clocked]
+    role = roles[int(planned.choice * len(roles))]
     member = havoc.deployment.named(role)[-1]
     return None if member.is_busy or not member.was_ready else _shift(havoc, planned, member)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -30,10 +30,12 @@ class Plant(StrEnum):
     OTHER_CALL_IDS = "call with another id"
 
 
-def plant_all() -> None:
-    """Give this process all defects, each of which shows while it is armed."""
-    for plant in PLANTS.values():
-        plant()
+def plant_all(role: str) -> None:
+    """Give this process all defects of the code that its role runs, each of which shows while it is armed."""
+    code_of_others = GATEWAYS if role == "worker" else WORKERS
+    for plant, give in PLANTS.items():
+        if plant not in code_of_others:
+            give()
 
 
 def arm(file: Path, plant: Plant | None) -> None:
@@ -256,3 +258,8 @@ PLANTS: dict[Plant, Callable[[], None]] = {
     Plant.READ_ANEW: _forget_what_was_read,
     Plant.OTHER_CALL_IDS: _make_up_call_ids,
 }
+
+WORKERS: Final = frozenset({Plant.CALL_AGAIN, Plant.READ_ANEW})
+"""Defects of code that only workers import."""
+GATEWAYS: Final = PLANTS.keys() - WORKERS - {Plant.NEVER_RECLAIM}
+"""Defects of code that no worker imports."""

@@ -34,7 +34,7 @@ def main() -> None:
     role, arguments = sys.argv[1], sys.argv[2:]
     signal.signal(signal.SIGUSR2, _write_state)
     if PLANTS in os.environ:
-        plant_all()
+        plant_all(role)
     if role == "worker":
         _run_worker(arguments)
     else:

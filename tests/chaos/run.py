@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gateway.accounts import schema
 from gateway.accounts.records import Billing
-from tests.chaos.deployment import Deployment, Member, Size, deployed
+from tests.chaos.deployment import CLOCKED, Deployment, Member, Size, deployed
 from tests.chaos.faults import Havoc, each_once, schedule
 from tests.chaos.figures import Figures, figures_of
 from tests.chaos.judge import (
@@ -79,6 +79,8 @@ class Options:
     database: str = "sqlite"
     """`sqlite` or `postgresql`."""
     size: Size = field(default_factory=Size)
+    clocked: tuple[str, ...] = CLOCKED
+    """Roles whose last process has a clock that can be set, and therefore starts slowly."""
     clients: int = 16
     every: float = FAULT_EVERY_SECONDS
     manners: Mapping[Manner, int] = field(default_factory=lambda: MANNERS)
@@ -164,6 +166,7 @@ async def running(
                     stack,
                     redis,
                     size=options.size,
+                    clocked=options.clocked,
                     postgres=postgres,
                     is_planted=options.is_planted,
                     is_hasty=options.is_hasty,

@@ -10,7 +10,9 @@ pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
 
 LONG_SECONDS = 15 * 60.0
 EVERY_SECONDS = 1.0
-CLIENTS = 12
+CLIENTS, LONG_CLIENTS = 8, 12
+CLOCKED = ("gateway",)
+"""Whose clock the default run sets, of which each fault happens once."""
 
 
 @pytest.fixture(
@@ -22,7 +24,7 @@ def report(request: pytest.FixtureRequest) -> Report:
     """What one run came to."""
     database, seed = request.param
     if request.config.getoption("--long"):
-        options = Options(seed=seed, database=database, seconds=LONG_SECONDS, clients=CLIENTS)
+        options = Options(seed=seed, database=database, seconds=LONG_SECONDS, clients=LONG_CLIENTS)
     else:
         options = Options(
             seed=seed,
@@ -31,6 +33,7 @@ def report(request: pytest.FixtureRequest) -> Report:
             every=EVERY_SECONDS,
             clients=CLIENTS,
             is_hasty=True,
+            clocked=CLOCKED,
         )
     return uvloop.run(run(options))
 

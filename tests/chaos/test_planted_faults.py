@@ -24,12 +24,13 @@ pytestmark = pytest.mark.timeout(600)
 GREEDY: Final = "greedy"
 TALKATIVE: Final = "chat, tools, n"
 """A recipe most of whose tokens are arguments of calls."""
-CLIENTS: Final = 12
+CLIENTS: Final = 8
 """More than the five requests, one of which some defects befall."""
 CUT: Final = 2
 """Streams at least that a killed worker leaves in the middle."""
 OPTIONS: Final = Options(
     size=Size(gateways=1, workers=2),
+    clocked=(),
     clients=CLIENTS,
     manners={manner: MANNERS[manner] for manner in (Manner.STREAM, Manner.WHOLE)},
     is_planted=True,
