@@ -27,11 +27,11 @@ from tests.support.stack import metric
 
 pytestmark = pytest.mark.timeout(400)
 
-CLIENTS: Final = 12
+CLIENTS: Final = 8
 
 
 def load() -> list[Wish]:
-    """Return requests of one to five seconds."""
+    """Return requests of one to three seconds."""
     streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     return [
         Wish(
@@ -39,9 +39,9 @@ def load() -> list[Wish]:
                 "prompt": f"number {number}",
                 "seed": number,
                 "ignore_eos": True,
-                "max_tokens": int((1 + number % 5) / SLOW_STEP_SECONDS),
+                "max_tokens": int((1 + number % 3) / SLOW_STEP_SECONDS),
                 "n": 1 + (number % 4 == 0),
-                **(streamed if number % 3 else {}),
+                **(streamed if number % 5 else {}),
             }
         )
         for number in range(15)

@@ -23,7 +23,7 @@ STEP_SECONDS = 0.01
 PATIENCE_SECONDS = 3
 PRESSING = 60
 """Clients that ask again a second after each refusal."""
-COUNTED = 100
+COUNTED = 50
 """Refusals."""
 FULL, LATE = "full", "late"
 

@@ -46,8 +46,13 @@ async def trickle(writer: asyncio.StreamWriter, data: bytes, *, seconds: float =
             await asyncio.sleep(seconds)
 
 
-async def flood(writer: asyncio.StreamWriter, part: bytes, *, most_bytes: int) -> int:
-    """Send the same again and again until the other side does not take it; return the bytes it took."""
+async def flood(
+    writer: asyncio.StreamWriter, part: bytes, *, most_bytes: int, pause: float = 0.0
+) -> int:
+    """Send the same again and again until the other side does not take it; return the bytes it took.
+
+    Where the other side takes it for some seconds, a pause keeps both from doing nothing else.
+    """
     sent = 0
     with suppress(ConnectionError):
         while sent < most_bytes:
@@ -55,6 +60,8 @@ async def flood(writer: asyncio.StreamWriter, part: bytes, *, most_bytes: int) -
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await writer.drain()
             sent += len(part)
+            if pause:
+                await asyncio.sleep(pause)
     return sent
 
 
@@ -188,7 +195,7 @@ async def test_answer_to_a_giant_body_is_read_and_the_rest_of_it_is_not_waited_f
     part = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     async with connection(bounded.url) as (reader, writer):
         writer.write(head(key, framing))
-        sending = asyncio.create_task(flood(writer, part, most_bytes=ENDLESS))
+        sending = asyncio.create_task(flood(writer, part, most_bytes=ENDLESS, pause=0.01))
         response = await read_response(reader)
         assert response.headers["connection"] == "close"
         message_of(response, status=413, kind=INVALID, code="payload_too_large")
