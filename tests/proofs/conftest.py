@@ -25,6 +25,8 @@ WORKER: dict[str, Any] = {
     "SLUICE_SCRIPTED_STEP_SECONDS": str(STEP_SECONDS),
     "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
 }
+BRIEF_WORKER: dict[str, Any] = {**WORKER, "SLUICE_LEASE_SECONDS": "2"}
+"""For tests that kill it: its jobs are given up soon. On a busy machine it may lose them earlier."""
 
 JWT_SECRET = "forty-eight characters that nobody else may see!"
 ENVIRONMENT = {
@@ -60,6 +62,8 @@ class Scale:
 
     requests: int
     """In the run in which everything is killed."""
+    clients: int
+    """Of that run, each with one request at a time."""
     kills: int
     """Of each kind of process in that run."""
     pause_seconds: float
@@ -77,6 +81,7 @@ def scale(request: pytest.FixtureRequest) -> Scale:
     if request.config.getoption("--long"):
         return Scale(
             requests=20_000,
+            clients=24,
             kills=5,
             pause_seconds=40,
             outage_seconds=60,
@@ -84,7 +89,13 @@ def scale(request: pytest.FixtureRequest) -> Scale:
             waits_as_told=True,
         )
     return Scale(
-        requests=600, kills=3, pause_seconds=1, outage_seconds=2, races=1, waits_as_told=False
+        requests=400,
+        clients=16,
+        kills=3,
+        pause_seconds=1,
+        outage_seconds=2,
+        races=1,
+        waits_as_told=False,
     )
 
 

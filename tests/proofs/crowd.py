@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.proofs.client import Answer, ask
 
-CLIENTS = 24
 GONE_PAUSE_SECONDS = 0.3
 """Before the next request, where there was no gateway."""
 
@@ -32,7 +31,7 @@ class Crowd:
     unreached: int = 0
     """Requests for which there was no gateway."""
 
-    async def run(self, wishes: Iterator[Wish], *, clients: int = CLIENTS) -> None:
+    async def run(self, wishes: Iterator[Wish], *, clients: int) -> None:
         """Let clients ask for one thing after the other until there are no more wishes."""
         await asyncio.gather(*(self._client(wishes, number) for number in range(clients)))
 

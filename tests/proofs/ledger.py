@@ -59,6 +59,12 @@ class Books:
             while len(await self.open_requests()) < number:
                 await asyncio.sleep(0.01)
 
+    async def open_at_most(self, number: int) -> None:
+        """Wait until no more requests than that are not settled. Raises TimeoutError."""
+        async with asyncio.timeout(30):
+            while len(await self.open_requests()) > number:
+                await asyncio.sleep(0.01)
+
     async def settled(self, *, seconds: float = LEASE_AND_SWEEP_SECONDS) -> float:
         """Wait until nothing is open and everything is in the ledger; return the seconds that it took.
 

@@ -95,7 +95,7 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
                     else None
                 )
                 _, _, evidence.freed, evidence.refusals = await asyncio.gather(
-                    _timed(crowd.run(load), evidence),
+                    _timed(crowd.run(load, clients=scale.clients), evidence),
                     havoc.run(
                         rng,
                         kills=scale.kills,

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.accounts.limits import LimitScope
 from tests.proofs.client import request
-from tests.proofs.conftest import WORKER, cost_of
+from tests.proofs.conftest import BRIEF_WORKER, WORKER, cost_of
 from tests.proofs.ledger import Books, Row
 from tests.proofs.office import Credential, Office
 from tests.proofs.test_lessons import PROMPT_TOKENS, body, both_ways
@@ -122,10 +122,12 @@ async def test_what_nobody_claims_in_time_costs_nothing(
     name: Callable[[], str],
 ) -> None:
     crowd = await office.key(await office.tenant(name()))
-    full = asyncio.create_task(request(stack.url, crowd.text, body(**CROWD, max_tokens=500)))
+    full = asyncio.create_task(
+        request(stack.url, crowd.text, body(**CROWD, max_tokens=WINDOW_FULL))
+    )
     await running(stack, 256)
     answer = await request(strict, key.text, body())
-    await full
+    await leave(full)
     row = await only_row(books, key)
 
     assert answer.status == 504, answer.body
@@ -151,7 +153,9 @@ async def test_lost_by_its_worker_before_the_first_token_is_finished_by_another(
 ) -> None:
     stack.kill("worker")
     # It takes so long to read a prompt that it dies over it.
-    stack.start_worker("doomed", **{**WORKER, "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "10"})
+    stack.start_worker(
+        "doomed", **{**BRIEF_WORKER, "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "10"}
+    )
     waiting = asyncio.create_task(request(stack.url, key.text, body()))
     await until(
         lambda: metric(stack.worker_url("doomed"), "sluice_worker_jobs_running") == 1,

@@ -14,7 +14,7 @@ from contract.dialect import Dialect
 from gateway.accounts.limits import LimitName, LimitScope
 from gateway.accounts.records import Billing
 from tests.proofs.client import Answer, ask, request
-from tests.proofs.conftest import COMPLETION_TOKENS, STEP_SECONDS, WORKER, cost_of
+from tests.proofs.conftest import BRIEF_WORKER, COMPLETION_TOKENS, STEP_SECONDS, WORKER, cost_of
 from tests.proofs.ledger import Books, Row
 from tests.proofs.office import Credential, Office, named
 from tests.proofs.until import engine_tokens, generating, leave, running
@@ -81,57 +81,63 @@ ONE_REQUEST = {
 """The most of each limit with which a second request of this kind is one too many."""
 
 
-@pytest.mark.parametrize("scope", LimitScope)
-@pytest.mark.parametrize("limit", LimitName)
 async def test_every_limit_of_every_scope_refuses(
-    stack: Stack,
-    office: Office,
-    books: Books,
-    name: Callable[[], str],
-    limit: LimitName,
-    scope: LimitScope,
+    stack: Stack, office: Office, books: Books, name: Callable[[], str]
 ) -> None:
-    key = await office.holder(scope, name(), {limit: ONE_REQUEST[limit]})
-    first, second = await two_requests(stack, books, key, limit)
+    holders = {
+        (limit, scope): await office.holder(scope, name(), {limit: ONE_REQUEST[limit]})
+        for limit in LimitName
+        for scope in LimitScope
+    }
+    of_time = [each for each in holders if each[0] is LimitName.CONCURRENT_REQUESTS]
+    others = [each for each in holders if each not in of_time]
+    first, second = stack.gateways
 
-    assert (first.status, second.status) == (200, 429)
-    assert (second.error["limit"], second.error["scope"]) == (limit, scope)
-    assert second.error["limit_value"] == ONE_REQUEST[limit]
+    async def ask_all(pairs: list[tuple[LimitName, LimitScope]], url: str) -> list[Answer]:
+        return await asyncio.gather(*(request(url, holders[pair].text, body()) for pair in pairs))
+
+    # One request after the other on each key; at the same time, if that is what is limited.
+    served, refused = await ask_all(others, first), await ask_all(others, second)
+    await books.settled()
+    held = [
+        asyncio.create_task(request(first, holders[pair].text, body(max_tokens=500)))
+        for pair in of_time
+    ]
+    await books.opened(len(of_time))
+    refused += await ask_all(of_time, second)
+    served += await asyncio.gather(*held)
+
+    for (limit, scope), one, other in zip(others + of_time, served, refused, strict=True):
+        assert (one.status, other.status) == (200, 429), (limit, scope, other.body)
+        assert (other.error["limit"], other.error["scope"]) == (limit, scope)
+        assert other.error["limit_value"] == ONE_REQUEST[limit], (limit, scope)
 
 
-async def two_requests(
-    stack: Stack, books: Books, key: Credential, limit: LimitName
-) -> tuple[Answer, Answer]:
-    """Send a request to each gateway; at the same time, if that is what is limited."""
-    if limit is not LimitName.CONCURRENT_REQUESTS:
-        first = await request(stack.gateways[0], key.text, body())
-        return first, await request(stack.gateways[1], key.text, body())
-    held = asyncio.create_task(request(stack.gateways[0], key.text, body(max_tokens=500)))
-    await books.opened()
-    second = await request(stack.gateways[1], key.text, body())
-    return await held, second
-
-
-@pytest.mark.parametrize("refusing", LimitName)
 async def test_a_request_refused_by_one_limit_takes_nothing_of_the_others(
-    stack: Stack, office: Office, name: Callable[[], str], refusing: LimitName
+    stack: Stack, office: Office, name: Callable[[], str]
 ) -> None:
     large = dict.fromkeys((each.value for each in LimitName), LARGE)
-    tenant = await office.tenant(name(), limits=large)
-    project = await office.project(tenant, limits=large)
-    key = await office.key(tenant, project, limits={**large, refusing.value: 0})
-    for number in range(4):
-        answer = await request(stack.gateways[number % 2], key.text, body())
-        assert answer.status == 429, answer.body
+    keys = {}
+    for refusing in LimitName:
+        tenant = await office.tenant(name(), limits=large)
+        project = await office.project(tenant, limits=large)
+        keys[refusing] = await office.key(tenant, project, limits={**large, refusing.value: 0})
 
-    told = (await request(stack.url, key.text, path="/v1/limits")).json
-    used = {
-        (scope["scope"], limit): values["used"]
-        for scope in told["scopes"]
-        for limit, values in scope["limits"].items()
-    }
-    assert len(used) == len(LimitScope) * len(LimitName)
-    assert set(used.values()) == {0}
+    async def try_and_look(key: Credential) -> tuple[list[Answer], Answer]:
+        tries = [request(stack.gateways[number % 2], key.text, body()) for number in range(4)]
+        refused = await asyncio.gather(*tries)
+        return refused, await request(stack.url, key.text, path="/v1/limits")
+
+    seen = await asyncio.gather(*map(try_and_look, keys.values()))
+    for refusing, (refused, told) in zip(keys, seen, strict=True):
+        assert {answer.status for answer in refused} == {429}, refusing
+        used = {
+            (scope["scope"], limit): values["used"]
+            for scope in told.json["scopes"]
+            for limit, values in scope["limits"].items()
+        }
+        assert len(used) == len(LimitScope) * len(LimitName), refusing
+        assert set(used.values()) == {0}, (refusing, used)
 
 
 async def test_without_max_tokens_the_prompt_counts_and_so_does_all_that_may_follow(
@@ -222,14 +228,16 @@ async def test_nothing_generated_is_nothing_charged(
     key = await office.key(await office.tenant(name()))
     # The engine has room for nobody else for a while.
     full = asyncio.create_task(
-        ask(stack.url, crowd.text, prompt=["x"] * 64, n=4, max_tokens=400, ignore_eos=True)
+        ask(stack.url, crowd.text, prompt=["x"] * 64, n=4, max_tokens=1_900, ignore_eos=True)
     )
     await running(stack, 256)
     asking = asyncio.create_task(request(stack.url, key.text, body(stream=stream)))
     await books.opened(2)
     await leave(asking)
+    # Only then is there room again.
+    await books.open_at_most(1)
+    await leave(full)
     [row] = await rows_of(books, key)
-    assert (await full).status == 200
 
     assert row["outcome"] == "cancelled"
     assert (row["prompt_tokens"], row["completion_tokens"], row["cost_micros"]) == (0, 0, 0)
@@ -285,10 +293,11 @@ async def test_a_stream_that_nobody_goes_on_with_is_told_and_not_charged(
 ) -> None:
     key = await office.holder(LimitScope.KEY, name(), {"concurrent_requests": 1})
     url = await asyncio.to_thread(stack.start_gateway, "impatient", SLUICE_QUEUE_TIMEOUT="2")
-    before = engine_tokens(stack)
-    stream = asyncio.create_task(request(url, key.text, body(stream=True, max_tokens=1_900)))
-    await generating(stack, after=before, tokens=50)
+    await asyncio.to_thread(lambda: stack.start_worker("brief", **BRIEF_WORKER))
     stack.kill("worker")
+    stream = asyncio.create_task(request(url, key.text, body(stream=True, max_tokens=1_900)))
+    await generating(stack, after=0, tokens=50, worker="brief")
+    stack.kill("brief")
     answer = await stream
     stack.start_worker(**WORKER)
     [row] = await rows_of(books, key)
@@ -326,8 +335,8 @@ async def test_every_stream_ends_with_a_reason_for_each_choice_or_with_an_error(
 
 # -- growth ------------------------------------------------------------------------------------
 
-WARM_UP, REQUESTS, AT_ONCE = 300, 900, 32
-MOST_GROWTH_KIB = 16 * 1024
+WARM_UP, REQUESTS, AT_ONCE = 150, 450, 32
+MOST_GROWTH_KIB = 8 * 1024
 
 
 async def lasting_keys(books: Books) -> int:

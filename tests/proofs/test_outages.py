@@ -23,7 +23,7 @@ from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(600)
 
-CLIENTS = 16
+CLIENTS = 8
 SERVED = 20
 """Requests that are served before a database goes, while it is away, and after it is back."""
 REFUSALS = 10
