@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from tests.support.measuring import UNMEASURED
-
 _PLACES = "faketime/libfaketimeMT.so.1"
 _ROOTS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
 
@@ -17,15 +15,12 @@ def library() -> Path | None:
 
 
 def clock_variables(folder: Path, name: str) -> dict[str, str]:
-    """Return the environment of a process whose clock can be set; nothing without the library.
-
-    It needs an interpreter of its own, to which no probes are added: that would take longer than its start.
-    """
+    """Return the environment of a process whose clock can be set; nothing without the library."""
     path = library()
     if path is None:
         return {}
     set_clock(folder, name, 0)
-    return UNMEASURED | {
+    return {
         "LD_PRELOAD": str(path),
         "FAKETIME_TIMESTAMP_FILE": str(_file(folder, name)),
         "FAKETIME_CACHE_DURATION": "1",
