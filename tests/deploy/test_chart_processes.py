@@ -30,7 +30,13 @@ from tests.support.stack import CHECKPOINT, MODEL, REPOSITORY, http_status, metr
 ENTRYPOINT = (sys.executable, "-m", "gateway.cli")
 """What `sluice` is, the entry point of the images."""
 
-MACHINE = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
+OF_INTERPRETER = ("LD_", "PYTHON", "COVERAGE_")
+"""Beginnings of variables with which this interpreter was started, and so the forks that it has made."""
+MACHINE = {
+    name: value
+    for name, value in os.environ.items()
+    if name == "PATH" or name.startswith(OF_INTERPRETER)
+}
 """What processes get beside their pod's environment."""
 
 

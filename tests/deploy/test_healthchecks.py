@@ -54,7 +54,7 @@ class Containers:
     def start(self, name: str) -> None:
         """Start a process of ours with the environment of its service."""
         self.ports[name] = free_port()
-        command = [sys.executable, "-P", "-m", "gateway.cli"]
+        command = [sys.executable, "-m", "gateway.cli"]
         self._spawn(
             name, command + services()[name].options["command"], self._environment(services()[name])
         )
@@ -122,7 +122,7 @@ class Containers:
             self.processes[name] = spawn(
                 *command,
                 cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+                env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
             )

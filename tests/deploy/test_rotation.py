@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
+from redis.retry import Retry
 
 from tests.deploy.test_operations import PAGE
 from tests.support.redis_server import RedisServer, running_redis
@@ -34,7 +36,8 @@ def test_redis_takes_both_passwords_until_the_old_one_goes(redis_of_its_own: Red
         client.config_set("requirepass", OLD)
 
     def works(password: str) -> bool:
-        with Redis(port=port, password=password) as client:
+        # A wrong password counts as a lost connection, after which a client would wait and try again.
+        with Redis(port=port, password=password, retry=Retry(NoBackoff(), 0)) as client:
             try:
                 return bool(client.ping())
             except AuthenticationError:
