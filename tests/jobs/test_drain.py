@@ -120,7 +120,7 @@ async def test_death_between_commit_and_removal_counts_nothing_twice(
 async def test_several_drains_at_once_are_harmless(
     database: Database, redis: Redis, append: Append
 ) -> None:
-    records = _records(1500)
+    records = _records(600)
 
     async def fill() -> None:
         for start in range(0, len(records), 100):

@@ -97,7 +97,7 @@ def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothin
     deployment: Deployment, request: pytest.FixtureRequest
 ) -> None:
     kills = 3 if request.config.getoption("--long") else 1
-    total = 10_000 * kills
+    total = 5_000 * kills
     deployment.append(0, total)
     deployment.start("beat")
     for _ in range(kills):
