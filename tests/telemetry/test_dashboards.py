@@ -14,6 +14,7 @@ from ops.dashboards.catalogue import DASHBOARDS
 from ops.dashboards.frame import to_json
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from ops.dashboards.limits import Limit, alert_limit, alerts
+from tests.telemetry.cases import for_each
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, asked, unknown
 
@@ -30,8 +31,8 @@ UNITS = {
 }
 COLUMNS = 24
 PANELS = [panel for board in boards() for panel in board.panels]
-each_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
-each_board = pytest.mark.parametrize("board", boards(), ids=lambda board: board.uid)
+each_panel = for_each(PANELS, name=lambda panel: panel.name)
+each_board = for_each(boards(), name=lambda board: board.uid)
 
 
 @pytest.mark.parametrize("build", DASHBOARDS, ids=lambda build: build.__module__)

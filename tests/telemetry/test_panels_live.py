@@ -1,7 +1,7 @@
 """A real Prometheus reads a running Sluice under load: every panel and every recording rule has data."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from tests.support.redis_server import SYSTEM, Encryption, RedisServer
 from tests.support.stack import Stack, metric, running_stack
 from tests.telemetry.background import start_background
 from tests.telemetry.load import load
-from tests.telemetry.panels import NEED_THE_REAL_ENGINE, Board, Panel, boards, with_values
+from tests.telemetry.panels import NEED_THE_REAL_ENGINE, Board, boards, with_values
 from tests.telemetry.promql import RULES, rules_of
 
 pytestmark = [
@@ -45,14 +45,21 @@ class Seen(NamedTuple):
     server: PrometheusServer
     since: float
 
-    def has_data(self, expression: str) -> bool:
-        """Return whether an expression was a number at any time; it may take some more evaluations of rules."""
-        until = time.monotonic() + PATIENCE_SECONDS / 2
+    def without_data(self, asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return those names and expressions of which none was a number at any time.
+
+        They may take some more evaluations of rules.
+        """
+        empty = list(asked)
+        until = time.monotonic() + PATIENCE_SECONDS
         while True:
-            if self.server.numbers(expression, since=self.since):
-                return True
-            if time.monotonic() > until:
-                return False
+            found = {
+                expression: bool(self.server.numbers(expression, since=self.since))
+                for expression in {expression for _, expression in empty}
+            }
+            empty = [each for each in empty if not found[each[1]]]
+            if not empty or time.monotonic() > until:
+                return empty
             time.sleep(0.5)
 
 
@@ -119,15 +126,13 @@ def _let_a_worker_die(stack: Stack) -> None:
     _start_worker(stack, "mortal", port=int(port))
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
-def test_a_panel_has_data(seen: Seen, panel: Panel) -> None:
-    if panel.name in NEED_THE_REAL_ENGINE:
-        pytest.skip("the scripted engine has no metrics of vLLM")
-    empty = [
-        query.expr
+def test_every_panel_has_data(seen: Seen) -> None:
+    empty = seen.without_data(
+        (panel.name, with_values(query.expr, NAMESPACE))
+        for panel in PANELS
+        if panel.name not in NEED_THE_REAL_ENGINE
         for query in panel.queries
-        if not seen.has_data(with_values(query.expr, NAMESPACE))
-    ]
+    )
     assert empty == []
 
 
@@ -135,12 +140,10 @@ def test_what_is_left_out_is_there() -> None:
     assert {panel.name for panel in PANELS} >= NEED_THE_REAL_ENGINE
 
 
-@pytest.mark.parametrize(
-    "record",
-    [rule["record"] for path in RULES for rule in rules_of(path) if "record" in rule],
-)
-def test_a_recording_rule_has_data(seen: Seen, record: str) -> None:
-    assert seen.has_data(f'{record}{{namespace="{NAMESPACE}"}}')
+def test_every_recording_rule_has_data(seen: Seen) -> None:
+    records = [rule["record"] for path in RULES for rule in rules_of(path) if "record" in rule]
+    assert records
+    assert seen.without_data((each, f'{each}{{namespace="{NAMESPACE}"}}') for each in records) == []
 
 
 def test_every_rule_is_evaluated_without_an_error(seen: Seen) -> None:
@@ -157,13 +160,19 @@ def test_nothing_fires_while_customers_are_served(seen: Seen) -> None:
     assert firing == []
 
 
-@pytest.mark.parametrize("board", boards(), ids=lambda board: board.uid)
-def test_variables_and_marks_have_values(seen: Seen, board: Board) -> None:
+def test_variables_and_marks_have_values(seen: Seen) -> None:
+    asked = [(board.uid, expression) for board in boards() for expression in values_of(board)]
+    assert asked
+    assert seen.without_data(asked) == []
+
+
+def values_of(board: Board) -> Iterator[str]:
+    """Yield what a dashboard's variables and its marks are read from."""
     for variable in board.json["templating"]["list"]:
         if variable["name"] != "datasource":
-            assert seen.has_data(with_values(board.values_of(variable["name"]), NAMESPACE))
+            yield with_values(board.values_of(variable["name"]), NAMESPACE)
     (builds,) = [m for m in board.json["annotations"]["list"] if m["name"] == "Deployments"]
-    assert seen.has_data(with_values(builds["expr"], NAMESPACE))
+    yield with_values(builds["expr"], NAMESPACE)
 
 
 def test_every_process_is_read(seen: Seen) -> None:

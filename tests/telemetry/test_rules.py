@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ops.dashboards.limits import (
 )
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from tests.support.stack import REPOSITORY
+from tests.telemetry.cases import for_each
 from tests.telemetry.promql import (
     LEVELS,
     PROMTOOL,
@@ -40,11 +42,9 @@ PAGE = REPOSITORY / "ops" / "README.md"
 SEVERITIES = {"critical", "warning"}
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 ALL_RULES = [rule for path in RULES for rule in rules_of(path)]
-each_rule = pytest.mark.parametrize(
-    "rule", ALL_RULES, ids=lambda rule: rule.get("alert") or rule["record"]
-)
-each_alert = pytest.mark.parametrize("alert", sorted(alerts()))
-each_runbook = pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
+each_rule = for_each(ALL_RULES, name=lambda rule: rule.get("alert") or rule["record"])
+each_alert = for_each(sorted(alerts()), name=str)
+each_runbook = for_each(RUNBOOKS, name=lambda path: path.stem)
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None, reason="promtool (Debian: prometheus) is not installed"
 )
@@ -74,9 +74,9 @@ def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]) -> None:
     assert unknown(rule["expr"]) == []
 
 
-@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+@for_each(RULE_TESTS, name=lambda path: path.stem)
 def test_what_tests_make_up_could_be_told(path: Path) -> None:
-    for case in yaml.safe_load(path.read_text())["tests"]:
+    for case in cases_of(path):
         for each in case["input_series"]:
             ((name, labels),) = asked(each["series"]).series
             assert name in known_series(), name
@@ -138,10 +138,17 @@ def test_an_alert_is_made_to_fire_and_kept_quiet(alert: str) -> None:
     assert quiet >= 1
 
 
+@cache
+def cases_of(path: Path) -> list[dict[str, Any]]:
+    """Return the tests of a file, which takes long to read."""
+    cases: list[dict[str, Any]] = yaml.load(path.read_text(), yaml.CSafeLoader)["tests"]
+    return cases
+
+
 def expectations(alert: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the name of each test of an alert, and the alerts that it expects."""
     for path in RULE_TESTS:
-        for case in yaml.safe_load(path.read_text())["tests"]:
+        for case in cases_of(path):
             for each in case["alert_rule_test"]:
                 if each["alertname"] == alert:
                     yield case["name"], each["exp_alerts"]
