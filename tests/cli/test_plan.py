@@ -33,3 +33,26 @@ def test_the_demo_model_comes_with_its_parsers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser"])
 def test_nothing_is_known_of_another_model(tmp_path: Path, name: str) -> None:
     assert name not in worker_command(tmp_path, model="/models/other")
+
+
+def test_several_gateways_and_workers_have_ports_names_and_logs_of_their_own(
+    tmp_path: Path,
+) -> None:
+    options = UpOptions(
+        port=None,
+        gateways=2,
+        workers=2,
+        model=None,
+        engine="scripted",
+        context_window=None,
+        redis_url=None,
+        database_url=None,
+        worker_arguments=(),
+    )
+    plan = make_plan(options, tmp_path, Settings())
+    first, second = plan.ports
+    assert second == first + 1
+    assert [each.command[-1] for each in plan.gateways] == [str(first), str(second)]
+    assert [each.name for each in plan.gateways] == ["gateway 1", "gateway 2"]
+    assert [each.name for each in plan.workers] == ["worker 1", "worker 2"]
+    assert len({each.log for each in (*plan.gateways, *plan.workers, *plan.jobs)}) == 6

@@ -181,9 +181,12 @@ async def test_configuration_is_read_from_standard_input(tmp_path: Path) -> None
 SUPERVISED = """
 import asyncio, sys
 from pathlib import Path
+from gateway.commands import child
 from gateway.commands.child import ChildSpec
 from gateway.commands.supervisor import Supervisor
 from gateway.commands.tether import adopt_orphans
+
+child.ORPHAN_SECONDS = 0.3
 
 async def main():
     adopt_orphans()

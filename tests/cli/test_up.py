@@ -26,6 +26,7 @@ from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.commands.demo import DemoFile
 from gateway.commands.ports import find_ports, require_ports
 from gateway.errors import StartupError
+from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
@@ -44,6 +45,7 @@ class Up:
         self.demo = folder / ".sluice" / "demo.env"
         self._out = folder / "out.txt"
         self.process: subprocess.Popen[bytes] | None = None
+        self.gateways = 1
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted", *arguments]
@@ -87,10 +89,10 @@ class Up:
                     found.append(int(entry.name))
         return found
 
-    def await_children(self, number: int) -> None:
-        """Wait until so many processes run again, and requests are answered."""
+    def await_everything(self) -> None:
+        """Wait until all processes run again, and requests are answered."""
         wait_until(
-            lambda: len(self.children()) == number and _complete(self.variables) == 200,
+            lambda: len(self.children()) == self.gateways + 5 and _complete(self.variables) == 200,
             seconds=START_SECONDS,
             what="everything being there again",
         )
@@ -148,11 +150,14 @@ def _complete(variables: dict[str, str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Two of each that can be more than one, slow enough to be killed under streams; they are stopped by the last test."""
+def running(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Up]:
+    """Two workers, slow enough to be killed under streams, and in long runs two gateways; the last test ends them."""
     up = Up(tmp_path_factory.mktemp("up"))
-    [port, _] = find_ports(free_port(), 2)
-    more = ("--port", str(port), "--gateways", "2", "--workers", "2")
+    up.gateways = 2 if request.config.getoption("--long") else 1
+    [port, *_] = find_ports(free_port(), up.gateways)
+    more = ("--port", str(port), "--gateways", str(up.gateways), "--workers", "2")
     up.start_and_wait(*more, "--", "--scripted-step-seconds", "0.02")
     yield up
     up.kill()
@@ -172,30 +177,36 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
     assert variables["SLUICE_KEY"] in running.output
     logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
-    assert len(running.children()) == 7
-    assert len(running.children("gateway.cli gateway")) == 2
+    assert len(running.children()) == running.gateways + 5
+    assert len(running.children("gateway.cli gateway")) == running.gateways
     assert len(running.children("-m worker")) == 2
-    assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{port + 1}"}) == 200
+    for each in range(port, port + running.gateways):
+        assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{each}"}) == 200
+    for name in ("jobs", "beat"):
+        log = (running.demo.parent / "logs" / f"{name}.log").read_text()
+        assert "ERROR" not in log
+        assert "Traceback" not in log
 
 
 def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
-    running: Up, tmp_path: Path
+    running: Up, sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second = Up(running.folder)
-    second._out = tmp_path / "second.txt"
-    assert second.start().wait(START_SECONDS) == 1
-    assert "runs in this folder already" in second.output
-    assert _complete(running.variables) == 200, "the first one is not disturbed"
-    third = Up(tmp_path)
     port = running.variables["SLUICE_URL"].rpartition(":")[2]
-    assert third.start("--port", port).wait(START_SECONDS) == 1
-    assert f"The port {port} is taken." in third.output
+    monkeypatch.chdir(running.folder)
+    second = sluice("up")
+    assert second.exit_code == 1
+    assert "runs in this folder already" in second.stderr
+    assert _complete(running.variables) == 200, "the first one is not disturbed"
+    monkeypatch.chdir(tmp_path)
+    third = sluice("up", "--port", port)
+    assert third.exit_code == 1
+    assert f"The port {port} is taken." in third.stderr
 
 
 def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     undisturbed = Stream(running.variables).result()
     assert undisturbed.count('"text"') > 100
-    streams = [Stream(running.variables) for _ in range(4)]
+    streams = [Stream(running.variables) for _ in range(3)]
     for stream in streams:
         stream.grow()
     for worker in running.children("-m worker"):
@@ -207,36 +218,40 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     os.kill(redis_server, signal.SIGKILL)
     for stream in streams:
         assert _text(stream.result()) == _text(undisturbed)
-    running.await_children(7)
+    running.await_everything()
     assert running.output.count("ended (killed by SIGKILL); starting it again in 1 s") == 3
 
 
-def test_killed_gateway_and_one_that_was_asked_to_stop_come_back(running: Up) -> None:
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        gateway = running.children("gateway.cli gateway")[0]
-        os.kill(gateway, number)
-        wait_until(
-            lambda gateway=gateway: gateway not in running.children(),  # type: ignore[misc]
-            seconds=START_SECONDS,
-            what="the gateway's end",
-        )
-        running.await_children(7)
-    assert re.search(r"gateway [12] ended \(killed by SIGKILL\)", running.output)
-    assert re.search(r"gateway [12] ended \(exit status 0\)", running.output)
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL"),
+        pytest.param(signal.SIGTERM, "exit status 0", marks=pytest.mark.long),
+    ],
+)
+def test_gateway_that_ends_comes_back(running: Up, number: signal.Signals, words: str) -> None:
+    gateway = running.children("gateway.cli gateway")[0]
+    os.kill(gateway, number)
+    wait_until(
+        lambda: gateway not in running.children(), seconds=START_SECONDS, what="the gateway's end"
+    )
+    running.await_everything()
+    assert re.search(rf"gateway( [12])? ended \({words}\)", running.output)
 
 
-def test_key_is_kept_while_it_works_and_all_usage_is_in_the_ledger_after_the_end(
-    running: Up,
-) -> None:
-    first = running.variables
+def test_all_usage_is_in_the_ledger_after_the_end(running: Up) -> None:
     _append_usage(running, usage_record(1))
     assert running.stop() == 0
     assert running.output.endswith("Stopped; no process is left.\n")
-    with closing(sqlite3.connect(running.folder / ".sluice" / "sluice.db")) as ledger:
-        rows = ledger.execute("SELECT request_id FROM usage_ledger").fetchall()
-    assert (usage_record(1).request_id,) in rows
+    assert (usage_record(1).request_id,) in _rows(running, "SELECT request_id FROM usage_ledger")
     assert (running.folder / ".sluice" / "appendonly.aof").stat().st_size > 0
 
+
+@pytest.mark.long
+def test_key_is_kept_while_it_works(running: Up) -> None:
+    first = running.variables
+    if running.children():
+        assert running.stop() == 0
     second = running.start_and_wait("--port", str(free_port()))
     assert second["SLUICE_KEY"] == first["SLUICE_KEY"]
     assert len(running.children()) == 5
@@ -256,10 +271,27 @@ def test_key_that_does_not_work_is_replaced(running: Up) -> None:
     assert _complete(variables) == 200
 
 
+@pytest.mark.long
 def test_dead_supervisor_takes_everything_with_it(running: Up) -> None:
-    children = running.children()
-    assert len(children) >= 5
-    running.kill()
+    _kill_and_wait(running, 5)
+
+
+def test_dead_supervisor_takes_what_it_has_started_with_it(running: Up) -> None:
+    """In the folder of one that has ended, and as soon as the last process is there."""
+    if running.children():
+        assert running.stop() == 0
+    keys_before = _rows(running, "SELECT id FROM api_keys")
+    running.start("--port", str(free_port()))
+    wait_until(lambda: len(running.children()) == 5, seconds=START_SECONDS, what="the last process")
+    _kill_and_wait(running, 5)
+    assert _rows(running, "SELECT id FROM api_keys") == keys_before, "the earlier key is kept"
+
+
+def _kill_and_wait(up: Up, number: int) -> None:
+    """Kill the supervisor of so many processes, which end with it."""
+    children = up.children()
+    assert len(children) == number
+    up.kill()
     wait_until(
         lambda: all(_has_ended(pid) for pid in children),
         seconds=PATIENCE_SECONDS,
@@ -267,9 +299,15 @@ def test_dead_supervisor_takes_everything_with_it(running: Up) -> None:
     )
 
 
+def _rows(up: Up, query: str) -> list[tuple[Any, ...]]:
+    """Return what a query finds in the database."""
+    with closing(sqlite3.connect(up.folder / ".sluice" / "sluice.db")) as database:
+        return database.execute(query).fetchall()
+
+
 def _append_usage(up: Up, record: UsageRecord) -> None:
     """Leave a record as a gateway does; the server's password is in its memory alone, and in its clients'."""
-    [gateway] = up.children("gateway.cli gateway")
+    gateway = up.children("gateway.cli gateway")[0]
     variables = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
     url = next(v.split(b"=", 1)[1] for v in variables if v.startswith(b"SLUICE_REDIS_URL="))
     with redis.Redis.from_url(url.decode()) as client:
@@ -285,7 +323,7 @@ class Stream:
             "model": variables["SLUICE_MODEL"],
             "prompt": "Hi",
             "seed": 7,
-            "max_tokens": 500,
+            "max_tokens": 400,
             "ignore_eos": True,
             "stream": True,
         }
@@ -346,6 +384,7 @@ def test_model_that_cannot_be_loaded_ends_the_start(up: Up) -> None:
     assert not up.demo.exists()
 
 
+@pytest.mark.long
 def test_signal_during_the_start_leaves_nothing(up: Up) -> None:
     process = up.start("--port", str(free_port()))
     wait_until(lambda: "Loading the model" in up.output, seconds=START_SECONDS, what="the start")

@@ -1,0 +1,59 @@
+"""The course of `sluice up`, with programs that do nothing in place of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.commands import bring_up
+from gateway.commands.bring_up import BringUp
+from gateway.commands.child import ChildSpec
+from gateway.commands.plan import Plan
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import is_alive
+from tests.support.redis_server import RedisServer
+
+
+@pytest.mark.parametrize("number", bring_up.SIGNALS)
+async def test_signal_during_the_start_leaves_nothing(
+    number: signal.Signals,
+    tmp_path: Path,
+    database_url: str,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # This process would stay the parent of whatever later tests leave behind.
+    monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
+    (tmp_path / ".sluice").mkdir()
+    logs = {name: tmp_path / f"{name}.log" for name in ("jobs", "worker")}
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    specs = {
+        name: ChildSpec(
+            name=name, command=(sys.executable, "-c", program), log=log, stop_seconds=10
+        )
+        for name, log in logs.items()
+    }
+    plan = Plan(
+        folder=tmp_path / ".sluice",
+        model_name="m",
+        redis_url=redis_server.url,
+        redis=None,
+        database_url=database_url,
+        ports=[1],
+        jobs=[specs["jobs"]],
+        gateways=[],
+        workers=[specs["worker"]],
+    )
+    running = asyncio.create_task(BringUp(plan).run())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not all(log.exists() and log.read_text().endswith("\n") for log in logs.values()):
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), number)
+        await running
+    assert capsys.readouterr().out.endswith("Stopped; no process is left.\n")
+    assert not any(is_alive(int(log.read_text())) for log in logs.values())
+    assert not (tmp_path / ".sluice" / "demo.env").exists()

@@ -1,0 +1,14 @@
+"""The key that `sluice up` prepares."""
+
+from gateway.commands.demo import prepare_key
+from tests.support.redis_server import RedisServer
+
+
+async def test_key_is_kept_while_it_works_and_replaced_when_it_does_not(
+    database_url: str, redis_server: RedisServer
+) -> None:
+    first = await prepare_key(database_url, redis_server.url, None)
+    assert await prepare_key(database_url, redis_server.url, first) == first
+    second = await prepare_key(database_url, redis_server.url, "sk-made-up")
+    assert second not in ("", "sk-made-up", first)
+    assert await prepare_key(database_url, redis_server.url, second) == second
