@@ -6,11 +6,11 @@ import pytest
 
 from gateway.accounts.addresses import MAX_ADDRESSES, read_addresses
 from gateway.errors import InvalidParameterError
+from tests.accounts.cases import case
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
+def test_networks_are_brought_to_their_usual_form() -> None:
+    for given, meant in [
         ("192.0.2.7", "192.0.2.7/32"),
         ("10.0.0.0/8", "10.0.0.0/8"),
         ("10.0.0.0/255.0.0.0", "10.0.0.0/8"),
@@ -21,25 +21,24 @@ from gateway.errors import InvalidParameterError
         ("::ffff:0:0/96", "0.0.0.0/0"),
         ("::/0", "::/0"),
         ("0.0.0.0/0", "0.0.0.0/0"),
-    ],
-)
-def test_networks_are_brought_to_their_usual_form(given: str, meant: str) -> None:
-    assert read_addresses([given]) == (ip_network(meant),)
+    ]:
+        with case((given, meant)):
+            assert read_addresses([given]) == (ip_network(meant),)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
+def test_what_is_no_network_is_refused_by_name() -> None:
+    for given in [
         *("", " ", "x", "localhost", "10", "10.0.0", "010.0.0.1", "10.0.0.1/33", "10.0.0.0/-1"),
         *("::1/129", "fe80::1%eth0", "fe80::1%eth0/128", "10.0.0.1,10.0.0.2", "10.0.0.1\x00"),
         *("1" * 5000, "/8", "10.0.0.1:80", "[::1]", "*"),
-    ],
-)
-def test_what_is_no_network_is_refused_by_name(given: str) -> None:
-    with pytest.raises(InvalidParameterError, match="'allowed_addresses' must name addresses") as e:
-        read_addresses(["10.0.0.1", given])
-    assert e.value.param == "allowed_addresses"
-    assert len(e.value.message) < 250
+    ]:
+        with case(given):
+            with pytest.raises(
+                InvalidParameterError, match="'allowed_addresses' must name addresses"
+            ) as e:
+                read_addresses(["10.0.0.1", given])
+            assert e.value.param == "allowed_addresses"
+            assert len(e.value.message) < 250
 
 
 def test_host_with_the_prefix_of_its_network_is_refused_with_both_meanings() -> None:

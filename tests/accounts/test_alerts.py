@@ -100,7 +100,6 @@ async def test_another_month_begins_anew(
     assert await find_alerts(database, december) == 1
 
 
-@every_database
 async def test_projects_and_keys_have_budgets_of_their_own_or_of_the_plan(
     database: Database,
     redis: Redis,

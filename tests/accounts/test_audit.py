@@ -161,7 +161,6 @@ async def test_row_slipped_in_at_the_end_does_not_pass_without_the_right_hashes(
     assert (await check(database)).broken_at == 3
 
 
-@every_database
 async def test_cut_end_shows_against_a_hash_that_was_noted(database: Database) -> None:
     await append(database, 5)
     noted = (await check(database)).head
@@ -219,7 +218,6 @@ async def test_concurrent_changes_keep_the_chain_whole(database: Database) -> No
     assert [entry.details["number"] for entry in page.entries] == [5, 4, 3, 2, 1, 0]
 
 
-@every_database
 async def test_change_that_is_rolled_back_leaves_no_row_and_no_gap(database: Database) -> None:
     await append(database)
 

@@ -49,7 +49,6 @@ async def test_each_expired_key_is_written_down_once(
     assert sorted(entry.subject for entry in await _entries(database)) == sorted(key_ids)
 
 
-@every_database
 async def test_revoked_key_is_left_out_and_a_second_expiry_is_not(
     database: Database, key_ids: list[str], keys: KeyService
 ) -> None:

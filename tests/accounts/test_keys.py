@@ -18,6 +18,7 @@ from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 from gateway.errors import InvalidParameterError, NotFoundError
+from tests.accounts.cases import case
 from tests.support.kinds import every_database
 
 
@@ -125,9 +126,8 @@ async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:
         await keys.list_of_tenant("nobody")
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+async def test_senseless_keys_are_refused(keys: KeyService) -> None:
+    for given, message in [
         ({"name": ""}, "1 to 200 characters"),
         ({"name": "web", "scopes": []}, "at least one scope"),
         ({"name": "web", "allowed_models": []}, "1 to 1000 models. Given: 0"),
@@ -142,17 +142,13 @@ async def test_unknown_tenant_is_not_found(keys: KeyService) -> None:
             "in the future",
         ),
         ({"name": "a\x1b[31m"}, "control characters"),
-    ],
-)
-async def test_senseless_keys_are_refused(
-    keys: KeyService, given: dict[str, object], message: str
-) -> None:
-    with pytest.raises(InvalidParameterError, match=message):
-        await keys.create("acme", **given)  # type: ignore[arg-type] # Each case has its own types.
-    assert await keys.list_of_tenant("acme") == []
+    ]:
+        with case((given, message)):
+            with pytest.raises(InvalidParameterError, match=message):
+                await keys.create("acme", **given)  # type: ignore[arg-type] # Each case has its own types.
+            assert await keys.list_of_tenant("acme") == []
 
 
-@every_database
 async def test_time_without_zone_is_refused(keys: KeyService, database: Database) -> None:
     key = (await keys.create("acme", name="web")).record
     naive = (datetime.now(UTC) + timedelta(days=1)).replace(tzinfo=None)

@@ -190,7 +190,6 @@ async def test_usage_is_told_by_holder_and_time(database: Database) -> None:
     assert await usage(LimitScope.KEY, "key_2") == PeriodUsage(0, 0, 0)
 
 
-@every_database
 async def test_known_request_ids_are_found(database: Database) -> None:
     await _insert(database, usage_record(1), usage_record(2))
     asked = {usage_record(n).request_id for n in range(2, 12_000)}

@@ -31,7 +31,6 @@ async def _two_tenants(tenants: TenantService) -> None:
     await tenants.create("Other", tenant_id="other")
 
 
-@every_database
 async def test_member_is_found_again_by_id_and_subject(members: MemberService) -> None:
     added = await members.add("acme", subject=SUBJECT, role=Role.VIEWER, name="Ada")
     assert re.fullmatch(r"mbr_[0-9a-f]{16}", added.id)
@@ -41,7 +40,6 @@ async def test_member_is_found_again_by_id_and_subject(members: MemberService) -
     assert (await members.page("acme", PageRequest(limit=1))).entries == [added]
 
 
-@every_database
 async def test_person_may_be_a_member_of_two_tenants_but_of_each_once(
     members: MemberService,
 ) -> None:
@@ -94,7 +92,7 @@ async def test_last_owner_stays(members: MemberService, redis: Redis) -> None:
 async def test_owners_who_demote_each_other_at_the_same_time_leave_one(
     members: MemberService,
 ) -> None:
-    for round_ in range(5):
+    for round_ in range(3):
         subjects = [f"{round_}-{n}" for n in range(3)]
         for subject in subjects:
             await members.add("acme", subject=subject, role=Role.OWNER)

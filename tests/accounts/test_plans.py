@@ -84,7 +84,6 @@ async def test_id_outside_the_alphabet_is_refused(plans: PlanService, plan_id: s
     assert caught.value.param == "id"
 
 
-@every_database
 async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
     await plans.create("p")
     with pytest.raises(ConflictError, match='"p" exists already'):
@@ -93,7 +92,6 @@ async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
         assert len(await AuditLog(transaction).entries()) == 1
 
 
-@every_database
 async def test_change_of_nothing_and_of_nobody_is_refused(plans: PlanService, redis: Redis) -> None:
     with pytest.raises(InvalidParameterError, match="Nothing to change"):
         await plans.update("p", limits={LimitScope.KEY: NOTHING})

@@ -97,7 +97,6 @@ async def test_empty_database_is_refused_until_it_is_upgraded(empty_database_url
     await database.aclose()
 
 
-@every_database
 @pytest.mark.parametrize(
     ("revision", "state"),
     [("0000_of_a_later_release", SchemaState.NEWER), (HEAD, SchemaState.CURRENT)],

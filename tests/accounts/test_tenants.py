@@ -27,6 +27,7 @@ from gateway.errors import (
     NotFoundError,
 )
 from gateway.redis_client import connect
+from tests.accounts.cases import case
 from tests.accounts.changes import add_plan, announced, audited
 from tests.support.kinds import every_database
 from tests.support.processes import free_port
@@ -55,23 +56,25 @@ async def test_id_is_taken_once(tenants: TenantService) -> None:
         await tenants.create("Other", tenant_id="acme")
 
 
-@pytest.mark.parametrize("tenant_id", ["", "Acme", "a_b", "a" * 64, "a b", "ä", "tnt_1"])
-async def test_id_outside_the_alphabet_is_refused(tenants: TenantService, tenant_id: str) -> None:
-    with pytest.raises(InvalidParameterError, match="1 to 63 characters") as caught:
-        await tenants.create("Acme", tenant_id=tenant_id)
-    assert caught.value.param == "id"
+async def test_id_outside_the_alphabet_is_refused(tenants: TenantService) -> None:
+    for tenant_id in ["", "Acme", "a_b", "a" * 64, "a b", "ä", "tnt_1"]:
+        with case(tenant_id):
+            with pytest.raises(InvalidParameterError, match="1 to 63 characters") as caught:
+                await tenants.create("Acme", tenant_id=tenant_id)
+            assert caught.value.param == "id"
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 0.0009, 1001])
-async def test_weight_out_of_range_is_refused(tenants: TenantService, weight: float) -> None:
-    with pytest.raises(InvalidParameterError, match=f"from 0.001 to 1000. Given: {weight}"):
-        await tenants.create("Acme", weight=weight)
+async def test_weight_out_of_range_is_refused(tenants: TenantService) -> None:
+    for weight in [0, -1, float("nan"), float("inf"), 0.0009, 1001]:
+        message = f"from 0.001 to 1000. Given: {weight}"
+        with case(weight), pytest.raises(InvalidParameterError, match=message):
+            await tenants.create("Acme", weight=weight)
 
 
-@pytest.mark.parametrize("name", ["", "  ", "x" * 201])
-async def test_name_out_of_bounds_is_refused(tenants: TenantService, name: str) -> None:
-    with pytest.raises(InvalidParameterError, match="1 to 200 characters"):
-        await tenants.create(name)
+async def test_name_out_of_bounds_is_refused(tenants: TenantService) -> None:
+    for name in ["", "  ", "x" * 201]:
+        with case(name), pytest.raises(InvalidParameterError, match="1 to 200 characters"):
+            await tenants.create(name)
 
 
 async def test_list_is_in_order_of_creation(tenants: TenantService) -> None:
@@ -187,7 +190,6 @@ async def test_every_change_is_audited_with_its_values(
     assert {(row.tenant_id, row.subject) for row in rows} == {("acme", "acme")}
 
 
-@every_database
 async def test_refused_change_leaves_no_trace(
     tenants: TenantService, database: Database, redis: Redis
 ) -> None:
@@ -274,7 +276,7 @@ async def test_transactions_that_read_before_they_write_wait_for_each_other(
 ) -> None:
     await tenants.create("Acme", tenant_id="acme")
     await asyncio.gather(
-        *(tenants.suspend("acme") for _ in range(20)),
-        *(tenants.activate("acme") for _ in range(20)),
+        *(tenants.suspend("acme") for _ in range(8)),
+        *(tenants.activate("acme") for _ in range(8)),
     )
     assert (await tenants.get("acme")).id == "acme"

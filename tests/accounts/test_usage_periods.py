@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.accounts.ledger.rows import day_of, hour_of
@@ -24,7 +24,6 @@ moments = st.integers(0, 6 * 24 * 60).map(lambda minutes: START + timedelta(minu
 hours = st.integers(0, 6 * 24).map(lambda number: START + number * HOUR)
 
 
-@settings(max_examples=300)
 @given(st.tuples(moments, moments), st.sets(hours, max_size=40), st.booleans())
 def test_every_moment_is_taken_once_and_dirty_hours_from_the_ledger(
     ends: tuple[datetime, datetime], dirty: set[datetime], by_hour: bool

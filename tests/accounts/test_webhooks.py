@@ -43,7 +43,6 @@ async def _due(database: Database, *, after: timedelta = SECOND, limit: int = 10
         return await WebhookStore(transaction).due(utc_now() + after, limit)
 
 
-@every_database
 async def test_webhook_is_kept(webhooks: WebhookService) -> None:
     created = await webhooks.create("acme", URL, thresholds=[90, 10])
     assert re.fullmatch(r"whk_[0-9a-f]{16}", created.id)
@@ -93,7 +92,6 @@ async def test_tenant_has_at_most_five_even_when_many_are_made_at_once(
     await webhooks.create("acme", URL)
 
 
-@every_database
 async def test_unknown_and_other_tenants_webhooks_are_not_found(
     webhooks: WebhookService,
 ) -> None:
@@ -207,7 +205,6 @@ async def test_delivered_event_is_not_due_any_more(
     assert (row.attempts, row.next_attempt_at, row.last_error) == (1, None, "")
 
 
-@every_database
 async def test_failed_event_is_due_again_when_it_says_so(
     webhooks: WebhookService, database: Database
 ) -> None:
