@@ -111,7 +111,7 @@ async def test_planted_differences_are_told_and_healed(
     await _seed(database, redis, key, TENANT)
     for field in fields:
         await _plant(redis, TENANT, field, -7)
-    report = await reconcile(redis, database)
+    report = await reconcile(redis, database, rollup_days=1)
     expected = {
         "requests_of_day": 4,
         "tokens_of_day": sum(r.prompt_tokens + r.completion_tokens for r in records),
@@ -126,9 +126,9 @@ async def test_planted_differences_are_told_and_healed(
         assert (each.redis, each.ledger) == (expected[number] - 7, expected[number])
     assert not await _is_seeded(redis, TENANT)
     assert await _is_seeded(redis, key), "what was right is left alone"
-    assert (await reconcile(redis, database)).is_clean
+    assert (await reconcile(redis, database, rollup_days=1)).is_clean
     await _seed(database, redis, TENANT)
-    assert (await reconcile(redis, database)).is_clean
+    assert (await reconcile(redis, database, rollup_days=1)).is_clean
 
 
 async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
@@ -154,7 +154,7 @@ async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
             await asyncio.sleep(0.05)
 
     busy = asyncio.create_task(settle_and_drain())
-    report = await reconcile(redis, database)
+    report = await reconcile(redis, database, rollup_days=1)
     stop.set()
     await busy
     found = {(each.subject, each.number, each.redis - each.ledger) for each in report.differences}
@@ -190,7 +190,7 @@ async def test_usage_that_gets_to_the_ledger_between_two_readings_is_no_differen
         return await derive(*args)
 
     monkeypatch.setattr(reconcile_module._Reconciler, "_derive", late)
-    report = await reconcile(redis, database)
+    report = await reconcile(redis, database, rollup_days=1)
     assert report.is_clean, report
     assert (report.compared_accounts, report.busy_accounts) == (1 - busy, busy)
     assert await _is_seeded(redis, key)
@@ -216,13 +216,13 @@ async def test_numbers_of_days_and_months_before_are_compared_with_theirs(
     for name, value in fields.items():
         await command(redis, "HSET", account, name, value)
     await command(redis, "SADD", keys.accounts(BUCKET), key.subject)
-    report = await reconcile(redis, database)
+    report = await reconcile(redis, database, rollup_days=1)
     assert report.is_clean, report
     assert report.compared_accounts == 1
     await _plant(redis, key, "s", 1)
-    assert [each.number for each in (await reconcile(redis, database)).differences] == [
-        "cost_of_month"
-    ]
+    assert [
+        each.number for each in (await reconcile(redis, database, rollup_days=1)).differences
+    ] == ["cost_of_month"]
 
 
 async def test_open_amounts_that_no_reservation_holds_are_corrected(
@@ -232,9 +232,9 @@ async def test_open_amounts_that_no_reservation_holds_are_corrected(
     await _plant(redis, key, "qo", 3)
     await _plant(redis, key, "r", 99)
     await command(redis, "ZADD", keys.running(BUCKET, key.subject), 9e12, "cmpl-gone")
-    report = await reconcile(redis, database)
+    report = await reconcile(redis, database, rollup_days=1)
     assert (report.corrected_reservations, report.forgotten_requests) == (1, 1)
-    assert (await reconcile(redis, database)).is_clean
+    assert (await reconcile(redis, database, rollup_days=1)).is_clean
 
 
 async def test_wrong_sums_are_made_anew(
@@ -261,4 +261,4 @@ async def test_account_of_nobody_who_is_known_is_left_alone(
     database: Database, redis: Redis, key: SubjectLimits
 ) -> None:
     await command(redis, "SADD", keys.accounts(BUCKET), "k:jwt:bob", "t:gone", "x")
-    assert (await reconcile(redis, database)).compared_accounts == 0
+    assert (await reconcile(redis, database, rollup_days=1)).compared_accounts == 0
