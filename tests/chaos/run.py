@@ -76,6 +76,8 @@ class Options:
     seed: int = 1
     seconds: float | None = 60.0
     """How long faults are injected; None: until each kind has happened once."""
+    completions: int = 0
+    """Requests that are answered in full before the load ends, however soon the faults are over."""
     database: str = "sqlite"
     """`sqlite` or `postgresql`."""
     size: Size = field(default_factory=Size)
@@ -290,7 +292,7 @@ class Run:
         figures_of(figures, load.stories, havoc.log, resumed_jobs=sum(self._resumed.values()))
         return Report(options, began, load.stories, havoc, violations, figures)
 
-    async def _faults(self, _load: Load, havoc: Havoc) -> None:
+    async def _faults(self, load: Load, havoc: Havoc) -> None:
         """Do the faults that the seed draws."""
         options, kinds = self._options, havoc.kinds()
         self._say(f"{options.clients} clients, a fault each {options.every:g} s ...")
@@ -300,6 +302,8 @@ class Run:
         else:
             until = time.monotonic() + options.seconds
             await havoc.run(schedule(options.seed, kinds), every=options.every, until=until)
+        while completed(load.stories) < options.completions:
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _settle(
         self,

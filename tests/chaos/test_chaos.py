@@ -10,7 +10,8 @@ pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
 
 LONG_SECONDS = 15 * 60.0
 EVERY_SECONDS = 1.0
-CLIENTS, LONG_CLIENTS = 8, 12
+CLIENTS = 12
+COMPLETIONS = 50
 CLOCKED = ("gateway",)
 """Whose clock the default run sets, of which each fault happens once."""
 
@@ -24,7 +25,7 @@ def report(request: pytest.FixtureRequest) -> Report:
     """What one run came to."""
     database, seed = request.param
     if request.config.getoption("--long"):
-        options = Options(seed=seed, database=database, seconds=LONG_SECONDS, clients=LONG_CLIENTS)
+        options = Options(seed=seed, database=database, seconds=LONG_SECONDS, clients=CLIENTS)
     else:
         options = Options(
             seed=seed,
@@ -34,6 +35,7 @@ def report(request: pytest.FixtureRequest) -> Report:
             clients=CLIENTS,
             is_hasty=True,
             clocked=CLOCKED,
+            completions=COMPLETIONS + 1,
         )
     return uvloop.run(run(options))
 
@@ -46,5 +48,5 @@ def test_every_invariant_holds(report: Report) -> None:
 def test_the_run_was_what_it_should_be(report: Report) -> None:
     done = {fault.kind for fault in report.havoc.log}
     assert done == set(Kind) - report.havoc.skipped.keys()
-    assert completed(report.stories) > 50
+    assert completed(report.stories) > COMPLETIONS
     assert report.figures.tokens > 1_000
