@@ -237,10 +237,11 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
     observed: Observed, client: httpx.AsyncClient
 ) -> None:
     async with client_of(observed, "rival") as rival:
-        # Two run; the others wait.
-        body = asking(max_tokens=250)
-
-        def send(*clients: httpx.AsyncClient) -> list[asyncio.Task[httpx.Response]]:
+        # Two run until their clients leave; the others wait.
+        def send(
+            *clients: httpx.AsyncClient, max_tokens: int
+        ) -> list[asyncio.Task[httpx.Response]]:
+            body = asking(max_tokens=max_tokens)
             posts = (each.post("/v1/completions", json=body) for each in clients)
             return [asyncio.create_task(post) for post in posts]
 
@@ -248,9 +249,9 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
             told = await asyncio.to_thread(scrape, observed.gateway)
             return told.value("sluice_queue_leased_jobs", model=MODEL) == 2
 
-        work = send(client, client)
+        running = send(client, client, max_tokens=2_000)
         await eventually(both_run, what="two jobs running")
-        work += send(client, rival)
+        waiting = send(client, rival, max_tokens=5)
 
         async def all_wait() -> Scrape | None:
             told = await asyncio.to_thread(scrape, observed.gateway)
@@ -265,7 +266,9 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
         assert told.value("sluice_gateway_reserved_requests") == 4
         assert told.value("sluice_gateway_jobs_in_flight") == 4
         assert told.value("sluice_gateway_requests_in_progress") == 4
-        await asyncio.gather(*work)
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*waiting)
 
     async def none_waits() -> bool:
         told = await asyncio.to_thread(scrape, observed.gateway)
