@@ -321,7 +321,7 @@ def reasoning_lengths(prompt: list[int], output: list[int]) -> list[int]:
     return lengths if begin is None else [*lengths, len(token_ids) - begin - 1]
 
 
-@pytest.mark.parametrize("budget", [0, 3, 11])
+@pytest.mark.parametrize("budget", [0, 3, pytest.param(11, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", THINKING)
 async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
     engine: VllmEngine, name: str, budget: int
