@@ -125,8 +125,8 @@ def check_kinds(told: Sequence[Transcript]) -> None:
     assert {choice.calls[0].arguments for choice in by_kind["auto"]} == {'{"city": "Paris"}'}
 
 
-def test_an_engine_that_dies_is_followed_by_one_that_goes_on(stack: Stack) -> None:
-    """Chats and completions share the streams. At the end the worker is killed, too, and nothing of it stays."""
+def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) -> None:
+    """Chats and completions share the streams. At the end the worker is killed, too, and leaves no process."""
     (worker, _) = WORKERS
     start_workers(stack, [worker])
     key, core = stack.key(), engine_core(stack, worker)
@@ -140,8 +140,10 @@ def test_an_engine_that_dies_is_followed_by_one_that_goes_on(stack: Stack) -> No
             reading = [tasks.create_task(read(stack, key, each)) for each in streams]
             await generating(stack, worker=worker, tokens=TOKENS_BEFORE_A_KILL)
             os.kill(core, signal.SIGKILL)
-        told = [each.result() for each in reading]
-        differences = [each.difference(other) for each, other in zip(told, expected, strict=True)]
+        resumed = [each.result() for each in reading]
+        differences = [
+            each.difference(other) for each, other in zip(resumed, expected, strict=True)
+        ]
         assert not any(differences), differences
         await kill_worker(stack, worker)
 

@@ -21,7 +21,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from select import select
+from select import POLLIN, poll, select
+from threading import Lock
 from typing import Any, Final
 
 from typing_extensions import override
@@ -51,7 +52,8 @@ class Fork(subprocess.Popen[bytes]):
         self.pid = pid
         self.returncode: int | None = None
         self.stdin = self.stdout = self.stderr = None
-        self._status = status
+        self._status = status.detach()
+        self._reading = Lock()
         self._child_created = False  # Popen would wait for it, but it is no child of ours.
 
     @override
@@ -63,15 +65,22 @@ class Fork(subprocess.Popen[bytes]):
     @override
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self._status.settimeout(timeout)
-            try:
-                status = self._status.recv(_STATUS.size)
-            except (BlockingIOError, TimeoutError):
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
-            self._status.close()
-            # The server of forks ends only with this process, and then takes them along.
-            (self.returncode,) = _STATUS.unpack(status) if status else (-signal.SIGKILL,)
+            ready = poll()
+            ready.register(self._status, POLLIN)
+            if not ready.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self._receive()
+        assert self.returncode is not None
         return self.returncode
+
+    def _receive(self) -> None:
+        with self._reading:
+            # Another thread may have waited, too.
+            if self.returncode is None:
+                status = os.read(self._status, _STATUS.size)
+                os.close(self._status)
+                # The server of forks ends only with this process, and then takes them along.
+                (self.returncode,) = _STATUS.unpack(status) if status else (-signal.SIGKILL,)
 
     @override
     def send_signal(self, sig: int) -> None:

@@ -100,7 +100,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and was not waited for does not."""
+    """Return whether a process runs; one that has ended and was not waited for does not."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
