@@ -20,6 +20,7 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+
 # Only a whole run measures coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
 ifeq ($(strip $(ARGS)),)

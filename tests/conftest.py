@@ -46,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what engines and hypothesis read when they are imported."""
-    gc.disable()  # Until the tests are collected, which takes a third less time so.
+    if _runs_tests(config):
+        gc.disable()  # Until the tests are collected, which takes a third less time so.
     # Let engines run on whichever core is free: vLLM binds all that run at once to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -64,6 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(config))
 
 
+def _runs_tests(config: pytest.Config) -> bool:
+    """Return whether this process runs tests itself, and does not leave them to processes of pytest-xdist."""
+    return hasattr(config, "workerinput") or not config.getoption("numprocesses")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only long runs do, and begin with what takes longest."""
     if not config.getoption("--long"):
@@ -79,10 +85,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     config = session.config
-    is_measured = config.getoption("--contexts") and (
-        hasattr(config, "workerinput") or not config.getoption("numprocesses")
-    )
-    if is_measured:
+    if config.getoption("--contexts") and _runs_tests(config):
         os.environ["COVERAGE_PROCESS_START"] = str(config.rootpath / "pyproject.toml")
         os.environ["COVERAGE_FILE"] = str(config.rootpath / ".coverage" / "data")
         coverage.process_startup(force=True)

@@ -19,13 +19,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main() -> None:
     """Tether this process to PARENT_PID and become PROGRAM."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit("The process that started this one is gone already.")
+    end_with(parent)
     try:
         os.execvp(program[0], program)  # noqa: S606 - the caller's program, without a shell
     except OSError as error:
         sys.exit(f"{program[0]} cannot be started: {error.strerror}.")
+
+
+def end_with(parent: int) -> None:
+    """End this process when the one that started it ends; at once, if it has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("The process that started this one is gone already.")
 
 
 def adopt_orphans() -> None:

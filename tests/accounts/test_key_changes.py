@@ -27,8 +27,8 @@ from gateway.errors import (
     PermissionDeniedError,
 )
 from gateway.redis_client import connect
-from tests.accounts.cases import case
 from tests.accounts.changes import announced, audited
+from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.processes import free_port
 

@@ -18,7 +18,7 @@ from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 from gateway.errors import InvalidParameterError, NotFoundError
-from tests.accounts.cases import case
+from tests.support.cases import case
 from tests.support.kinds import every_database
 
 

@@ -14,8 +14,8 @@ from gateway.accounts.project_service import ProjectService
 from gateway.accounts.records import ProjectStatus
 from gateway.accounts.tenant_service import TenantService
 from gateway.errors import InvalidParameterError, NotFoundError
-from tests.accounts.cases import case
 from tests.accounts.changes import announced, audited
+from tests.support.cases import case
 from tests.support.kinds import every_database
 
 

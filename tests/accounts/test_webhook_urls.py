@@ -4,7 +4,7 @@ import pytest
 
 from gateway.accounts.webhook_urls import MAX_URL_CHARACTERS, check_url, host_of
 from gateway.errors import InvalidParameterError
-from tests.accounts.cases import case
+from tests.support.cases import case
 
 PUBLIC = [
     "https://example.com",

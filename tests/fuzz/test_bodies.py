@@ -30,7 +30,7 @@ from tests.support.stack import Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 
 BODIES = {REAL: 100, SCRIPTED: 400}
-"""For each endpoint; the same ones in every run, so that more of them find nothing new the second time."""
+"""For each endpoint. They are the same in every run, so a run of more would find little that is new."""
 LONG_BODIES = 9_000
 FUZZER = "fuzzer"
 """A tenant, so that others get their share of the engine beside it."""

@@ -19,6 +19,7 @@ from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings, load_settings
+from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
@@ -143,9 +144,6 @@ async def test_every_job_runs_and_runs_twice_at_once(
     settings = load_settings(redis_url=redis_server.url, database_url=database_url)
     async with open_services(settings) as services:
         for job in JOBS:
-            try:
+            with case(job.name):
                 await asyncio.gather(job.run(services), job.run(services))
                 await job.run(services)
-            except Exception as error:
-                error.add_note(f"The job is {job.name}.")
-                raise

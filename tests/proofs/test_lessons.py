@@ -129,11 +129,11 @@ async def test_a_request_refused_by_one_limit_takes_nothing_of_the_others(
         return refused, await request(stack.url, key.text, path="/v1/limits")
 
     seen = await asyncio.gather(*map(try_and_look, keys.values()))
-    for refusing, (refused, told) in zip(keys, seen, strict=True):
+    for refusing, (refused, limits) in zip(keys, seen, strict=True):
         assert {answer.status for answer in refused} == {429}, refusing
         used = {
             (scope["scope"], limit): values["used"]
-            for scope in told.json["scopes"]
+            for scope in limits.json["scopes"]
             for limit, values in scope["limits"].items()
         }
         assert len(used) == len(LimitScope) * len(LimitName), refusing

@@ -7,7 +7,6 @@ workers and job runners. Each fork is a process of its own, with the environment
 and the exit of a program that was started by its command.
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -27,6 +26,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from gateway.commands.tether import end_with
 from tests.support import measuring
 
 PROGRAMS: Final = ("gateway.cli", "worker", "tests.support.hasty", "tests.chaos.program")
@@ -40,7 +40,6 @@ _IMPORTED: Final = {
 """By role. A process has the metrics of what it has imported, so each role has a server of its own."""
 _OF_INTERPRETER: Final = ("LD_", "PYTHON", "COVERAGE_")
 """Beginnings of variables that an interpreter or the linker reads when it starts."""
-_PR_SET_PDEATHSIG: Final = 1
 _STATUS: Final = struct.Struct("i")
 
 
@@ -192,9 +191,7 @@ def _report(statuses: dict[int, socket.socket]) -> None:
 
 def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None:
     """Give this fork what its starter asked for."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != server:
-        sys.exit("The process that started this one is gone already.")
+    end_with(server)
     if request["process_group"] is not None:
         os.setpgid(0, request["process_group"])
     for handle in handles[1:]:

@@ -14,7 +14,7 @@ from ops.dashboards.catalogue import DASHBOARDS
 from ops.dashboards.frame import to_json
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from ops.dashboards.limits import Limit, alert_limit, alerts
-from tests.telemetry.cases import for_each
+from tests.support.cases import for_each
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, asked, unknown
 

@@ -24,8 +24,8 @@ from ops.dashboards.limits import (
     alerts,
 )
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
+from tests.support.cases import for_each
 from tests.support.stack import REPOSITORY
-from tests.telemetry.cases import for_each
 from tests.telemetry.promql import (
     LEVELS,
     PROMTOOL,
