@@ -3,8 +3,11 @@
 import logging
 import multiprocessing
 import os
+import signal
+from collections.abc import Callable
+from multiprocessing.util import register_after_fork
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 from contract.grammar import PARSER_LIMITS
 from worker.engine.resumption import prepare_resumption
@@ -15,19 +18,15 @@ _log = logging.getLogger(__name__)
 _PARENT_DIED = 70
 
 
-class _Parent(Protocol):
-    def join(self) -> None: ...
-
-
 def prepare() -> None:
     """Make a process of vLLM safe to run beside us."""
     _allow_matrix_tiles()
     _limit_grammars()
     prepare_resumption()
     prepare_thinking_budget()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()
+    _end_with_parent()
+    # vLLM prepares no fork of a process that it has prepared. On GPUs it forks the engine core.
+    register_after_fork(prepare, _take_over)
 
 
 def _allow_matrix_tiles() -> None:
@@ -76,10 +75,22 @@ def _limit_grammars() -> None:
     guidance.GuidanceGrammar.accept_tokens = accept_tokens
 
 
-def _end_with(parent: _Parent) -> None:
+def _take_over(_: object) -> None:
+    """Make this fork independent of the event loop of its parent, which receives signals by a file that both have."""
+    signal.set_wakeup_fd(-1)
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
     """End this process when the one that started it is gone, however that came about.
 
     vLLM's engine core would stay behind where its front is killed while the model is being loaded.
     """
-    parent.join()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        Thread(target=_end_behind, args=(parent.join,), name="end-with-parent", daemon=True).start()
+
+
+def _end_behind(wait: Callable[[], object]) -> None:
+    wait()
     os._exit(_PARENT_DIED)
