@@ -23,6 +23,7 @@ from xdist.remote import Producer
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
+from tests.support.preloaded import begin_run
 from tests.support.progress import Progress
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.scheduling import FileScheduling, rank_of
@@ -61,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("long-run", deadline=None, print_blob=True)
     is_long = config.getoption("--long")
     hypothesis.settings.load_profile("long-run" if is_long else "default-run")
+    if not hasattr(config, "workerinput"):
+        begin_run()
     if not hasattr(config, "workerinput") and not config.option.verbose:
         config.pluginmanager.register(Progress(config))
 

@@ -1,24 +1,34 @@
 """Processes of Sluice that start in a tenth of a second: forks of one that has imported their code.
 
-    python -m tests.support.preloaded ROLE CONTROL_FD
+    python -m tests.support.preloaded ROLE FOLDER
 
-Importing a gateway takes three seconds of a processor, and a run of the tests starts hundreds of gateways,
-workers and job runners. Each fork is a process of its own, with the environment, the arguments, the signals
-and the exit of a program that was started by its command.
+Importing a gateway takes three seconds of a processor, importing vLLM fourteen, and a run of the tests starts
+hundreds of gateways, workers and job runners. Each fork is a process of its own, with the environment, the
+arguments, the signals and the exit of a program that was started by its command.
+
+A run has one server of forks for each role, which its first user starts and all processes of the run share. It
+ends with the run. Forks that are left when their starter ends get SIGTERM.
 """
 
+import atexit
+import fcntl
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from select import POLLIN, poll, select
 from threading import Lock
@@ -33,14 +43,45 @@ PROGRAMS: Final = ("gateway.cli", "worker", "tests.support.hasty", "tests.chaos.
 """Modules that are run as forks; any other command is started as usual."""
 _IMPORTED: Final = {
     "beat": ("gateway.commands.beat", "gateway.jobs.app"),
+    "engine": (
+        "worker.main",
+        "worker.engine.vllm",
+        "vllm.renderers.hf",
+        "vllm.v1.engine.async_llm",
+        "vllm.v1.engine.core",
+        "vllm.v1.engine.utils",
+        "vllm.v1.structured_output.backend_guidance",
+        "vllm.v1.worker.cpu_worker",
+        "vllm.model_executor.models.llama",
+    ),
     "gateway": ("gateway.commands.gateway", "gateway.serve"),
     "jobs": ("gateway.commands.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
     "worker": ("worker.main",),
 }
 """By role. A process has the metrics of what it has imported, so each role has a server of its own."""
-_OF_INTERPRETER: Final = ("LD_", "PYTHON", "COVERAGE_")
-"""Beginnings of variables that an interpreter or the linker reads when it starts."""
-_STATUS: Final = struct.Struct("i")
+_READ_AT_START: Final = ("LD_", "PYTHON", "COVERAGE_", "OMP_", "VLLM_", "TORCH")
+"""Beginnings of variables that the linker, an interpreter or a library reads when it starts."""
+_NUMBER: Final = struct.Struct("i")
+_HANDLES: Final = 3
+
+_FOLDER_VARIABLE: Final = "SLUICE_TESTS_SERVERS"
+"""Names the folder of the run's servers."""
+_RUN: Final = "run.lock"
+_LOOK_SECONDS: Final = 1.0
+"""How often a server looks whether the run has ended."""
+
+
+@cache
+def begin_run() -> Path:
+    """Return the folder in which the servers of forks of this run are, which ends with the process that made it."""
+    if _FOLDER_VARIABLE not in os.environ:
+        folder = Path(tempfile.mkdtemp(prefix="sluice-servers-"))
+        # The kernel drops the lock when this process ends, however that comes about.
+        run = (folder / _RUN).open("ab")
+        fcntl.flock(run, fcntl.LOCK_EX)
+        atexit.register(lambda _: shutil.rmtree(folder, ignore_errors=True), run)
+        os.environ[_FOLDER_VARIABLE] = str(folder)
+    return Path(os.environ[_FOLDER_VARIABLE])
 
 
 class Fork(subprocess.Popen[bytes]):
@@ -76,10 +117,10 @@ class Fork(subprocess.Popen[bytes]):
         with self._reading:
             # Another thread may have waited, too.
             if self.returncode is None:
-                status = os.read(self._status, _STATUS.size)
+                status = os.read(self._status, _NUMBER.size)
                 os.close(self._status)
                 # The server of forks ends only with this process, and then takes them along.
-                (self.returncode,) = _STATUS.unpack(status) if status else (-signal.SIGKILL,)
+                (self.returncode,) = _NUMBER.unpack(status) if status else (-signal.SIGKILL,)
 
     @override
     def send_signal(self, sig: int) -> None:
@@ -88,20 +129,18 @@ class Fork(subprocess.Popen[bytes]):
 
 
 class Preloaded:
-    """The server of forks of one role. Not for several threads."""
+    """This process's connection to the server of forks of one role. Not for several threads."""
 
     def __init__(self, role: str) -> None:
         self._environment = dict(os.environ)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # It ends when its socket is closed, which happens even if this process is killed.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, role, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd=Path(__file__).parents[2],
-                stdin=subprocess.DEVNULL,
-            )
-        self._control = ours
+        folder = begin_run()
+        self._control = socket.socket(socket.AF_UNIX)
+        with (folder / f"{role}.lock").open("ab") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            address = folder / role
+            if not address.exists():
+                _start_server(role, folder)
+        self._control.connect(str(address))
 
     def start(self, command: list[str], options: Mapping[str, Any]) -> Fork | None:
         """Start a command of `PROGRAMS`. Return None for what needs an interpreter of its own."""
@@ -124,69 +163,131 @@ class Preloaded:
             handles = [theirs.fileno(), *(file.fileno() for file in files)]
             socket.send_fds(self._control, [struct.pack("I", len(content))], handles)
             self._control.sendall(content)
-        (pid,) = _STATUS.unpack(self._control.recv(_STATUS.size, socket.MSG_WAITALL))
+        (pid,) = _NUMBER.unpack(self._control.recv(_NUMBER.size, socket.MSG_WAITALL))
         return Fork(command, pid, status)
 
     def _differs(self, environment: Mapping[str, str]) -> bool:
         names = {
             name
             for name in environment.keys() | self._environment
-            if name.startswith(_OF_INTERPRETER)
+            if name.startswith(_READ_AT_START)
         }
         return any(environment.get(name) != self._environment.get(name) for name in names)
 
 
-def role_of(command: Sequence[str]) -> str | None:
+def _start_server(role: str, folder: Path) -> None:
+    """Start the server of a role, and wait until it listens, which takes as long as its imports."""
+    ready, listening = os.pipe()
+    log = folder / f"{role}.log"
+    with log.open("wb") as output:
+        # In a session of its own: a key that interrupts pytest is not for it.
+        server = subprocess.Popen(
+            [sys.executable, "-m", __name__, role, str(folder), str(listening)],
+            pass_fds=[listening],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    os.close(listening)
+    os.read(ready, 1)
+    os.close(ready)
+    if not (folder / role).exists():
+        raise RuntimeError(f"The server of forks of {role} ended:\n{log.read_text()}")
+    server.returncode = 0  # It may outlive this process, which does not wait for it.
+
+
+def role_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the role of a command that is run as a fork, or None."""
     if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
         return None
-    role = "worker" if command[2] == "worker" else command[3]
-    return role if role in _IMPORTED else None
+    if command[2] != "worker":
+        return command[3] if command[3] in _IMPORTED else None
+    return "worker" if environment.get("SLUICE_ENGINE") == "scripted" else "engine"
 
 
-def _serve(control: socket.socket) -> list[str]:
-    """Fork for each request. Return in each fork, with its arguments; exit when the socket closes."""
-    statuses: dict[int, socket.socket] = {}
-    woken, waker = socket.socketpair()
-    waker.setblocking(False)
-    signal.set_wakeup_fd(waker.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    while True:
-        ready, _, _ = select([control, woken], [], [])
-        if woken in ready:
-            woken.recv(4096)
-            _report(statuses)
-        if control not in ready:
-            continue
-        head, handles, _, _ = socket.recv_fds(control, 4, 3)
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A fork of a server."""
+
+    starter: socket.socket
+    status: socket.socket
+    """Receives its exit code."""
+
+
+class _Server:
+    """Forks for each request; exits when the run has ended."""
+
+    def __init__(self, listener: socket.socket, run: int) -> None:
+        self._listener = listener
+        self._run = run
+        self._starters: set[socket.socket] = set()
+        self._forks: dict[int, _Started] = {}
+        self._woken, self._waker = socket.socketpair()
+
+    def serve(self) -> list[str]:
+        """Return in each fork, with its arguments."""
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            ready, _, _ = select(
+                [self._listener, self._woken, *self._starters], [], [], _LOOK_SECONDS
+            )
+            for each in ready:
+                if each is self._listener:
+                    self._starters.add(self._listener.accept()[0])
+                elif each is self._woken:
+                    self._woken.recv(4096)
+                    self._report()
+                elif arguments := self._answer(each):
+                    return arguments
+            if not ready and self._is_over():
+                os._exit(0)  # Libraries that vLLM imports report what they leave behind.
+
+    def _is_over(self) -> bool:
+        with suppress(BlockingIOError):
+            fcntl.flock(self._run, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def _answer(self, starter: socket.socket) -> list[str] | None:
+        """Fork for a request, and return the arguments in the fork. End the forks of a starter that has ended."""
+        head, handles, _, _ = socket.recv_fds(starter, _NUMBER.size, _HANDLES)
         if not head:
-            sys.exit()
-        (length,) = struct.unpack("I", head)
-        request = json.loads(control.recv(length, socket.MSG_WAITALL))
-        server = os.getpid()
-        pid = os.fork()
+            self._starters.remove(starter)
+            starter.close()
+            for pid, fork in self._forks.items():
+                if fork.starter is starter:
+                    os.kill(pid, signal.SIGTERM)
+            return None
+        request = json.loads(starter.recv(_NUMBER.unpack(head)[0], socket.MSG_WAITALL))
+        server, pid = os.getpid(), os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in (control, woken, waker, *statuses.values()):
+            os.close(self._run)
+            statuses = [fork.status for fork in self._forks.values()]
+            for each in (self._listener, self._woken, self._waker, *self._starters, *statuses):
                 each.close()
             _become(request, handles, server)
             return list(request["argv"])
-        statuses[pid] = socket.socket(fileno=handles[0])
+        self._forks[pid] = _Started(starter, socket.socket(fileno=handles[0]))
         for handle in handles[1:]:
             os.close(handle)
-        control.sendall(_STATUS.pack(pid))
+        starter.sendall(_NUMBER.pack(pid))
+        return None
 
-
-def _report(statuses: dict[int, socket.socket]) -> None:
-    """Send the exit codes of forks that have ended."""
-    while statuses:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        # Its starter may have ended.
-        with statuses.pop(pid) as starter, suppress(BrokenPipeError):
-            starter.send(_STATUS.pack(os.waitstatus_to_exitcode(status)))
+    def _report(self) -> None:
+        """Send the exit codes of forks that have ended."""
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            # Its starter may have ended.
+            with self._forks.pop(pid).status as starter, suppress(BrokenPipeError):
+                starter.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
 
 def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None:
@@ -203,15 +304,32 @@ def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None
     os.environ.update(request["env"])
 
 
+def _fork_engine_cores() -> None:
+    """Let the engine core of a worker be its fork.
+
+    On CPUs, vLLM lets a core import everything anew, since a fork would lack the threads of OpenMP. Tests have none.
+    """
+    from vllm.v1.engine import utils
+
+    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
 def main() -> None:
     """Serve forks, and run the program in each."""
-    role, control = sys.argv[1:]
+    role, folder, listening = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    run = os.open(folder / _RUN, os.O_RDONLY)
     measuring.begin()
     for module in _IMPORTED[role]:
         importlib.import_module(module)
+    if role == "engine":
+        _fork_engine_cores()
     gc.collect()
     gc.freeze()
-    module, *arguments = _serve(socket.socket(fileno=int(control)))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / role))
+    listener.listen()
+    os.close(listening)
+    module, *arguments = _Server(listener, run).serve()
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -25,7 +25,7 @@ _LASTING_THREAD = ThreadPoolExecutor(1)
 
 
 _preloaded = cache(Preloaded)
-"""The server of forks of a role, which runs until this process ends."""
+"""The connection to the server of forks of a role."""
 
 
 def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
@@ -33,7 +33,7 @@ def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
     tether = [sys.executable, "-m", "gateway.commands.tether", str(os.getpid())]
 
     def start() -> "subprocess.Popen[bytes]":
-        role = role_of([*command])
+        role = role_of([*command], options.get("env", os.environ))
         fork = _preloaded(role).start([*command], options) if role else None
         return fork or subprocess.Popen([*tether, *command], **options)
 
