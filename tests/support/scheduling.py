@@ -4,17 +4,16 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-EXACT: Final = "the engine in float32"
-SMALL: Final = "engines with other settings, and what else imports vLLM"
+VLLM: Final = "what imports vLLM"
 SAMPLERS: Final = "the engines of the samplers"
 TOGETHER: Final = {
     # Tests that share an engine or a deployment run in the process that started it. What takes
     # longest begins first, so that no process is left with it at the end.
     "tests/samplers/test_engine.py": SAMPLERS,
     "tests/samplers/test_resumption.py": SAMPLERS,
-    "tests/worker/test_resumption_vllm.py": EXACT,
-    "tests/worker/test_chat_resumption_vllm.py": EXACT,
-    "tests/worker/test_vllm_engine.py": EXACT,
+    "tests/worker/test_resumption_vllm.py": VLLM,
+    "tests/worker/test_chat_resumption_vllm.py": VLLM,
+    "tests/worker/test_vllm_engine.py": VLLM,
     "tests/chaos/test_planted_faults.py": "planted faults",
     "tests/e2e/test_hostile_structure.py": "hostile structures",
     "tests/proofs/test_everything_dies.py": "deployment that dies",
@@ -23,12 +22,12 @@ TOGETHER: Final = {
     "tests/kills/": "killed workers",
     "tests/proofs/": "proofs",
     "tests/chaos/test_chaos.py": "chaos",
-    "tests/worker/test_vision.py": SMALL,
-    "tests/worker/test_vllm_metrics.py": SMALL,
-    "tests/samplers/test_v1.py": SMALL,
-    "tests/worker/test_parser_format.py": SMALL,
-    "tests/worker/parsing/": SMALL,
-    "tests/structure/test_translate.py": SMALL,
+    "tests/worker/test_vision.py": VLLM,
+    "tests/worker/test_vllm_metrics.py": VLLM,
+    "tests/samplers/test_v1.py": VLLM,
+    "tests/worker/test_parser_format.py": VLLM,
+    "tests/worker/parsing/": VLLM,
+    "tests/structure/test_translate.py": VLLM,
     "tests/outages/": "outages",
     "tests/cli/test_up.py": "sluice up",
     "tests/overload/": "overload",

@@ -162,11 +162,15 @@ def told_before(engine: VllmEngine, job: GenerationJob, tokens: Sequence[list[in
 
 @pytest.mark.parametrize("name", JOBS)
 async def test_a_chat_goes_on_behind_any_cut(
-    engine: VllmEngine, undisturbed: dict[str, list[Delta]], name: str
+    request: pytest.FixtureRequest,
+    engine: VllmEngine,
+    undisturbed: dict[str, list[Delta]],
+    name: str,
 ) -> None:
     job, expected = JOBS[name], undisturbed[name]
+    every = 1 if request.config.getoption("--long") else 3
     tokens = [tokens_of(expected, sequence) for sequence in range(job.n)]
-    cuts = range(1, min(map(len, tokens)))
+    cuts = range(1, min(map(len, tokens)), every)
     known = {cut: [each[:cut] for each in tokens] for cut in cuts}
     rest = [
         msgspec.structs.replace(

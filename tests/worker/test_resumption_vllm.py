@@ -220,21 +220,26 @@ def cuts(case: Case, whole: Told) -> list[int]:
     return sorted({cut for cut in (*CUTS, *case.more_cuts, last) if 0 < cut <= last})
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def behind(engine: VllmEngine, whole: dict[str, Told]) -> dict[tuple[str, int], Told]:
+    """What comes behind each cut of each case, all in the same batches."""
+    requests = {
+        (name, cut): request_of(case, f"{name} after {cut}", whole[name].token_ids[:cut])
+        for name, case in CASES.items()
+        for cut in cuts(case, whole[name])
+    }
+    told = await run(engine, list(requests.values()))
+    return {place: told[request.id] for place, request in requests.items()}
+
+
 @pytest.mark.parametrize("name", CASES)
 async def test_what_comes_behind_a_cut_is_what_would_have_come(
-    engine: VllmEngine, whole: dict[str, Told], name: str
+    whole: dict[str, Told], behind: dict[tuple[str, int], Told], name: str
 ) -> None:
     case, undisturbed = CASES[name], whole[name]
-    requests = {
-        cut: request_of(case, f"{name} after {cut}", undisturbed.token_ids[:cut])
-        for cut in cuts(case, undisturbed)
-    }
-    assert len(requests) > 2
-
-    told = await run(engine, list(requests.values()))
-
-    for cut, request in requests.items():
-        rest = told[request.id]
+    mine = {cut: rest for (of, cut), rest in behind.items() if of == name}
+    assert len(mine) > 2
+    for cut, rest in mine.items():
         assert (cut, rest.token_ids) == (cut, undisturbed.token_ids[cut:])
         assert (rest.end, rest.stop_token_id) == (undisturbed.end, undisturbed.stop_token_id)
         assert rest.prompt_tokens == [len(PROMPT)]
@@ -262,31 +267,32 @@ async def test_cases_reach_what_they_are_for(whole: dict[str, Told]) -> None:
     assert [names for names in alike.values() if len(names) > 1] == [["seeded", "logprobs"]]
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.changes_as_prompt])
 async def test_earlier_tokens_are_no_part_of_the_prompt(
-    engine: VllmEngine, whole: dict[str, Told], name: str
+    engine: VllmEngine, whole: dict[str, Told]
 ) -> None:
     """It would come out otherwise; else these cases would prove nothing."""
-    case, undisturbed = CASES[name], whole[name]
     requests = {
-        cut: EngineRequest(
+        (name, cut): EngineRequest(
             id=f"{name} with a prompt of {cut} more",
-            prompt_token_ids=PROMPT + undisturbed.token_ids[:cut],
+            prompt_token_ids=PROMPT + whole[name].token_ids[:cut],
             max_tokens=case.max_tokens - cut,
             sampling=case.sampling,
             seed=case.sampling.seed,
             cache_salt="salt",
             grammar=case.grammar,
         )
-        for cut in cuts(case, undisturbed)
+        for name, case in CASES.items()
+        if case.changes_as_prompt
+        for cut in cuts(case, whole[name])
     }
 
     told = await run(engine, list(requests.values()))
 
-    assert any(
-        told[request.id].token_ids != undisturbed.token_ids[cut:]
-        for cut, request in requests.items()
-    )
+    assert {name for name, _ in requests} == {
+        name
+        for (name, cut), request in requests.items()
+        if told[request.id].token_ids != whole[name].token_ids[cut:]
+    }
 
 
 THINK, THOUGHT = TOKENIZER.encode("<think></think>").ids
@@ -322,51 +328,65 @@ def reasoning_lengths(prompt: list[int], output: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("budget", [0, 3, pytest.param(11, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", THINKING)
 async def test_reasoning_is_bounded_and_goes_on_so_behind_any_cut(
-    engine: VllmEngine, name: str, budget: int
+    request: pytest.FixtureRequest, engine: VllmEngine, budget: int
 ) -> None:
-    text, changes = THINKING[name]
-    prompt = TOKENIZER.encode(text).ids
-    sampling = spec(thinking_budget=budget, ignore_eos=True, **changes)
-    request = replace(
-        request_of(Case(sampling=sampling, max_tokens=32), "whole"), prompt_token_ids=prompt
-    )
-    whole = (await run(engine, [request]))["whole"].token_ids
-    behind = [
-        replace(request, id=f"after {cut}", output_token_ids=whole[:cut]) for cut in range(1, 32)
-    ]
+    # Reasoning that begins with the answer and takes three tokens ends before the tenth.
+    places = range(1, 32) if request.config.getoption("--long") else (*range(1, 10), 17, 31)
+    wholes = {}
+    for name, (text, changes) in THINKING.items():
+        sampling = spec(thinking_budget=budget, ignore_eos=True, **changes)
+        case = request_of(Case(sampling=sampling, max_tokens=32), name)
+        wholes[name] = replace(case, prompt_token_ids=TOKENIZER.encode(text).ids)
+    undisturbed = await run(engine, list(wholes.values()))
+    behind = {
+        (name, cut): replace(
+            whole, id=f"{name} {cut}", output_token_ids=undisturbed[name].token_ids[:cut]
+        )
+        for name, whole in wholes.items()
+        for cut in places
+    }
 
-    told = await run(engine, behind)
+    told = await run(engine, list(behind.values()))
 
-    assert max(reasoning_lengths(prompt, whole), default=0) <= budget
-    for cut, each in enumerate(behind, start=1):
-        assert (cut, told[each.id].token_ids) == (cut, whole[cut:])
+    for name, whole in wholes.items():
+        lengths = reasoning_lengths(whole.prompt_token_ids, undisturbed[name].token_ids)
+        assert max(lengths, default=0) <= budget, name
+    for (name, cut), each in behind.items():
+        rest = undisturbed[name].token_ids[cut:]
+        assert (name, cut, told[each.id].token_ids) == (name, cut, rest)
 
 
-@pytest.mark.parametrize("budget", range(1, 7))
-async def test_reasoning_within_a_grammar_may_end_within_a_character(
-    engine: VllmEngine, budget: int
-) -> None:
+async def test_reasoning_within_a_grammar_may_end_within_a_character(engine: VllmEngine) -> None:
     """The only character allowed is one of four tokens."""
     prompt = TOKENIZER.encode(SUM + "<|assistant|><think>").ids
-    case = Case(
-        sampling=greedy(thinking_budget=budget, logit_bias={THOUGHT: -100.0}),
-        grammar=f"start: thought <[{THOUGHT}]> /[0-9]{{2}}/\nthought: /😀*/",
-    )
-    request = replace(request_of(case, "whole"), prompt_token_ids=prompt)
-    whole = (await run(engine, [request]))["whole"]
-    behind = [
-        replace(request, id=f"after {cut}", output_token_ids=whole.token_ids[:cut])
-        for cut in range(1, len(whole.token_ids))
-    ]
+    wholes = {}
+    for budget in range(1, 7):
+        case = Case(
+            sampling=greedy(thinking_budget=budget, logit_bias={THOUGHT: -100.0}),
+            grammar=f"start: thought <[{THOUGHT}]> /[0-9]{{2}}/\nthought: /😀*/",
+        )
+        wholes[budget] = replace(request_of(case, f"{budget}"), prompt_token_ids=prompt)
+    undisturbed = await run(engine, list(wholes.values()))
+    behind = {
+        (budget, cut): replace(
+            whole,
+            id=f"{budget} after {cut}",
+            output_token_ids=undisturbed[whole.id].token_ids[:cut],
+        )
+        for budget, whole in wholes.items()
+        for cut in range(1, len(undisturbed[whole.id].token_ids))
+    }
 
-    told = await run(engine, behind)
+    told = await run(engine, list(behind.values()))
 
-    assert whole.token_ids.index(THOUGHT) == budget
-    assert (whole.end, len(whole.token_ids)) == (SequenceEnd.STOP, budget + 4)
-    for cut, each in enumerate(behind, start=1):
-        assert (cut, told[each.id].token_ids) == (cut, whole.token_ids[cut:])
+    for budget, whole in wholes.items():
+        its = undisturbed[whole.id]
+        assert (budget, its.token_ids.index(THOUGHT)) == (budget, budget)
+        assert (its.end, len(its.token_ids)) == (SequenceEnd.STOP, budget + 4)
+    for (budget, cut), each in behind.items():
+        rest = undisturbed[wholes[budget].id].token_ids[cut:]
+        assert (budget, cut, told[each.id].token_ids) == (budget, cut, rest)
 
 
 async def test_a_budget_ends_with_its_sequence(engine: VllmEngine) -> None:
