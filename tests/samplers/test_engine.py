@@ -208,11 +208,11 @@ def test_sequences_that_come_and_go_do_not_disturb_each_other(side: Side) -> Non
     requests = [
         Request(
             prompt=random.choices(range(10, VOCABULARY), k=random.randint(1, 30)),
-            max_tokens=random.randint(1, 12 if side.is_fast else 4),
+            max_tokens=random.randint(1, 12 if side.is_fast else 3),
             sampling=replace((CHAINED + UNCHAINED)[number % 11], seed=number),
             breakers=BREAKERS,
         )
-        for number in range(200 if side.is_fast else MAX_SEQUENCES + 4)
+        for number in range(200 if side.is_fast else MAX_SEQUENCES + 2)
     ]
     forwards = [each.tokens for each in side.generate(requests)]
     backwards = [each.tokens for each in side.generate(requests[::-1])][::-1]
