@@ -9,6 +9,7 @@ from openai.resources.chat import Completions
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 
+from tests.e2e.at_once import at_once
 from tests.support.stack import MODEL
 
 Message = dict[str, Any]
@@ -54,9 +55,11 @@ def streamed(client: OpenAI, messages: Any, **options: Any) -> list[ChatCompleti
 
 def chat_both_ways(client: OpenAI, messages: Any, **options: Any) -> ChatCompletion:
     """Return a whole answer, which the stream must tell, too."""
-    answer = chat(client, messages, **options)
-    chunks = streamed(client, messages, stream_options={"include_usage": True}, **options)
-    *chunks, extra = chunks
+    usage = {"stream_options": {"include_usage": True}}
+    answer, (*chunks, extra) = at_once(
+        lambda: chat(client, messages, **options),
+        lambda: streamed(client, messages, **usage, **options),
+    )
     assert extra.choices == []
     assert counts(extra.usage) == counts(answer.usage)
     for choice in answer.choices:

@@ -1,8 +1,7 @@
 """Requests sent byte for byte in a dialect, and reading what comes back."""
 
 import json
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES
+from tests.e2e.at_once import Check, at_once, each_at_once
 from tests.support.stack import MODEL
 
 FOLDER = Path(__file__).parent
@@ -25,8 +25,8 @@ DIALECTS = tuple(dialect.value for dialect in Dialect)
 LLAMACPP = ("llamacpp", "llamacpp-2026")
 
 
-def each_dialect(*fields: str) -> pytest.MarkDecorator:
-    """Run a test in each dialect, of which most are left to long runs.
+def each_dialect(*fields: str) -> Callable[[Check], Check]:
+    """Run a test in each dialect, side by side; most are left to long runs.
 
     Of dialects whose profiles have the same values in `fields`, the default run takes the first: nothing
     else tells them apart to this test. How each of them is read, tests/gateway/dialects proves.
@@ -37,7 +37,7 @@ def each_dialect(*fields: str) -> pytest.MarkDecorator:
         values = tuple(getattr(PROFILES[Dialect(dialect)], field) for field in fields)
         parameters.append(pytest.param(dialect, marks=[pytest.mark.long] * (values in seen)))
         seen.append(values)
-    return pytest.mark.parametrize("dialect", parameters)
+    return each_at_once("dialect", parameters)
 
 
 def example_bytes(name: str) -> bytes:
@@ -97,6 +97,13 @@ class Caller:
         answer: Body = response.json()
         check_usage(answer["usage"])
         return answer
+
+    def texts(self, dialect: str | None, *bodies: Body) -> list[str]:
+        """Return the text of the answer to each body, of which each asks for one choice; they are sent at once."""
+        return [
+            text_of(answer)
+            for answer in at_once(*(partial(self.complete, dialect, body) for body in bodies))
+        ]
 
     def stream(
         self, dialect: str | None, body: Body | bytes, path: str = "/v1/completions"
@@ -158,12 +165,8 @@ def texts_of(answer: Body) -> list[str]:
 def texts_by_seed(
     caller: Caller, dialect: str | None, body: Body, seeds: Iterable[int] = (21, 22, 23)
 ) -> list[str]:
-    """Return the sampled text for each seed. The requests run side by side, and share the engine's steps."""
-    bodies = [body | {"seed": seed} for seed in seeds]
-    with ThreadPoolExecutor(len(bodies)) as threads:
-        return [
-            text_of(answer) for answer in threads.map(partial(caller.complete, dialect), bodies)
-        ]
+    """Return the sampled text for each seed."""
+    return caller.texts(dialect, *(body | {"seed": seed} for seed in seeds))
 
 
 def joined(chunks: list[Body], index: int = 0) -> str:
