@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, text_of, texts_by_seed
 
@@ -29,16 +30,20 @@ GREEDY: Body = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.0}
 @each_dialect("temperature", "repetition_penalty")
 def test_conflict_05_sampler_defaults(caller: Caller, dialect: str) -> None:
     """Given explicitly, the defaults of the dialect change nothing, and those of another do."""
-    body = {"prompt": OPEN, "max_tokens": 30}
+    body = {"prompt": OPEN, "max_tokens": 24}
     defaults, others = NEUTRAL, OF_LLAMACPP
     if dialect in LLAMACPP:
         defaults, others = OF_LLAMACPP, NEUTRAL
     if dialect == "llamacpp-2026":
         defaults = defaults | {"repeat_penalty": 1.0}
-    implicit = texts_by_seed(caller, dialect, body)
+    implicit, explicit, changed = at_once(
+        lambda: texts_by_seed(caller, dialect, body),
+        lambda: texts_by_seed(caller, dialect, body | defaults),
+        lambda: texts_by_seed(caller, dialect, body | others),
+    )
 
-    assert texts_by_seed(caller, dialect, body | defaults) == implicit
-    assert texts_by_seed(caller, dialect, body | others) != implicit
+    assert explicit == implicit
+    assert changed != implicit
 
 
 @each_dialect("penalizes_prompt")
@@ -47,13 +52,14 @@ def test_conflict_06_what_penalties_look_at(caller: Caller, dialect: str) -> Non
     # The space, which comes next, stands in it so often that no certainty outweighs the penalty.
     body = {"prompt": "".join(f"{number}, " for number in range(1, 16)) + "16,"}
     body |= GREEDY | {"max_tokens": 1}
-    plain = text_of(caller.complete(dialect, body))
-    penalized = text_of(caller.complete(dialect, body | {"frequency_penalty": 2.0}))
+    penalty = {"frequency_penalty": 2.0}
+    plain, penalized, windowless = caller.texts(
+        dialect, body, body | penalty, body | penalty | {"repeat_last_n": 0}
+    )
 
     assert plain == " "
     assert (penalized != plain) is (dialect in LLAMACPP)
-    windowless = body | {"frequency_penalty": 2.0, "repeat_last_n": 0}
-    assert text_of(caller.complete(dialect, windowless)) == plain
+    assert windowless == plain
 
 
 @each_dialect("penalty_last_n")
@@ -61,11 +67,10 @@ def test_conflict_06_window_of_the_repetition_penalty(caller: Caller, dialect: s
     """What lies more than 64 tokens back counts everywhere but in llama.cpp."""
     filler = ids_of("x") * 70
     body = {"prompt": ids_of(COUNTING) + filler, "max_tokens": 12, "temperature": 0}
-    windowed = {"repetition_penalty": 1.9, "repeat_last_n": 64}
-    everything = {"repetition_penalty": 1.9, "repeat_last_n": -1}
-    default = text_of(caller.complete(dialect, body | {"repetition_penalty": 1.9}))
-    near = text_of(caller.complete(dialect, body | windowed))
-    far = text_of(caller.complete(dialect, body | everything))
+    body |= {"repetition_penalty": 1.9}
+    default, near, far = caller.texts(
+        dialect, body, body | {"repeat_last_n": 64}, body | {"repeat_last_n": -1}
+    )
 
     assert near != far
     assert default == (near if dialect in LLAMACPP else far)
@@ -75,12 +80,10 @@ def test_conflict_06_window_of_the_repetition_penalty(caller: Caller, dialect: s
 def test_conflict_07_names_of_the_repetition_penalty(caller: Caller, dialect: str) -> None:
     body = {"prompt": COUNTING, "temperature": 0, "max_tokens": 12}
     both = {"repeat_penalty": 1.7, "repetition_penalty": 1.7}
-    texts = {
-        text_of(caller.complete(dialect, body | named))
-        for named in ({"repeat_penalty": 1.7}, {"repetition_penalty": 1.7}, both)
-    }
+    named = ({"repeat_penalty": 1.7}, {"repetition_penalty": 1.7}, both)
+    texts = caller.texts(dialect, *(body | each for each in named))
 
-    assert len(texts) == 1
+    assert len({*texts}) == 1
     error = caller.refused(dialect, body | both | {"repeat_penalty": 1.8})
     assert "repeat_penalty" in error["message"]
     assert "repetition_penalty" in error["message"]
@@ -88,27 +91,27 @@ def test_conflict_07_names_of_the_repetition_penalty(caller: Caller, dialect: st
 
 @each_dialect("mirostat_unit")
 def test_conflict_08_names_and_units_of_mirostat(caller: Caller, dialect: str) -> None:
-    body = {"prompt": OPEN, "max_tokens": 40, "seed": 13, "temperature": 1, "ignore_eos": True}
+    body = {"prompt": OPEN, "max_tokens": 24, "seed": 13, "temperature": 1, "ignore_eos": True}
     bits = 1.5
     target = bits if dialect == "fireworks-2026" else 2**bits
     llamacpp = {"mirostat": 2, "mirostat_tau": bits, "mirostat_eta": 0.2}
     fireworks = {"mirostat_target": target, "mirostat_lr": 0.2}
 
-    expected = text_of(caller.complete(dialect, body | llamacpp))
-    assert text_of(caller.complete(dialect, body | fireworks)) == expected
+    plain, one, other = caller.texts(dialect, body, body | llamacpp, body | fireworks)
+    assert one == other != plain
     assert "mirostat" in caller.refused(dialect, body | llamacpp | fireworks)["message"]
 
 
 @each_dialect("uses_sampler_chain")
 def test_conflict_08_learning_rate_alone_is_off(caller: Caller, dialect: str) -> None:
-    body = {"prompt": OPEN, "max_tokens": 30, "seed": 13}
-    plain = text_of(caller.complete(dialect, body))
+    body = {"prompt": OPEN, "max_tokens": 24, "seed": 13}
+    off = ({"mirostat_lr": 0.1}, {"mirostat": 0, "mirostat_tau": 5})
+    plain, *others = caller.texts(dialect, body, *(body | each for each in off))
 
-    assert text_of(caller.complete(dialect, body | {"mirostat_lr": 0.1})) == plain
-    assert text_of(caller.complete(dialect, body | {"mirostat": 0, "mirostat_tau": 5})) == plain
+    assert others == [plain, plain]
 
 
-@pytest.mark.parametrize("target", [0.99, 0, -1])
+@each_at_once("target", [0.99, 0, -1])
 def test_conflict_08_perplexity_is_at_least_one(caller: Caller, target: float) -> None:
     body = {"prompt": OPEN, "max_tokens": 2, "mirostat_target": target}
 
@@ -116,12 +119,13 @@ def test_conflict_08_perplexity_is_at_least_one(caller: Caller, target: float) -
 
 
 @each_dialect("uses_sampler_chain")
-@pytest.mark.parametrize("parameters", [{"top_k": 0}, {"top_k": -1}, {"top_k": 10**6}])
-def test_conflict_15_top_k_off(caller: Caller, dialect: str, parameters: Body) -> None:
-    body = {"prompt": OPEN, "max_tokens": 30} | NEUTRAL
-    off = texts_by_seed(caller, dialect, body)
+def test_conflict_15_top_k_off(caller: Caller, dialect: str) -> None:
+    body = {"prompt": OPEN, "max_tokens": 24, "seed": 21} | NEUTRAL
+    values = (0, -1, 10**6, 1)
+    off, *others, narrowest = caller.texts(dialect, *(body | {"top_k": k} for k in values))
 
-    assert texts_by_seed(caller, dialect, body | parameters) == off
+    assert others == [off, off]
+    assert narrowest != off
 
 
 @each_dialect("uses_sampler_chain")
@@ -130,14 +134,14 @@ def test_conflict_15_top_p_of_zero_is_greedy(caller: Caller, dialect: str) -> No
     body = {"prompt": LONG.prompt, "max_tokens": 20, "seed": 4} | NEUTRAL
     hot = body | {"temperature": 2}
 
-    greedy = text_of(caller.complete(dialect, body | {"temperature": 0}))
-    assert text_of(caller.complete(dialect, hot | {"top_p": 0})) == greedy
-    assert text_of(caller.complete(dialect, hot)) != greedy
+    greedy, narrow, wide = caller.texts(dialect, body | {"temperature": 0}, hot | {"top_p": 0}, hot)
+    assert narrow == greedy
+    assert wide != greedy
 
 
 @each_dialect("uses_sampler_chain")
-@pytest.mark.parametrize(
-    ("name", "edges", "beyond"),
+@each_at_once(
+    "name, edges, beyond",
     [
         ("n", (1, 128), (0, 129)),
         ("top_k", (1, 128), ()),
@@ -148,7 +152,6 @@ def test_conflict_15_top_p_of_zero_is_greedy(caller: Caller, dialect: str) -> No
         ("repetition_penalty", (0.01, 2), (0, 2.1)),
         ("logprobs", (0, 5), (-1, 21)),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_conflict_16_edges_belong_to_ranges(
     caller: Caller, dialect: str, name: str, edges: tuple[float, ...], beyond: tuple[float, ...]
@@ -163,14 +166,18 @@ def test_conflict_16_edges_belong_to_ranges(
 
 @each_dialect("uses_sampler_chain")
 def test_conflict_22_seeds(caller: Caller, dialect: str) -> None:
-    body = {"prompt": OPEN, "max_tokens": 30} | NEUTRAL
+    body = {"prompt": OPEN, "max_tokens": 24} | NEUTRAL
     seeds = (0, 2**32 - 1, 2**63 - 1, -(2**63))
 
-    texts = texts_by_seed(caller, dialect, body, seeds)
+    texts, again, unseeded = at_once(
+        lambda: texts_by_seed(caller, dialect, body, seeds),
+        lambda: texts_by_seed(caller, dialect, body, seeds),
+        lambda: texts_by_seed(caller, dialect, body, [-1] * 3),
+    )
     # On a CPU, seeds that differ in their upper half alone draw the same numbers.
     assert texts[0] != texts[1]
-    assert texts_by_seed(caller, dialect, body, seeds) == texts
-    assert len(set(texts_by_seed(caller, dialect, body, [-1] * 3))) > 1
+    assert again == texts
+    assert len(set(unseeded)) > 1
     caller.refused(dialect, body | {"seed": 2**63})
 
 
@@ -180,8 +187,8 @@ def test_conflict_26_forms_of_logit_bias(caller: Caller, dialect: str) -> None:
     body = {"prompt": OPEN} | GREEDY | {"max_tokens": 3}
     forms: list[Any] = [{str(z): 100}, [[z, 100]], {"z": 100}, [["z", 100]], {str(z): 1000}]
 
-    for form in forms:
-        assert text_of(caller.complete(dialect, body | {"logit_bias": form})) == "zzz", form
+    texts = caller.texts(dialect, *(body | {"logit_bias": form} for form in forms))
+    assert texts == ["zzz"] * len(forms)
     first = caller.complete(dialect, body | {"return_token_ids": True, "max_tokens": 1})
     [token] = first["choices"][0]["token_ids"]
     banned = caller.complete(dialect, body | {"logit_bias": [[token, False]]})

@@ -3,6 +3,8 @@
 import asyncio
 import math
 from collections.abc import Iterable
+from functools import partial
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.e2e.asking import (
     usage_of,
     values_of,
 )
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, EXAMPLES, LONG, OPEN, ids_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -27,26 +30,32 @@ TOLERANCE_NATS = 0.05
 
 
 def test_seed_repeats_the_text_and_another_seed_does_not(client: OpenAI) -> None:
-    options = {"temperature": 1, "max_tokens": 40}
-    first = text(complete(client, OPEN, seed=1, **options))
+    options = {"temperature": 1, "max_tokens": 24}
+    first, again, other = texts_of_each(client, OPEN, *({"seed": n, **options} for n in (1, 1, 2)))
 
-    assert text(complete(client, OPEN, seed=1, **options)) == first
-    assert text(complete(client, OPEN, seed=2, **options)) != first
+    assert again == first
+    assert other != first
+
+
+def texts_of_each(client: OpenAI, prompt: Any, *options: dict[str, Any]) -> list[str]:
+    """Return the texts for a prompt with each set of options; all are asked for at once."""
+    asked = (partial(complete, client, prompt, **each) for each in options)
+    return [text(answer) for answer in at_once(*asked)]
 
 
 def test_no_seed_is_another_seed_each_time(client: OpenAI) -> None:
-    answers = {text(complete(client, OPEN, temperature=1.5, max_tokens=30)) for _ in range(4)}
+    options = {"temperature": 1.5, "max_tokens": 16}
 
-    assert len(answers) > 1
+    assert len({*texts_of_each(client, OPEN, *[options] * 4)}) > 1
 
 
 async def test_seed_repeats_the_text_beside_sixteen_others(async_client: AsyncOpenAI) -> None:
-    options = {"temperature": 1, "max_tokens": 40}
+    options = {"temperature": 1, "max_tokens": 32}
     alone = await complete_async(async_client, OPEN, seed=1, **options)
     prompts = [example.prompt for example in EXAMPLES]
     others = [
         complete_async(
-            async_client, prompts[i % len(prompts)], seed=i, temperature=1, max_tokens=90
+            async_client, prompts[i % len(prompts)], seed=i, temperature=1, max_tokens=40
         )
         for i in range(16)
     ]
@@ -60,8 +69,10 @@ async def test_seed_repeats_the_text_beside_sixteen_others(async_client: AsyncOp
 
 def test_ignore_eos_goes_on_to_the_last_token(client: OpenAI) -> None:
     options = {"temperature": 0, "max_tokens": ENDING.max_tokens + 20}
-    ended = complete(client, ENDING.prompt, **options)
-    answer = complete(client, ENDING.prompt, ignore_eos=True, **options)
+    ended, answer = at_once(
+        lambda: complete(client, ENDING.prompt, **options),
+        lambda: complete(client, ENDING.prompt, ignore_eos=True, **options),
+    )
 
     assert ended.choices[0].finish_reason == "stop"
     assert usage_of(ended).completion_tokens < ENDING.max_tokens + 20
@@ -79,7 +90,7 @@ def test_logit_bias_forces_a_token(client: OpenAI) -> None:
 
 
 def test_logit_bias_forbids_a_token(client: OpenAI) -> None:
-    options = {"temperature": 0, "max_tokens": 30, "logprobs": 0}
+    options = {"temperature": 0, "max_tokens": 16, "logprobs": 0}
     [usual] = complete(client, COUNTING, **options).choices
     [forbidden] = ids_of(tokens_of(usual)[1])
     [choice] = complete(client, COUNTING, logit_bias={str(forbidden): -100}, **options).choices
@@ -88,22 +99,23 @@ def test_logit_bias_forbids_a_token(client: OpenAI) -> None:
     assert choice.text != usual.text
 
 
-@pytest.mark.parametrize(
-    ("penalty", "effect"),
+@each_at_once(
+    "penalty, effect",
     [
         ({"presence_penalty": 2}, 1),
         ({"frequency_penalty": 2}, 1),
         ({"frequency_penalty": -2}, -1),
         ({"repetition_penalty": 1.5}, 1),
     ],
-    ids=str,
 )
 def test_penalty_changes_how_much_a_text_repeats(
     client: OpenAI, penalty: dict[str, float], effect: int
 ) -> None:
-    options = {"temperature": 0, "max_tokens": 100, "ignore_eos": True, "logprobs": 0}
-    usual = distinct_tokens(complete(client, COUNTING, **options).choices)
-    changed = distinct_tokens(complete(client, COUNTING, **penalty, **options).choices)
+    options = {"temperature": 0, "max_tokens": 80, "ignore_eos": True, "logprobs": 0}
+    usual, changed = at_once(
+        lambda: distinct_tokens(complete(client, COUNTING, **options).choices),
+        lambda: distinct_tokens(complete(client, COUNTING, **penalty, **options).choices),
+    )
 
     assert usual < 30, "the usual text repeats few tokens"
     assert (changed - usual) * effect > 0
@@ -114,18 +126,27 @@ def distinct_tokens(choices: Iterable[CompletionChoice]) -> int:
     return len({token for choice in choices for token in tokens_of(choice)})
 
 
-@pytest.mark.parametrize("narrowing", [{"top_k": 1}, {"top_p": 0}, {"min_p": 1}], ids=str)
-def test_narrowest_sampling_is_greedy(client: OpenAI, narrowing: dict[str, float]) -> None:
+def test_narrowest_sampling_is_greedy(client: OpenAI) -> None:
     options = {"temperature": 1.5, "seed": 3, "max_tokens": LONG.max_tokens}
+    narrowings: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 0}, {"min_p": 1}]
+    wide, *narrow = texts_of_each(
+        client, LONG.prompt, options, *(options | each for each in narrowings)
+    )
 
-    assert text(complete(client, LONG.prompt, **narrowing, **options)) == LONG.completion
-    assert text(complete(client, LONG.prompt, **options)) != LONG.completion
+    assert narrow == [LONG.completion] * len(narrowings)
+    assert wide != LONG.completion
 
 
 def sampled(client: OpenAI, **options: Any) -> list[CompletionChoice]:
     """Sample texts at temperature 1.5, with the five likeliest tokens at each position."""
-    options = {"temperature": 1.5, "seed": 3, "n": 6, "max_tokens": 40, "logprobs": 5} | options
+    options = {"temperature": 1.5, "seed": 3, "n": 12, "max_tokens": 20, "logprobs": 5} | options
     return complete(client, OPEN, **options).choices
+
+
+@pytest.fixture(scope="module")
+def wide(client: OpenAI) -> list[CompletionChoice]:
+    """What is sampled from all tokens."""
+    return sampled(client)
 
 
 def distances(choices: Iterable[CompletionChoice]) -> list[float]:
@@ -150,30 +171,30 @@ def ranks(choices: Iterable[CompletionChoice]) -> list[int]:
     ]
 
 
-def test_min_p_drops_unlikely_tokens(client: OpenAI) -> None:
+def test_min_p_drops_unlikely_tokens(client: OpenAI, wide: list[CompletionChoice]) -> None:
     # A token's share is counted after the temperature, which divides distances.
     furthest = 1.5 * -math.log(0.2)
 
-    assert max(distances(sampled(client))) > furthest + TOLERANCE_NATS
+    assert max(distances(wide)) > furthest + TOLERANCE_NATS
     assert max(distances(sampled(client, min_p=0.2))) <= furthest + TOLERANCE_NATS
 
 
-def test_top_k_keeps_the_likeliest_tokens(client: OpenAI) -> None:
-    assert max(ranks(sampled(client))) >= 3
+def test_top_k_keeps_the_likeliest_tokens(client: OpenAI, wide: list[CompletionChoice]) -> None:
+    assert max(ranks(wide)) >= 3
     assert max(ranks(sampled(client, top_k=3))) == 2
 
 
-def test_top_p_narrows_the_choice(client: OpenAI) -> None:
-    wide, narrow = distances(sampled(client)), distances(sampled(client, top_p=0.5))
+def test_top_p_narrows_the_choice(client: OpenAI, wide: list[CompletionChoice]) -> None:
+    far, near = distances(wide), distances(sampled(client, top_p=0.5))
 
-    assert max(narrow) < max(wide)
-    assert sum(narrow) / len(narrow) < sum(wide) / len(wide) / 2
+    assert max(near) < max(far)
+    assert mean(near) < mean(far) / 2
 
 
-def test_higher_temperature_takes_less_likely_tokens(client: OpenAI) -> None:
-    means = []
-    for temperature in (0.1, 0.7, 1.5):
-        distant = distances(sampled(client, temperature=temperature))
-        means.append(sum(distant) / len(distant))
-
-    assert means[0] < means[1] < means[2]
+def test_higher_temperature_takes_less_likely_tokens(
+    client: OpenAI, wide: list[CompletionChoice]
+) -> None:
+    low, middle = at_once(
+        lambda: sampled(client, temperature=0.1), lambda: sampled(client, temperature=0.7)
+    )
+    assert mean(distances(low)) < mean(distances(middle)) < mean(distances(wide))
