@@ -1,5 +1,7 @@
 """Shapes of a request, on the real engine: prompts, choices, streams."""
 
+import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.e2e.asking import (
     usage_of,
     values_of,
 )
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import (
     COUNTING,
     ENDING,
@@ -36,7 +39,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.prompt[:24])
+@each_at_once("example", EXAMPLES)
 def test_example_gives_its_completion(client: OpenAI, example: Example) -> None:
     answer = complete(client, example.prompt, temperature=0, max_tokens=example.max_tokens)
 
@@ -46,8 +49,10 @@ def test_example_gives_its_completion(client: OpenAI, example: Example) -> None:
 
 async def test_async_client_gets_the_same_answers(async_client: AsyncOpenAI) -> None:
     options = {"temperature": 0, "max_tokens": LONG.max_tokens}
-    answer = await complete_async(async_client, LONG.prompt, **options)
-    chunks = await streamed_async(async_client, LONG.prompt, **options)
+    answer, chunks = await asyncio.gather(
+        complete_async(async_client, LONG.prompt, **options),
+        streamed_async(async_client, LONG.prompt, **options),
+    )
 
     assert text(answer) == LONG.completion
     assert joined(chunks) == LONG.completion
@@ -64,7 +69,7 @@ def test_answer_carries_what_openai_promises(client: OpenAI) -> None:
     assert usage_of(answer).completion_tokens == 16, "the default of max_tokens"
 
 
-@pytest.mark.parametrize("example", [ENDING, LONG], ids=["ends", "long"])
+@each_at_once("example", [ENDING, LONG])
 def test_stream_joins_to_the_plain_text(client: OpenAI, example: Example) -> None:
     chunks = streamed(client, example.prompt, temperature=0, max_tokens=example.max_tokens)
 
@@ -75,7 +80,7 @@ def test_stream_joins_to_the_plain_text(client: OpenAI, example: Example) -> Non
     assert all(choice.text for choice in choices_of(chunks)[:-1]), "no empty piece before the end"
 
 
-@pytest.mark.parametrize("example", MULTI_BYTE, ids=lambda example: example.prompt[:24])
+@each_at_once("example", MULTI_BYTE)
 def test_stream_never_splits_a_character(client: OpenAI, example: Example) -> None:
     chunks = streamed(client, example.prompt, temperature=0, max_tokens=example.max_tokens)
 
@@ -85,26 +90,32 @@ def test_stream_never_splits_a_character(client: OpenAI, example: Example) -> No
 
 def test_stream_of_wild_bytes_joins_to_the_plain_text(client: OpenAI) -> None:
     prompt = MULTI_BYTE[0].prompt + MULTI_BYTE[0].completion
-    options = {"temperature": 2, "seed": 3, "max_tokens": 200, "ignore_eos": True}
-    plain = text(complete(client, prompt, **options))
+    options = {"temperature": 2, "seed": 3, "n": 4, "max_tokens": 50, "ignore_eos": True}
+    plain, chunks = at_once(
+        lambda: texts(complete(client, prompt, **options)),
+        lambda: streamed(client, prompt, **options),
+    )
 
-    assert not plain.isascii()
-    assert joined(streamed(client, prompt, **options)) == plain
+    assert not any(each.isascii() for each in plain)
+    assert [joined(chunks, index) for index in range(4)] == plain
 
 
 def test_three_choices_sample_with_seeds_of_their_own(client: OpenAI) -> None:
     options = {"temperature": 1, "max_tokens": 24}
-    three = texts(complete(client, OPEN, n=3, seed=50, **options))
-    alone = [text(complete(client, OPEN, seed=50 + i, **options)) for i in range(3)]
+    three, *alone = at_once(
+        partial(complete, client, OPEN, n=3, seed=50, **options),
+        *(partial(complete, client, OPEN, seed=50 + i, **options) for i in range(3)),
+    )
 
-    assert len(set(three)) == 3
-    assert three == alone
+    assert len(set(texts(three))) == 3
+    assert texts(three) == [text(each) for each in alone]
 
 
 def test_streamed_choices_interleave_under_their_own_index(client: OpenAI) -> None:
     options = {"temperature": 1, "max_tokens": 24, "n": 3, "seed": 50}
-    plain = complete(client, OPEN, **options)
-    chunks = streamed(client, OPEN, **options)
+    plain, chunks = at_once(
+        lambda: complete(client, OPEN, **options), lambda: streamed(client, OPEN, **options)
+    )
 
     assert [joined(chunks, i) for i in range(3)] == texts(plain)
     assert [finish_reasons(chunks, i) for i in range(3)] == [
@@ -115,8 +126,10 @@ def test_streamed_choices_interleave_under_their_own_index(client: OpenAI) -> No
 
 
 def test_greedy_choices_are_equal_and_all_counted(client: OpenAI) -> None:
-    one = complete(client, LONG.prompt, temperature=0, max_tokens=20)
-    three = complete(client, LONG.prompt, temperature=0, max_tokens=20, n=3)
+    one, three = at_once(
+        lambda: complete(client, LONG.prompt, temperature=0, max_tokens=20),
+        lambda: complete(client, LONG.prompt, temperature=0, max_tokens=20, n=3),
+    )
 
     assert texts(three) == [text(one)] * 3
     assert usage_of(three).completion_tokens == 3 * usage_of(one).completion_tokens
@@ -125,11 +138,13 @@ def test_greedy_choices_are_equal_and_all_counted(client: OpenAI) -> None:
 
 def test_best_of_returns_the_likeliest_and_counts_all(client: OpenAI) -> None:
     first_two = []
-    for seed in (10, 20, 30):
-        options = {"temperature": 1, "seed": seed, "max_tokens": 20}
-        candidates = complete(client, OPEN, n=4, logprobs=0, **options)
-        best = complete(client, OPEN, n=2, best_of=4, **options)
-
+    seeds = (10, 20, 30)
+    options = {"temperature": 1, "max_tokens": 12}
+    answers = at_once(
+        *(partial(complete, client, OPEN, n=4, logprobs=0, seed=n, **options) for n in seeds),
+        *(partial(complete, client, OPEN, n=2, best_of=4, seed=n, **options) for n in seeds),
+    )
+    for candidates, best in zip(answers[: len(seeds)], answers[len(seeds) :], strict=True):
         means = {c.text: sum(values_of(c)) / len(values_of(c)) for c in candidates.choices}
         assert len(means) == 4
         assert texts(best) == sorted(means, key=lambda candidate: -means[candidate])[:2]
@@ -141,7 +156,7 @@ def test_best_of_returns_the_likeliest_and_counts_all(client: OpenAI) -> None:
 
 def test_best_of_with_logprobs_reports_those_of_the_returned(client: OpenAI) -> None:
     answer = complete(
-        client, OPEN, temperature=1, seed=10, max_tokens=20, n=2, best_of=4, logprobs=1
+        client, OPEN, temperature=1, seed=10, max_tokens=12, n=2, best_of=4, logprobs=1
     )
 
     means = [sum(values_of(c)) / len(values_of(c)) for c in answer.choices]
@@ -153,8 +168,11 @@ def test_best_of_with_logprobs_reports_those_of_the_returned(client: OpenAI) -> 
 def test_prompt_list_gives_each_prompt_its_choices_in_order(client: OpenAI) -> None:
     prompts = [example.prompt for example in EXAMPLES[-5:]]
     options = {"temperature": 0, "max_tokens": 8}
-    alone = [text(complete(client, prompt, **options)) for prompt in prompts]
-    answer = complete(client, prompts, n=2, **options)
+    answer, *each_alone = at_once(
+        partial(complete, client, prompts, n=2, **options),
+        *(partial(complete, client, prompt, **options) for prompt in prompts),
+    )
+    alone = [text(each) for each in each_alone]
 
     assert len(set(alone)) == 5
     assert texts(answer) == [each for each in alone for _ in range(2)]
@@ -164,8 +182,10 @@ def test_prompt_list_gives_each_prompt_its_choices_in_order(client: OpenAI) -> N
 def test_streamed_prompt_list_keeps_its_indices(client: OpenAI) -> None:
     prompts = [example.prompt for example in EXAMPLES[-5:]]
     options = {"temperature": 0, "max_tokens": 8, "n": 2}
-    plain = texts(complete(client, prompts, **options))
-    chunks = streamed(client, prompts, **options)
+    plain, chunks = at_once(
+        lambda: texts(complete(client, prompts, **options)),
+        lambda: streamed(client, prompts, **options),
+    )
 
     assert [joined(chunks, i) for i in range(10)] == plain
     assert all(len(finish_reasons(chunks, i)) == 1 for i in range(10))
@@ -182,8 +202,10 @@ def test_token_ids_are_one_prompt(client: OpenAI) -> None:
 def test_lists_of_token_ids_are_several_prompts(client: OpenAI) -> None:
     prompts = [COUNTING, LONG.prompt, ENDING.prompt]
     options = {"temperature": 0, "max_tokens": 12}
-    by_text = complete(client, prompts, **options)
-    by_ids = complete(client, [ids_of(prompt) for prompt in prompts], **options)
+    by_text, by_ids = at_once(
+        lambda: complete(client, prompts, **options),
+        lambda: complete(client, [ids_of(prompt) for prompt in prompts], **options),
+    )
 
     assert len(set(texts(by_text))) == 3
     assert texts(by_ids) == texts(by_text)
@@ -194,9 +216,12 @@ def test_mixed_list_is_one_prompt(client: OpenAI) -> None:
     first, second = LONG.prompt[:6], LONG.prompt[6:]
     mixed: list[Any] = [first, *ids_of(second)]
     ids = ids_of(first) + ids_of(second)
-    answer = complete(client, mixed, temperature=0, max_tokens=20, echo=True)
+    options = {"temperature": 0, "max_tokens": 20, "echo": True}
+    answer, by_ids = at_once(
+        lambda: complete(client, mixed, **options), lambda: complete(client, ids, **options)
+    )
 
-    assert text(answer) == text(complete(client, ids, temperature=0, max_tokens=20, echo=True))
+    assert text(answer) == text(by_ids)
     assert text(answer).startswith(LONG.prompt)
     assert usage_of(answer).prompt_tokens == len(ids)
 
@@ -207,7 +232,9 @@ def test_list_of_text_ids_and_mixed_list_is_several_prompts(client: OpenAI) -> N
     rest = LONG.prompt[len(TOKENIZER.decode(ids[:1])) :]
     prompts: list[Any] = [LONG.prompt, ids_of(COUNTING), [ids[0], rest]]
     alone = [LONG.prompt, COUNTING, ids[:1] + ids_of(rest)]
-    answer = complete(client, prompts, **options)
+    answer, *others = at_once(
+        *(partial(complete, client, prompt, **options) for prompt in [prompts, *alone])
+    )
 
     assert LONG.completion.startswith(texts(answer)[0])
-    assert texts(answer) == [text(complete(client, prompt, **options)) for prompt in alone]
+    assert texts(answer) == [text(each) for each in others]

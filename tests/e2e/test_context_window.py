@@ -6,6 +6,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.e2e.asking import complete, parameters, streamed, usage_of
+from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import COUNTING, LONG, ids_of
 from tests.support.stack import CHECKPOINT, MODEL
 
@@ -61,7 +62,7 @@ def test_lowest_of_several_prompts_is_named(client: OpenAI) -> None:
     assert usage_of(raw.parse()).completion_tokens == 10 + 3
 
 
-@pytest.mark.parametrize("behavior", [{}, ERROR], ids=["default", "error"])
+@each_at_once("behavior", [{}, ERROR])
 def test_error_refuses_what_does_not_fit(client: OpenAI, behavior: dict[str, str]) -> None:
     with pytest.raises(BadRequestError) as caught:
         complete(client, prompt_of(WINDOW - 5), max_tokens=6, **behavior)
@@ -72,15 +73,15 @@ def test_error_refuses_what_does_not_fit(client: OpenAI, behavior: dict[str, str
         assert str(number) in caught.value.message
 
 
-@pytest.mark.parametrize("behavior", [{}, ERROR], ids=["default", "error"])
+@each_at_once("behavior", [{}, ERROR])
 def test_error_takes_what_just_fits(client: OpenAI, behavior: dict[str, str]) -> None:
     answer = complete(client, prompt_of(WINDOW - 5), max_tokens=5, ignore_eos=True, **behavior)
 
     assert usage_of(answer).completion_tokens == 5
 
 
-@pytest.mark.parametrize("behavior", [TRUNCATE, ERROR], ids=["truncate", "error"])
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+@each_at_once("behavior", [TRUNCATE, ERROR])
+@each_at_once("stream", [False, True])
 def test_prompt_longer_than_the_window_is_refused(
     client: OpenAI, behavior: dict[str, str], stream: bool
 ) -> None:

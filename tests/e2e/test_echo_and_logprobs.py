@@ -18,6 +18,7 @@ from tests.e2e.asking import (
     usage_of,
     values_of,
 )
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, LONG, MULTI_BYTE, OPEN, SPECIAL, TOKENIZER, ids_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -34,7 +35,7 @@ def check_offsets(choice: CompletionChoice) -> None:
     assert ends == [*offsets[1:], len(choice.text)]
 
 
-@pytest.mark.parametrize("number", [0, 1, 5])
+@each_at_once("number", [0, 1, 5])
 def test_logprobs_report_the_token_and_its_alternatives(client: OpenAI, number: int) -> None:
     answer = complete(client, OPEN, temperature=1.3, seed=4, max_tokens=16, logprobs=number)
 
@@ -64,8 +65,11 @@ def test_greedy_takes_the_likeliest_token(client: OpenAI) -> None:
 
 def test_streamed_logprobs_are_the_plain_ones(client: OpenAI) -> None:
     options = {"temperature": 1, "seed": 8, "max_tokens": 24, "logprobs": 2}
-    plain = logprobs_of(complete(client, MULTI_BYTE[0].prompt, **options).choices[0])
-    chunks = streamed(client, MULTI_BYTE[0].prompt, **options)
+    answer, chunks = at_once(
+        lambda: complete(client, MULTI_BYTE[0].prompt, **options),
+        lambda: streamed(client, MULTI_BYTE[0].prompt, **options),
+    )
+    plain = logprobs_of(answer.choices[0])
 
     pieces = [logprobs_of(choice) for choice in choices_of(chunks) if choice.logprobs is not None]
     assert len(pieces) > 1
@@ -74,8 +78,11 @@ def test_streamed_logprobs_are_the_plain_ones(client: OpenAI) -> None:
 
 
 def test_echo_puts_the_prompt_before_every_choice(client: OpenAI) -> None:
-    plain = complete(client, [COUNTING, LONG.prompt], temperature=0, max_tokens=8, n=2)
-    echoed = complete(client, [COUNTING, LONG.prompt], temperature=0, max_tokens=8, n=2, echo=True)
+    options = {"temperature": 0, "max_tokens": 8, "n": 2}
+    plain, echoed = at_once(
+        lambda: complete(client, [COUNTING, LONG.prompt], **options),
+        lambda: complete(client, [COUNTING, LONG.prompt], echo=True, **options),
+    )
 
     prompts = [COUNTING, COUNTING, LONG.prompt, LONG.prompt]
     assert texts(echoed) == [
@@ -91,16 +98,14 @@ def test_echo_of_token_ids_shows_their_text(client: OpenAI) -> None:
     assert text(answer).startswith(TOKENIZER.decode(ids))
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [COUNTING, SPECIAL.prompt, MULTI_BYTE[0].prompt],
-    ids=["ascii", "special", "multi-byte"],
-)
+@each_at_once("prompt", [COUNTING, SPECIAL.prompt, MULTI_BYTE[0].prompt])
 def test_echo_with_logprobs_scores_the_prompt(client: OpenAI, prompt: str) -> None:
     options = {"temperature": 0, "max_tokens": 8, "logprobs": 2}
     ids = ids_of(prompt)
-    [plain] = complete(client, prompt, **options).choices
-    [choice] = complete(client, prompt, echo=True, **options).choices
+    [plain], [choice] = at_once(
+        lambda: complete(client, prompt, **options).choices,
+        lambda: complete(client, prompt, echo=True, **options).choices,
+    )
 
     logprobs = logprobs_of(choice)
     values: list[Any] = list(logprobs.token_logprobs or [])
@@ -139,8 +144,10 @@ def test_echo_without_completion_tokens_returns_the_prompt_alone(client: OpenAI)
 
 def test_streamed_echo_with_logprobs_is_the_plain_one(client: OpenAI) -> None:
     options = {"temperature": 0, "max_tokens": 8, "logprobs": 1, "echo": True}
-    [plain] = complete(client, LONG.prompt, **options).choices
-    choices = choices_of(streamed(client, LONG.prompt, **options))
+    [plain], choices = at_once(
+        lambda: complete(client, LONG.prompt, **options).choices,
+        lambda: choices_of(streamed(client, LONG.prompt, **options)),
+    )
 
     assert "".join(choice.text for choice in choices) == plain.text
     pieces = [logprobs_of(choice) for choice in choices if choice.logprobs is not None]

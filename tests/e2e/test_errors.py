@@ -15,6 +15,7 @@ from openai import (
 
 from gateway.accounts.scopes import Scope
 from tests.e2e.asking import complete, parameters, streamed, wait_until_listed
+from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import COUNTING, TOKENIZER
 from tests.support.deployment import MAX_WAITING_JOBS_OF_TENANT
 from tests.support.processes import wait_until
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 VOCABULARY = TOKENIZER.get_vocab_size()
 
 
-@pytest.mark.parametrize("key", ["sk-nonsense", "a.b.c", "sk-" + "x" * 52])
+@each_at_once("key", ["sk-nonsense", "a.b.c", "sk-" + "x" * 52])
 def test_wrong_key_is_an_authentication_error(client: OpenAI, key: str) -> None:
     with pytest.raises(AuthenticationError) as caught:
         complete(client.with_options(api_key=key), COUNTING)
@@ -56,8 +57,8 @@ def test_unknown_and_forbidden_models_are_not_found_alike(stack: Stack, client: 
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "param", "words"),
+@each_at_once(
+    "options, param, words",
     [
         ({"temperature": 2.5}, "temperature", "2.5"),
         ({"top_p": 1.5}, "top_p", "1.5"),
@@ -77,7 +78,6 @@ def test_unknown_and_forbidden_models_are_not_found_alike(stack: Stack, client: 
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"context_length_exceeded_behavior": "cut"}, "context_length_exceeded_behavior", "cut"),
     ],
-    ids=lambda value: str(value)[:40],
 )
 def test_wrong_value_is_a_bad_request_that_names_it(
     client: OpenAI, options: dict[str, Any], param: str, words: str
@@ -92,7 +92,7 @@ def test_wrong_value_is_a_bad_request_that_names_it(
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("ask", [complete, streamed], ids=["plain", "streamed"])
+@each_at_once("ask", [complete, streamed])
 def test_more_prompts_than_may_wait_is_a_rate_limit_error(client: OpenAI, ask: Any) -> None:
     with pytest.raises(RateLimitError) as caught:
         ask(client, [COUNTING] * (MAX_WAITING_JOBS_OF_TENANT + 1), max_tokens=1)
@@ -102,7 +102,7 @@ def test_more_prompts_than_may_wait_is_a_rate_limit_error(client: OpenAI, ask: A
     assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize("ask", [complete, streamed], ids=["plain", "streamed"])
+@each_at_once("ask", [complete, streamed])
 def test_model_without_a_worker_is_an_internal_server_error(
     client: OpenAI, model_that_left: str, ask: Any
 ) -> None:

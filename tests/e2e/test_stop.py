@@ -13,6 +13,7 @@ from tests.e2e.asking import (
     text,
     usage_of,
 )
+from tests.e2e.at_once import at_once
 from tests.e2e.examples import COUNTING, LONG
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -24,8 +25,10 @@ MIDDLE = len(LONG.completion) // 2
 def check_stopped(client: OpenAI, stop: str | list[str], *, at: str) -> Completion:
     """Ask plainly and streamed: both must end right before the first `at` of the known text."""
     expected = LONG.completion[: LONG.completion.index(at)]
-    answer = complete(client, LONG.prompt, stop=stop, **OPTIONS)
-    chunks = streamed(client, LONG.prompt, stop=stop, **OPTIONS)
+    answer, chunks = at_once(
+        lambda: complete(client, LONG.prompt, stop=stop, **OPTIONS),
+        lambda: streamed(client, LONG.prompt, stop=stop, **OPTIONS),
+    )
 
     assert text(answer) == expected
     assert answer.choices[0].finish_reason == "stop"
@@ -36,10 +39,11 @@ def check_stopped(client: OpenAI, stop: str | list[str], *, at: str) -> Completi
 
 
 def test_string_ends_the_text_before_it(client: OpenAI) -> None:
-    answer = check_stopped(
-        client, LONG.completion[MIDDLE : MIDDLE + 9], at=LONG.completion[MIDDLE : MIDDLE + 9]
+    stop = LONG.completion[MIDDLE : MIDDLE + 9]
+    answer, whole = at_once(
+        lambda: check_stopped(client, stop, at=stop),
+        lambda: complete(client, LONG.prompt, **OPTIONS),
     )
-    whole = complete(client, LONG.prompt, **OPTIONS)
 
     assert usage_of(answer).completion_tokens < usage_of(whole).completion_tokens
 
@@ -68,20 +72,26 @@ def test_single_character_ends_the_text(client: OpenAI) -> None:
 
 def test_text_that_only_begins_a_stop_string_is_returned_in_full(client: OpenAI) -> None:
     stop = LONG.completion[-6:] + " and something else"
-    chunks = streamed(client, LONG.prompt, stop=stop, **OPTIONS)
+    answer, chunks = at_once(
+        lambda: complete(client, LONG.prompt, stop=stop, **OPTIONS),
+        lambda: streamed(client, LONG.prompt, stop=stop, **OPTIONS),
+    )
 
     assert joined(chunks) == LONG.completion
-    assert text(complete(client, LONG.prompt, stop=stop, **OPTIONS)) == LONG.completion
+    assert text(answer) == LONG.completion
     assert finish_reasons(chunks) == [LONG.finish_reason]
 
 
 def test_stop_string_in_the_echoed_prompt_does_not_count(client: OpenAI) -> None:
     options = {"temperature": 0, "max_tokens": 10, "echo": True}
     stop = COUNTING[:4]
-    answer = complete(client, COUNTING, stop=stop, **options)
+    answer, unstopped = at_once(
+        lambda: complete(client, COUNTING, stop=stop, **options),
+        lambda: complete(client, COUNTING, **options),
+    )
 
     assert stop not in text(answer)[len(COUNTING) :]
-    assert text(answer) == text(complete(client, COUNTING, **options))
+    assert text(answer) == text(unstopped)
 
 
 def test_logprobs_of_a_cut_off_stop_string_stay_within_the_text(client: OpenAI) -> None:

@@ -5,6 +5,7 @@ from openai import OpenAI
 from openai.types import Completion
 
 from tests.e2e.asking import cached_tokens, complete, streamed, tokens_of, usage_of
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import EXAMPLES, LONG, OPEN, Example, ids_of
 from tests.support.stack import Stack
 
@@ -16,7 +17,7 @@ BLOCK_TOKENS = 128
 PROMPT_CHARACTERS = 2_000
 
 
-@pytest.mark.parametrize("example", EXAMPLES[::4], ids=lambda example: example.prompt[:24])
+@each_at_once("example", EXAMPLES[::4])
 def test_counts_are_those_of_tokenizer_and_engine(client: OpenAI, example: Example) -> None:
     answer = complete(
         client, example.prompt, temperature=0, max_tokens=example.max_tokens, logprobs=0
@@ -40,8 +41,9 @@ def test_counts_sum_over_prompts_and_choices(client: OpenAI) -> None:
 
 def test_usage_rides_in_the_final_chunk(client: OpenAI) -> None:
     options = {"temperature": 1, "seed": 6, "n": 2, "max_tokens": 20}
-    plain = complete(client, OPEN, **options)
-    *chunks, last = streamed(client, OPEN, **options)
+    plain, (*chunks, last) = at_once(
+        lambda: complete(client, OPEN, **options), lambda: streamed(client, OPEN, **options)
+    )
 
     assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
     assert counts(last) == counts(plain)
@@ -50,8 +52,10 @@ def test_usage_rides_in_the_final_chunk(client: OpenAI) -> None:
 
 def test_include_usage_adds_a_chunk_without_choices(client: OpenAI) -> None:
     options = {"temperature": 1, "seed": 6, "max_tokens": 20}
-    plain = complete(client, OPEN, **options)
-    *chunks, extra = streamed(client, OPEN, stream_options={"include_usage": True}, **options)
+    plain, (*chunks, extra) = at_once(
+        lambda: complete(client, OPEN, **options),
+        lambda: streamed(client, OPEN, stream_options={"include_usage": True}, **options),
+    )
 
     assert extra.choices == []
     assert counts(extra) == counts(plain)
