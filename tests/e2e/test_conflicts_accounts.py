@@ -1,15 +1,17 @@
 """Where the served APIs disagree about unknown parameters, absent models and end users."""
 
-import os
-import subprocess
-import sys
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from contract.redis_url import redis_client
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
+from gateway.accounts.tenant_service import TenantService
 from tests.e2e.examples import COUNTING, OPEN
 from tests.e2e.seeds.calling import DIALECTS, Body, Caller, each_dialect, text_of
-from tests.support.stack import MODEL, REPOSITORY, Stack
+from tests.support.stack import MODEL, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -17,24 +19,22 @@ BLOCK_TOKENS = 128
 REQUIRING_A_MODEL = ("openai", "fireworks", "fireworks-2026", "omlx")
 
 
-def sluice(stack: Stack, *arguments: str) -> None:
-    """Run the command line on the deployment's accounts."""
-    variables = {name: v for name, v in stack.environment.items() if name.startswith("SLUICE_")}
-    subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments],
-        env={**os.environ, **variables},
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+async def ignore_nothing(stack: Stack, tenant: str) -> None:
+    """Have unknown parameters of a tenant refused."""
+    database, redis = Database(stack.database_url), redis_client(stack.redis.url)
+    try:
+        tenants = TenantService(database, ChangeAnnouncer(redis))
+        await tenants.update(tenant, strict_parameters=True)
+    finally:
+        await redis.aclose()
+        await database.aclose()
 
 
 @pytest.fixture(scope="module")
 def strict_caller(stack: Stack) -> Iterator[Caller]:
     """A key of a tenant for whom nothing may be ignored."""
     key = stack.key("strict", allowed_models=(MODEL,))
-    sluice(stack, "tenants", "set", "strict", "--strict")
+    asyncio.run(ignore_nothing(stack, "strict"))
     caller = Caller(stack.url, key)
     yield caller
     caller.close()

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, OPEN
 from tests.e2e.seeds.arithmetic import begins_sentence
 from tests.e2e.seeds.calling import (
@@ -53,14 +54,13 @@ def test_conflict_11_type_of_logprobs(caller: Caller, dialect: str) -> None:
 
 
 @each_dialect()
-@pytest.mark.parametrize(
+@each_at_once(
     "grammar",
     [
         'root ::= "on" | "off"',
         {"type": "regex", "value": "on|off"},
         {"type": "lark", "value": 'start: "on" | "off"'},
     ],
-    ids=["text", "regex", "lark"],
 )
 def test_conflict_12_type_of_grammar(caller: Caller, dialect: str, grammar: Any) -> None:
     body = {"prompt": OPEN, "max_tokens": 8, "grammar": grammar}
@@ -80,22 +80,21 @@ def test_conflict_12_grammar_inside_response_format(caller: Caller, dialect: str
 def test_conflict_13_single_quotes_in_grammars(caller: Caller, dialect: str) -> None:
     single = {**example("llamacpp_grammar"), "model": MODEL, "seed": 3}
     double = single | {"grammar": single["grammar"].replace("'", '"')}
-    text = text_of(caller.complete(dialect, single))
+    text, same = caller.texts(dialect, single, double)
 
     assert text
     assert begins_sentence(text)
-    assert text == text_of(caller.complete(dialect, double))
+    assert text == same
 
 
 @each_dialect()
-@pytest.mark.parametrize(
+@each_at_once(
     "response_format",
     [
         {"type": "json_object", "schema": SCHEMA},
         {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
         {"type": "json_schema", "schema": SCHEMA},
     ],
-    ids=["fireworks", "openai", "llamacpp"],
 )
 def test_conflict_14_schema_in_response_format(
     caller: Caller, dialect: str, response_format: Body
@@ -106,7 +105,7 @@ def test_conflict_14_schema_in_response_format(
 
 
 @each_dialect("keeps_usage_in_final_chunk")
-@pytest.mark.parametrize("n", [1, 3])
+@each_at_once("n", [1, 3])
 def test_conflict_17_usage_in_streams(caller: Caller, dialect: str, n: int) -> None:
     body = {"prompt": OPEN, "max_tokens": 4, "n": n}
     *chunks, last = caller.stream(dialect, body)
@@ -158,12 +157,14 @@ def test_conflict_19_reasoning_stays_in_the_text(caller: Caller, dialect: str) -
     """A completion is the raw text: nothing is taken out of it into a field of its own."""
     prompt = "<|user|>Think: what is 27 + 35?\n<|assistant|>"
     body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "repetition_penalty": 1.0}
-    answer = caller.complete(dialect, body)
+    answer, chunks = at_once(
+        lambda: caller.complete(dialect, body), lambda: caller.stream(dialect, body)
+    )
 
     assert text_of(answer).startswith("<think>")
     assert "</think>" in text_of(answer)
     assert not [name for name in answer["choices"][0] if name.startswith("reasoning")]
-    assert joined(caller.stream(dialect, body)) == text_of(answer)
+    assert joined(chunks) == text_of(answer)
 
 
 def timings_of(dialect: str, answer: Body) -> set[str]:
@@ -210,8 +211,10 @@ def test_conflict_20_fireworks_headers(caller: Caller) -> None:
 def test_answers_of_every_dialect_are_the_same_text(caller: Caller, dialect: str) -> None:
     """A dialect changes defaults and shapes, never what a fully specified request means."""
     body = {"prompt": ENDING.prompt, "max_tokens": 40, "temperature": 0, "repetition_penalty": 1.0}
-    reference = text_of(caller.complete("openai", body))
+    [reference], [text] = at_once(
+        lambda: caller.texts("openai", body), lambda: caller.texts(dialect, body)
+    )
 
-    assert text_of(caller.complete(dialect, body)) == reference
+    assert text == reference
     assert reference == ENDING.completion
     assert COUNTING not in reference

@@ -1,7 +1,10 @@
 """Where the served APIs disagree about stop text, lengths, choices and suffixes: who gets what."""
 
+from functools import partial
+
 import pytest
 
+from tests.e2e.at_once import at_once
 from tests.e2e.examples import COUNTING, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, joined, text_of, texts_of
 
@@ -20,11 +23,13 @@ def test_conflict_01_stop_text(caller: Caller, dialect: str) -> None:
     without, included = " 5, 6, 7,", " 5, 6, 7, 8"
     expected = included if dialect == "fireworks" else without
 
-    assert text_of(caller.complete(dialect, body)) == expected
-    assert joined(caller.stream(dialect, body)) == expected
-    for explicit, text in ((True, included), (False, without)):
-        asked = body | {"include_stop_str_in_output": explicit}
-        assert text_of(caller.complete(dialect, asked)) == text
+    explicit = (body | {"include_stop_str_in_output": value} for value in (True, False))
+    texts, chunks = at_once(
+        lambda: caller.texts(dialect, body, *explicit), lambda: caller.stream(dialect, body)
+    )
+
+    assert texts == [expected, included, without]
+    assert joined(chunks) == expected
 
 
 @each_dialect("context_length_behavior")
@@ -73,10 +78,10 @@ def test_conflict_04_default_of_max_tokens(caller: Caller, dialect: str) -> None
     body = {"prompt": [5] * (WINDOW - 40), "ignore_eos": True}
     expected = 16 if dialect in ("openai", "fireworks", "fireworks-2026", "vllm") else 40
 
-    for limit in ({}, {"max_tokens": None}):
-        assert caller.complete(dialect, body | limit)["usage"]["completion_tokens"] == expected
-    unlimited = caller.complete(dialect, body | {"max_tokens": -1})
-    assert unlimited["usage"]["completion_tokens"] == 40
+    limits: list[Body] = [{}, {"max_tokens": None}, {"max_tokens": -1}]
+    answers = at_once(*(partial(caller.complete, dialect, body | limit) for limit in limits))
+    tokens = [answer["usage"]["completion_tokens"] for answer in answers]
+    assert tokens == [expected, expected, 40]
 
 
 @each_dialect("allows_empty_completion")
@@ -96,18 +101,20 @@ def test_conflict_04_max_tokens_of_zero(caller: Caller, dialect: str) -> None:
 def test_conflict_09_suffix(caller: Caller, dialect: str) -> None:
     prompt, suffix = "def add(a, b):\n    ", "\n    return result"
     body = {"prompt": prompt, "suffix": suffix} | GREEDY
-    answer = caller.complete(dialect, body)
+    answer, chunks, plain = at_once(
+        lambda: caller.complete(dialect, body),
+        lambda: caller.stream(dialect, body),
+        lambda: caller.complete(dialect, body | {"suffix": None}),
+    )
     tokens = answer["usage"]["prompt_tokens"]
 
+    assert joined(chunks) == text_of(answer)
     if dialect == "mistralrs":
-        plain = text_of(caller.complete(dialect, body | {"suffix": None}))
-        assert text_of(answer) == plain + suffix
-        assert joined(caller.stream(dialect, body)) == plain + suffix
+        assert text_of(answer) == text_of(plain) + suffix
         assert tokens == len(ids_of(prompt))
     else:
         # The model reads both, between its three fill-in-the-middle tokens.
         assert tokens == len(ids_of(prompt)) + len(ids_of(suffix)) + 3
-        assert joined(caller.stream(dialect, body)) == text_of(answer)
 
 
 @each_dialect("best_of_keeps")
