@@ -12,11 +12,11 @@ import pytest
 from tests.structure.test_checker import BOUNDED, HOSTILE
 from tests.support.stack import MODEL, Stack
 
-HEALTHY_STREAMS = 16
+HEALTHY_STREAMS = 8
 HEALTHY = {
     "model": MODEL,
     "prompt": "The harbour",
-    "max_tokens": 400,
+    "max_tokens": 100,
     "ignore_eos": True,
     "temperature": 1,
     "seed": 6,

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -98,24 +99,24 @@ CASES: list[tuple[str, Body, Check]] = [
     ),
     ("openai", {"json_schema": {"const": "a::=b\nstart: c"}}, is_any_json),
 ]
-IDS = [f"{dialect}-{next(iter(body))}-{index}" for index, (dialect, body, _) in enumerate(CASES)]
 
 
 def asked(body: Body, **more: Any) -> Body:
     return {"prompt": "Describe a product as JSON:", "max_tokens": 60, "seed": 5, **body, **more}
 
 
-@pytest.mark.parametrize(("dialect", "body", "check"), CASES, ids=IDS)
-@pytest.mark.parametrize("temperature", [1, pytest.param(0, marks=pytest.mark.long)])
+@each_at_once("dialect, body, check", CASES)
+@each_at_once("temperature", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_text_matches_its_structure(
     caller: Caller, dialect: str, body: Body, check: Check, temperature: float
 ) -> None:
     # llama.cpp's penalty would make the model avoid what it must write.
     body = asked(body, temperature=temperature, repetition_penalty=1.0)
-    answer = caller.complete(dialect, body)
+    answer, chunks = at_once(
+        lambda: caller.complete(dialect, body), lambda: caller.stream(dialect, body)
+    )
     assert answer["choices"][0]["finish_reason"] == "stop"
     check(text_of(answer))
-    chunks = caller.stream(dialect, body)
     check(joined(chunks))
     assert finishes(chunks) == [(0, "stop")]
 
@@ -139,8 +140,8 @@ def test_any_json_object_has_no_idle_white_space(caller: Caller) -> None:
     assert not re.search(r"\s\s|^\s|\n", outside_strings)
 
 
-@pytest.mark.parametrize(
-    ("choice", "check"),
+@each_at_once(
+    "choice, check",
     [
         ("required", is_match(r"(?:.*<tool_call>.*</tool_call>)+")),
         (
@@ -151,7 +152,6 @@ def test_any_json_object_has_no_idle_white_space(caller: Caller) -> None:
             ),
         ),
     ],
-    ids=["required", "named"],
 )
 def test_a_required_tool_is_called_with_arguments_of_its_schema(
     caller: Caller, choice: Any, check: Check
@@ -164,8 +164,8 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
     assert json.loads(call["arguments"])["city"] in ("Oslo", "Rome")
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "reason"),
+@each_at_once(
+    "body, param, reason",
     [
         (
             {"grammar": "root ::= 'a' foo"},
@@ -188,7 +188,6 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
             "not",
         ),
     ],
-    ids=["grammar", "schema", "regex", "tools"],
 )
 def test_what_cannot_be_honoured_is_refused(
     caller: Caller, body: Body, param: str, reason: str
