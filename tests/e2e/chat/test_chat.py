@@ -1,11 +1,13 @@
 """Chats through OpenAI's client, whole and streamed: what is said, how it ends, and what it counts."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.e2e.asking import complete, text
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.chat.asking import (
     assistant,
     chat,
@@ -43,7 +45,7 @@ SAID = {
 TURNS = [user(ITALY), assistant(ROME), user("What is the capital of Japan?")]
 
 
-@pytest.mark.parametrize("asked", SAID)
+@each_at_once("asked", SAID)
 def test_question_is_answered(client: OpenAI, asked: str) -> None:
     answer = chat_both_ways(client, asked)
 
@@ -55,15 +57,14 @@ def test_question_is_answered(client: OpenAI, asked: str) -> None:
     assert (answer.object, answer.model) == ("chat.completion", MODEL)
 
 
-@pytest.mark.parametrize(
-    ("messages", "said", "prompt_tokens"),
+@each_at_once(
+    "messages, said, prompt_tokens",
     [
         ([SYSTEM, user(ITALY)], ROME, None),
         ([{**SYSTEM, "role": "developer"}, user(ITALY)], ROME, None),
         (TURNS, "The capital of Japan is Tokyo.", 31),
         ([user([{"type": "text", "text": ITALY}])], ROME, 12),
     ],
-    ids=["system", "developer", "turns", "parts"],
 )
 def test_conversation_is_answered(
     client: OpenAI, messages: Any, said: str, prompt_tokens: int | None
@@ -74,8 +75,8 @@ def test_conversation_is_answered(
     assert prompt_tokens in (None, counts(answer.usage)[0])
 
 
-@pytest.mark.parametrize(
-    ("messages", "prompt"),
+@each_at_once(
+    "messages, prompt",
     [
         ([user("Write a short story.")], "<|user|>Write a short story.\n</think><|assistant|>"),
         (
@@ -86,13 +87,15 @@ def test_conversation_is_answered(
             ),
         ),
     ],
-    ids=["story", "turns"],
 )
 def test_chat_is_the_completion_of_its_rendered_prompt(
     client: OpenAI, messages: Any, prompt: str
 ) -> None:
-    answer = chat_both_ways(client, messages)
-    completion = complete(client, prompt, temperature=0, max_tokens=200)
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 100}
+    answer, completion = at_once(
+        lambda: chat_both_ways(client, messages, **options),
+        lambda: complete(client, prompt, **options),
+    )
 
     assert text_of(answer) == text(completion)
     assert counts(answer.usage) == counts(completion.usage)
@@ -121,14 +124,15 @@ def test_choices_are_told_apart(client: OpenAI) -> None:
 
 def test_choices_are_sampled_apart(client: OpenAI) -> None:
     options: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 4, "max_tokens": 30}
-    whole = {choice.message.content for choice in chat(client, "Tell me.", **options).choices}
-    chunks = streamed(client, "Tell me.", **options)
+    answer, chunks = at_once(
+        lambda: chat(client, "Tell me.", **options), lambda: streamed(client, "Tell me.", **options)
+    )
 
-    assert len(whole) == 3
+    assert len({choice.message.content for choice in answer.choices}) == 3
     assert len({joined(chunks, index)["content"] for index in range(3)}) == 3
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@each_at_once("name", ["max_tokens", "max_completion_tokens"])
 def test_length_is_bounded(client: OpenAI, name: str) -> None:
     answer = chat_both_ways(client, COUNT, **{name: 5})
 
@@ -137,7 +141,7 @@ def test_length_is_bounded(client: OpenAI, name: str) -> None:
     assert counts(answer.usage)[1] == 5
 
 
-@pytest.mark.parametrize("stop", [" 6,", [" never", "6"]], ids=["one", "several"])
+@each_at_once("stop", [" 6,", [" never", "6"]])
 def test_stop_ends_the_answer(client: OpenAI, stop: Any) -> None:
     answer = chat_both_ways(client, COUNT, stop=stop)
 
@@ -146,8 +150,10 @@ def test_stop_ends_the_answer(client: OpenAI, stop: Any) -> None:
 
 
 def test_logprobs_tell_of_every_token(client: OpenAI) -> None:
-    answer = chat(client, "Goodbye", logprobs=True, top_logprobs=3)
-    chunks = streamed(client, "Goodbye", logprobs=True, top_logprobs=3)
+    answer, chunks = at_once(
+        lambda: chat(client, "Goodbye", logprobs=True, top_logprobs=3),
+        lambda: streamed(client, "Goodbye", logprobs=True, top_logprobs=3),
+    )
 
     [choice] = answer.choices
     assert choice.logprobs is not None
@@ -171,8 +177,8 @@ def test_logprobs_tell_of_every_token(client: OpenAI) -> None:
 
 
 def test_nothing_is_told_of_tokens_unasked(client: OpenAI) -> None:
-    assert chat(client, ITALY).choices[0].logprobs is None
-    assert chat(client, ITALY, logprobs=False).choices[0].logprobs is None
+    answers = at_once(lambda: chat(client, ITALY), lambda: chat(client, ITALY, logprobs=False))
+    assert [answer.choices[0].logprobs for answer in answers] == [None, None]
 
 
 def test_cached_tokens_are_counted(stack: Stack, client: OpenAI) -> None:
@@ -189,7 +195,7 @@ def test_cached_tokens_are_counted(stack: Stack, client: OpenAI) -> None:
     assert cached() >= BLOCK_TOKENS
 
 
-@pytest.mark.parametrize("how", ["partial", "continue_final_message"])
+@each_at_once("how", ["partial", "continue_final_message"])
 def test_last_message_is_gone_on_with(client: OpenAI, how: str) -> None:
     begun = "The capital of Italy"
     options: dict[str, Any] = {}
@@ -203,10 +209,11 @@ def test_last_message_is_gone_on_with(client: OpenAI, how: str) -> None:
 
 
 def test_seed_makes_an_answer_again(client: OpenAI) -> None:
-    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 30}
-    first, second, other = (
-        text_of(chat(client, "Tell me.", seed=seed, **options)) for seed in (1, 1, 2)
+    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 20}
+    answers = at_once(
+        *(partial(chat, client, "Tell me.", seed=seed, **options) for seed in (1, 1, 2))
     )
+    first, second, other = map(text_of, answers)
 
     assert first == second != other
 

@@ -11,7 +11,7 @@ from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-EACH = 12
+EACH = 6
 """Chats of each kind."""
 
 

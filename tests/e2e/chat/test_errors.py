@@ -18,6 +18,7 @@ from openai import (
 from gateway.accounts.limits import LimitName
 from gateway.accounts.scopes import Scope
 from tests.e2e.asking import wait_until_listed
+from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.asking import assistant, chat, streamed, user
 from tests.e2e.chat.tools import WEATHER
 from tests.support.processes import wait_until
@@ -25,7 +26,7 @@ from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-BOTH = pytest.mark.parametrize("ask", [chat, streamed], ids=["whole", "streamed"])
+BOTH = each_at_once("ask", [chat, streamed])
 
 
 @BOTH
@@ -57,8 +58,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("messages", "options", "param", "words"),
+@each_at_once(
+    "messages, options, param, words",
     [
         ([], {}, "messages", "at least one"),
         ([{"content": "a"}], {}, "messages[0].role", "required"),
@@ -116,7 +117,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ([user("a")], {"prompt": "a"}, "prompt", "prompt"),
         ([user("a")], {"stream_options": 1}, "stream_options", "object"),
     ],
-    ids=lambda value: str(value)[:40],
 )
 def test_bad_request_names_the_place(
     client: OpenAI, ask: Any, messages: Any, options: dict[str, Any], param: str, words: str
@@ -131,7 +131,7 @@ def test_bad_request_names_the_place(
 
 
 @BOTH
-@pytest.mark.parametrize("words", [3_000, 300_000])
+@each_at_once("words", [3_000, 300_000])
 def test_too_long_a_chat_is_a_bad_request(client: OpenAI, ask: Any, words: int) -> None:
     with pytest.raises(BadRequestError) as caught:
         ask(client, "word " * words)

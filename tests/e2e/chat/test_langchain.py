@@ -8,6 +8,7 @@ import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
+from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.asking import assistant, user
 from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER, check_fits, result
 from tests.support.stack import MODEL
@@ -94,7 +95,7 @@ def test_streamed_call(make: Make) -> None:
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 
 
-@pytest.mark.parametrize("choice", ["any", "add"])
+@each_at_once("choice", ["any", "add"])
 def test_forced_call(make: Make, choice: str) -> None:
     bound = make().bind_tools([ADD, TIME], tool_choice=choice)
     answer = bound.invoke("Add 12 and 30.")
@@ -103,8 +104,8 @@ def test_forced_call(make: Make, choice: str) -> None:
     assert choice == "any" or answer.tool_calls[0]["name"] == "add"
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-@pytest.mark.parametrize("strict", [True, None])
+@each_at_once("method", ["json_schema", "function_calling"])
+@each_at_once("strict", [True, None])
 def test_structured_output(make: Make, method: str, strict: bool | None) -> None:
     structured = make().with_structured_output(Place, method=method, strict=strict)
 

@@ -1,10 +1,12 @@
 """Reasoning through OpenAI's client: apart from the content, bounded, hidden, and counted."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.chat.asking import (
     THINKING,
     assistant,
@@ -34,7 +36,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each_at_once(
     "how",
     [
         THINKING,
@@ -42,7 +44,6 @@ BUDGETS: dict[str, dict[str, Any]] = {
         {"reasoning_effort": True},
         {"thinking": {"type": "enabled"}},
     ],
-    ids=["template", "effort", "switch", "thinking"],
 )
 def test_reasoning_is_told_apart(client: OpenAI, how: dict[str, Any]) -> None:
     answer = chat_both_ways(client, SUM, **how)
@@ -65,9 +66,7 @@ def test_stream_tells_reasoning_first(client: OpenAI) -> None:
     assert last == {}
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}]
-)
+@each_at_once("how", [{}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}])
 def test_model_reasons_where_it_is_asked_to_only(client: OpenAI, how: dict[str, Any]) -> None:
     answer = chat_both_ways(client, SUM, max_tokens=60, **how)
 
@@ -76,7 +75,7 @@ def test_model_reasons_where_it_is_asked_to_only(client: OpenAI, how: dict[str, 
     assert counts(answer.usage)[2] == 0
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@each_at_once("name", BUDGETS)
 def test_budget_ends_the_reasoning(client: OpenAI, name: str) -> None:
     answer = chat_both_ways(client, SUM, max_tokens=60, **THINKING, **BUDGETS[name])
 
@@ -98,8 +97,10 @@ def test_budget_of_nothing_ends_the_reasoning_at_once(client: OpenAI) -> None:
 
 
 def test_budget_that_is_not_reached_has_no_effect(client: OpenAI) -> None:
-    for budget in (200, -1):
-        answer = chat(client, SUM, thinking_budget=budget, **THINKING)
+    answers = at_once(
+        *(partial(chat, client, SUM, thinking_budget=budget, **THINKING) for budget in (200, -1))
+    )
+    for answer in answers:
         assert (reasoning_of(answer), text_of(answer)) == (THOUGHT, SAID)
 
 
@@ -110,8 +111,9 @@ def test_hidden_reasoning_is_counted_and_shows_in_nothing(client: OpenAI) -> Non
         "logprobs": True,
         **THINKING,
     }
-    answer = chat_both_ways(client, SUM, **options)
-    shown = chat(client, SUM, **THINKING)
+    answer, shown = at_once(
+        lambda: chat_both_ways(client, SUM, **options), lambda: chat(client, SUM, **THINKING)
+    )
 
     [choice] = answer.choices
     assert reasoning_of(answer) is None
@@ -136,14 +138,17 @@ def test_reasoning_may_be_cut_off(client: OpenAI) -> None:
 
 def test_dialect_names_the_member(client: OpenAI) -> None:
     vllm: dict[str, Any] = {"extra_headers": {"x-api-dialect": "vllm"}, **THINKING}
-    message = message_of(chat(client, SUM, **vllm)).to_dict()
+    answer, chunks = at_once(
+        lambda: chat(client, SUM, **vllm), lambda: streamed(client, SUM, **vllm)
+    )
+    message = message_of(answer).to_dict()
 
     assert message["reasoning"] == THOUGHT
     assert "reasoning_content" not in message
-    assert joined(streamed(client, SUM, **vllm))["reasoning"] == THOUGHT
+    assert joined(chunks)["reasoning"] == THOUGHT
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@each_at_once("name", ["reasoning_content", "reasoning"])
 def test_reasoning_of_earlier_answers_is_taken(client: OpenAI, name: str) -> None:
     messages = [
         user("Hello"),

@@ -9,6 +9,7 @@ import pytest
 from openai import BadRequestError, LengthFinishReasonError, OpenAI
 from pydantic import BaseModel, Field
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.chat.asking import (
     THINKING,
     chat,
@@ -84,18 +85,13 @@ def test_client_says_that_an_answer_was_cut_off(client: OpenAI) -> None:
         )
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_schema_holds(client: OpenAI, temperature: float) -> None:
-    for seed in range(3):
-        answer = chat(
-            client,
-            "What is 27 + 35?",
-            response_format=json_schema(SCHEMA),
-            temperature=temperature,
-            seed=seed,
-        )
-        jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
-        assert answer.choices[0].finish_reason == "stop"
+@each_at_once("temperature", [0, 1])
+@each_at_once("seed", range(3))
+def test_schema_holds(client: OpenAI, temperature: float, seed: int) -> None:
+    options = {"temperature": temperature, "seed": seed}
+    answer = chat(client, "What is 27 + 35?", response_format=json_schema(SCHEMA), **options)
+    jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+    assert answer.choices[0].finish_reason == "stop"
 
 
 def test_structure_comes_behind_the_reasoning(client: OpenAI) -> None:
@@ -115,17 +111,16 @@ def test_json_object_is_an_object(client: OpenAI) -> None:
     assert isinstance(json.loads(text_of(answer)), dict)
 
 
-@pytest.mark.parametrize(
-    ("structure", "pattern"),
+@each_at_once(
+    "structure, pattern",
     [
         ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
         ({"choice": ["red", "blue"]}, "red|blue"),
         ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
         ({"json": SCHEMA}, r'\{"sum": ?\d+\}'),
     ],
-    ids=["regex", "choice", "grammar", "json"],
 )
-@pytest.mark.parametrize("how", [{}, THINKING], ids=["plain", "reasoning"])
+@each_at_once("how", [{}, THINKING])
 def test_structured_outputs_hold(
     client: OpenAI, how: dict[str, Any], structure: dict[str, Any], pattern: str
 ) -> None:
@@ -138,8 +133,10 @@ def test_structured_outputs_hold(
 
 def test_answer_is_calls_or_the_structure(client: OpenAI) -> None:
     options: dict[str, Any] = {"tools": [WEATHER], "response_format": json_schema(SCHEMA)}
-    calls = chat_both_ways(client, "What is the weather in Paris?", max_tokens=100, **options)
-    said = chat_both_ways(client, "What is 7 + 8?", max_tokens=100, **options)
+    calls, said = at_once(
+        lambda: chat_both_ways(client, "What is the weather in Paris?", max_tokens=100, **options),
+        lambda: chat_both_ways(client, "What is 7 + 8?", max_tokens=100, **options),
+    )
 
     check_fits(calls_of(calls), WEATHER)
     assert calls.choices[0].finish_reason == "tool_calls"

@@ -6,6 +6,7 @@ import pytest
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
+from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.asking import (
     THINKING,
     assistant,
@@ -42,8 +43,8 @@ WITHOUT_END: dict[str, Any] = {"logit_bias": {"1": -100}}
 """Makes the end of the text, token 1, the last thing that the model wants."""
 
 
-@pytest.mark.parametrize(
-    ("tools", "asked", "call", "tokens"),
+@each_at_once(
+    "tools, asked, call, tokens",
     [
         ([WEATHER], PARIS, ("get_weather", {"city": "Paris"}), (73, 22, 0)),
         ([WEATHER, ADD], PARIS, ("get_weather", {"city": "Paris"}), (136, 22, 0)),
@@ -55,7 +56,6 @@ WITHOUT_END: dict[str, Any] = {"logit_bias": {"1": -100}}
             (128, 21, 0),
         ),
     ],
-    ids=["one", "first", "numbers", "second"],
 )
 def test_model_calls_a_tool(
     client: OpenAI,
@@ -72,8 +72,8 @@ def test_model_calls_a_tool(
     assert counts(answer.usage) == tokens
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
+@each_at_once(
+    "asked, said",
     [
         ("Hello", "Hello! How can I help you?"),
         ("What is the capital of Italy?", "The capital of Italy is Rome."),
@@ -101,14 +101,13 @@ def test_call_comes_piece_by_piece(client: OpenAI) -> None:
     assert {piece["index"] for piece in pieces} == {0}
 
 
-@pytest.mark.parametrize(
-    ("tools", "asked", "content", "said"),
+@each_at_once(
+    "tools, asked, content, said",
     [
         ([WEATHER], PARIS, '{"degrees": 21}', "It is 21 degrees in Paris."),
         ([ADD], SUM, "42", "12 + 30 = 42"),
         ([WEATHER, TIME], "What time is it in Tokyo?", '{"hour": 9}', "It is 9 o'clock in Tokyo."),
     ],
-    ids=["weather", "sum", "time"],
 )
 def test_result_of_a_call_is_answered(
     client: OpenAI, tools: list[Tool], asked: str, content: str, said: str
@@ -127,7 +126,7 @@ def test_tools_may_be_described_and_not_called(client: OpenAI) -> None:
     assert answer.choices[0].finish_reason != "tool_calls"
 
 
-@pytest.mark.parametrize("asked", ["Hello", PARIS])
+@each_at_once("asked", ["Hello", PARIS])
 def test_required_call_is_made(client: OpenAI, asked: str) -> None:
     tools = [WEATHER_OF_CITIES, ADD]
     answer = chat_both_ways(client, asked, tools=tools, tool_choice="required")
@@ -160,7 +159,7 @@ def test_several_calls_are_told_apart(client: OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("choice", ["required", "auto"])
+@each_at_once("choice", ["required", "auto"])
 def test_parallel_calls_can_be_refused(client: OpenAI, choice: str) -> None:
     options: dict[str, Any] = {"tools": [WEATHER_OF_CITIES], "tool_choice": choice}
     answer = chat_both_ways(
