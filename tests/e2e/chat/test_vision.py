@@ -1,10 +1,12 @@
 """Images in the messages of chats, on a model that sees."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.chat.asking import Message, assistant, chat, chat_both_ways, counts, text_of, user
 from tests.e2e.examples import ids_of
 from tests.e2e.seeds.calling import example
@@ -49,28 +51,40 @@ def first_logprob(client: OpenAI, *parts: Message) -> float:
 
 def test_images_and_their_order_matter(seeing: OpenAI) -> None:
     pairs = [(RED, RED), (RED, BLUE), (BLUE, RED), (BLUE, BLUE)]
-    seen = {
-        first_logprob(seeing, text("Compare "), image(one), text(" with "), image(other))
-        for one, other in pairs
-    }
+    seen = at_once(
+        *(
+            partial(
+                first_logprob, seeing, text("Compare "), image(one), text(" with "), image(other)
+            )
+            for one, other in pairs
+        )
+    )
 
-    assert len(seen) == len(pairs)
+    assert len({*seen}) == len(pairs)
 
 
 def test_formats_are_served(seeing: OpenAI) -> None:
     kinds = ("png", "jpeg", "webp", "gif")
-    seen = [first_logprob(seeing, text("Look: "), image(picture("green", kind))) for kind in kinds]
+    seen = at_once(
+        *(
+            partial(first_logprob, seeing, text("Look: "), image(picture("green", kind)))
+            for kind in kinds
+        )
+    )
 
     assert len(seen) == len(kinds)
 
 
-@pytest.mark.parametrize("number", [1, 2, MOST_IMAGES])
+@each_at_once("number", [1, pytest.param(2, marks=pytest.mark.long), MOST_IMAGES])
 def test_images_are_counted(seeing: OpenAI, number: int) -> None:
-    without = counts(chat(seeing, "Look: ", **FEW).usage)[0]
     parts = [text("Look: "), *[image(RED)] * number]
-    usage = chat_both_ways(seeing, [user(parts)], **FEW).usage
+    without, answer = at_once(
+        lambda: chat(seeing, "Look: ", **FEW), lambda: chat_both_ways(seeing, [user(parts)], **FEW)
+    )
 
-    assert counts(usage)[0] == without + number * (TOKENS_OF_IMAGE + AROUND_IMAGE)
+    assert counts(answer.usage)[0] == counts(without.usage)[0] + number * (
+        TOKENS_OF_IMAGE + AROUND_IMAGE
+    )
 
 
 def test_chat_is_the_completion_of_its_rendered_prompt(seeing: OpenAI) -> None:
@@ -96,13 +110,18 @@ def test_images_of_earlier_messages_are_seen(seeing: OpenAI) -> None:
         assert answer.choices[0].logprobs is not None
         return str([token.logprob for token in answer.choices[0].logprobs.content or []])
 
-    assert answered(RED, RED) != answered(BLUE, RED) != answered(BLUE, BLUE)
+    reds, other, blues = at_once(
+        lambda: answered(RED, RED), lambda: answered(BLUE, RED), lambda: answered(BLUE, BLUE)
+    )
+    assert reds != other != blues
 
 
 def test_choices_share_images(seeing: OpenAI) -> None:
     parts = [text("Look: "), image(BLUE)]
-    one = chat(seeing, [user(parts)], **FEW)
-    several = chat_both_ways(seeing, [user(parts)], n=2, **FEW)
+    one, several = at_once(
+        lambda: chat(seeing, [user(parts)], **FEW),
+        lambda: chat_both_ways(seeing, [user(parts)], n=2, **FEW),
+    )
 
     assert {choice.message.content for choice in several.choices} == {text_of(one)}
     assert counts(several.usage)[0] == counts(one.usage)[0]
@@ -119,16 +138,15 @@ def test_message_of_omlxs_document_is_served(seeing: OpenAI) -> None:
     assert counts(answer.usage)[0] > TOKENS_OF_IMAGE + AROUND_IMAGE
 
 
-@pytest.mark.parametrize("detail", ["auto", "low", "high"])
+@each_at_once("detail", ["auto", "low", "high"])
 def test_detail_is_taken(seeing: OpenAI, detail: str) -> None:
     assert chat(seeing, [user([image(RED, detail=detail)])], **FEW).choices
 
 
 def refused(client: OpenAI, *parts: Any) -> BadRequestError:
-    """Return the error of a message that must be refused; the model must be served after that."""
+    """Return the error of a message that must be refused."""
     with pytest.raises(BadRequestError) as caught:
         chat(client, [user(list(parts))], **FEW)
-    assert chat(client, [user([image(RED)])], **FEW).choices
     assert caught.value.type == "invalid_request_error"
     return caught.value
 
@@ -146,7 +164,7 @@ def test_langchains_client_shows_images(seeing: OpenAI) -> None:
     assert answer.usage_metadata["input_tokens"] == counts(expected.usage)[0]
 
 
-@pytest.mark.parametrize("number", [MOST_IMAGES + 1, 17])
+@each_at_once("number", [MOST_IMAGES + 1, 17])
 def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
     error = refused(seeing, *[image(RED)] * number)
 
@@ -155,8 +173,8 @@ def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
     assert str(MOST_IMAGES if number < 17 else 16) in error.message
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
+@each_at_once(
+    "url, words",
     [
         ("data:text/plain;base64,AAAA", "image/png"),
         ("data:image/png;base64,AAAA", "declares"),
@@ -168,7 +186,6 @@ def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
         ("file:///etc/passwd", "http"),
         ("x", "http"),
     ],
-    ids=["text", "broken", "no base64", "svg", "another type", "http", "https", "file", "nothing"],
 )
 def test_what_is_no_image_is_refused(seeing: OpenAI, url: str, words: str) -> None:
     error = refused(seeing, text("Look: "), image(url))
@@ -183,6 +200,7 @@ def test_image_that_cannot_be_decoded_is_refused(seeing: OpenAI) -> None:
     error = refused(seeing, image(BLUE[: head + 40]))
 
     assert "image" in error.message
+    assert chat(seeing, [user([image(RED)])], **FEW).choices, "the model is served after that"
 
 
 def test_detail_must_be_known(seeing: OpenAI) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import ids_of
 from tests.e2e.seeds.calling import Body, Caller, joined, text_of
 from tests.e2e.seeing import AROUND_IMAGE, picture
@@ -61,7 +62,7 @@ def test_images_work_in_streams_and_for_several_prompts(seer: Caller) -> None:
     assert seer.complete(DIALECT, several)["choices"][0]["text"] == plain
 
 
-@pytest.mark.parametrize("number", [0, 1, 3])
+@each_at_once("number", [0, 1, 3])
 def test_number_of_images_must_match_the_marks(seer: Caller, number: int) -> None:
     error = seer.refused(DIALECT, asking(*[picture("red")] * number))
 
@@ -70,13 +71,11 @@ def test_number_of_images_must_match_the_marks(seer: Caller, number: int) -> Non
     assert "2" in error["message"]
 
 
-@pytest.mark.parametrize(
+@each_at_once(
     "image",
     ["http://127.0.0.1/a.png", "data:image/png;base64,AAAA", "data:text/plain;base64,AAAA", "x"],
-    ids=["url", "broken", "text", "nothing"],
 )
 def test_what_is_no_image_is_refused(seer: Caller, image: str) -> None:
     error = seer.refused(DIALECT, asking(image, prompt="<image>"))
 
     assert "images" in error["message"]
-    seer.complete(DIALECT, asking(picture("red"), prompt="<image>"))
