@@ -1,11 +1,13 @@
 """The completions document of Fireworks: each sentence that promises something, on the real engine."""
 
 import json
+from statistics import mean
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     Body,
@@ -63,9 +65,13 @@ def test_answer_has_what_the_document_lists(caller: Caller) -> None:
 def test_defaults_are_those_of_the_document(caller: Caller) -> None:
     body = {"prompt": OPEN}
 
-    implicit = texts_by_seed(caller, DIALECT, body)
-    assert texts_by_seed(caller, DIALECT, body | DEFAULTS) == implicit
-    assert texts_by_seed(caller, DIALECT, body | {"temperature": 0.2, "top_k": 2}) != implicit
+    implicit, explicit, changed = at_once(
+        lambda: texts_by_seed(caller, DIALECT, body),
+        lambda: texts_by_seed(caller, DIALECT, body | DEFAULTS),
+        lambda: texts_by_seed(caller, DIALECT, body | {"temperature": 0.2, "top_k": 2}),
+    )
+    assert explicit == implicit
+    assert changed != implicit
 
 
 def test_max_tokens_default_is_16(caller: Caller) -> None:
@@ -75,11 +81,7 @@ def test_max_tokens_default_is_16(caller: Caller) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    ["Once upon a time", ["a", "b"], [12, 34], [[12, 34], [56]]],
-    ids=["text", "texts", "ids", "arrays-of-ids"],
-)
+@each_at_once("prompt", ["Once upon a time", ["a", "b"], [12, 34], [[12, 34], [56]]])
 def test_every_shape_of_prompt_is_taken(caller: Caller, prompt: Any) -> None:
     answer = caller.complete(DIALECT, {"prompt": prompt, "max_tokens": 2, "n": 2})
 
@@ -87,7 +89,7 @@ def test_every_shape_of_prompt_is_taken(caller: Caller, prompt: Any) -> None:
     assert len(texts_of(answer)) == 2 * (len(prompt) if several else 1)
 
 
-@pytest.mark.parametrize("behavior", [{}, {"context_length_exceeded_behavior": "truncate"}])
+@each_at_once("behavior", [{}, {"context_length_exceeded_behavior": "truncate"}])
 def test_truncate_lowers_max_tokens_to_the_window(caller: Caller, behavior: Body) -> None:
     body = {"prompt": [5] * (WINDOW - 9), "max_tokens": 100, "ignore_eos": True}
     response = caller.post(DIALECT, body | behavior)
@@ -105,18 +107,17 @@ def test_error_refuses_what_exceeds_the_window(caller: Caller) -> None:
 
 
 def test_echo_returns_the_prompt_in_addition(caller: Caller) -> None:
-    plain = text_of(caller.complete(DIALECT, {"prompt": LONG.prompt} | GREEDY))
-    echoed = caller.complete(DIALECT, {"prompt": LONG.prompt, "echo": True} | GREEDY)
+    body = {"prompt": LONG.prompt} | GREEDY
+    plain, echoed = caller.texts(DIALECT, body, body | {"echo": True})
 
-    assert text_of(echoed) == LONG.prompt + plain
+    assert echoed == LONG.prompt + plain
 
 
-@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
-@pytest.mark.parametrize("value", [-2, 2])
+@each_at_once("name", ["frequency_penalty", "presence_penalty"])
+@each_at_once("value", [-2, 2])
 def test_penalties_take_their_whole_range(caller: Caller, name: str, value: float) -> None:
     body = {"prompt": COUNTING} | GREEDY | {"max_tokens": 40}
-    plain = text_of(caller.complete(DIALECT, body))
-    changed = text_of(caller.complete(DIALECT, body | {name: value}))
+    plain, changed = caller.texts(DIALECT, body, body | {name: value})
 
     # A reward for what was said keeps to it, a penalty does not.
     assert (changed != plain) or value < 0
@@ -125,23 +126,27 @@ def test_penalties_take_their_whole_range(caller: Caller, name: str, value: floa
 
 def test_repetition_penalty_looks_at_prompt_and_output(caller: Caller) -> None:
     body = {"prompt": COUNTING} | GREEDY | {"max_tokens": 1, "logprobs": 5}
-    plain = text_of(caller.complete(DIALECT, body | {"repetition_penalty": 1.0}))
+    plain, penalized = caller.texts(
+        DIALECT, *(body | {"repetition_penalty": penalty} for penalty in (1.0, 2.0))
+    )
     # Its first token is the space that the prompt has four times.
     assert plain in COUNTING
-    assert text_of(caller.complete(DIALECT, body | {"repetition_penalty": 2.0})) != plain
+    assert penalized != plain
 
 
 def test_ignore_eos_goes_on_after_the_end(caller: Caller) -> None:
     body = {"prompt": ENDING.prompt, "temperature": 0, "max_tokens": ENDING.max_tokens + 40}
-    ended = caller.complete(DIALECT, body)
-    forced = caller.complete(DIALECT, body | {"ignore_eos": True})
+    ended, forced = at_once(
+        lambda: caller.complete(DIALECT, body),
+        lambda: caller.complete(DIALECT, body | {"ignore_eos": True}),
+    )
 
     assert ended["choices"][0]["finish_reason"] == "stop"
     assert forced["choices"][0]["finish_reason"] == "length"
     assert forced["usage"]["completion_tokens"] == body["max_tokens"]
 
 
-@pytest.mark.parametrize("count", [1, 5])
+@each_at_once("count", [1, 5])
 def test_logprobs_have_the_chosen_token_too(caller: Caller, count: int) -> None:
     body = {"prompt": OPEN, "logprobs": count, "seed": 1, "max_tokens": 12}
     logprobs = caller.complete(DIALECT, body)["choices"][0]["logprobs"]
@@ -159,14 +164,15 @@ def test_more_than_five_logprobs_are_refused(caller: Caller) -> None:
 
 
 def test_mirostat_target_sets_the_surprise(caller: Caller) -> None:
-    body = {"prompt": OPEN, "max_tokens": 200, "ignore_eos": True, "logprobs": 0, "seed": 5}
+    body = {"prompt": OPEN, "max_tokens": 50, "ignore_eos": True, "logprobs": 0, "seed": 5, "n": 4}
 
     def surprise(target: float) -> float:
         asked = body | {"mirostat_target": target, "mirostat_lr": 0.1}
-        values = caller.complete(DIALECT, asked)["choices"][0]["logprobs"]["token_logprobs"]
-        return -sum(map(float, values)) / len(values)
+        choices = caller.complete(DIALECT, asked)["choices"]
+        return -mean(float(v) for c in choices for v in c["logprobs"]["token_logprobs"])
 
-    assert surprise(1.2) < surprise(8.0)
+    low, high = at_once(lambda: surprise(1.2), lambda: surprise(8.0))
+    assert low < high
 
 
 def test_n_completions_for_each_prompt(caller: Caller) -> None:
@@ -176,7 +182,7 @@ def test_n_completions_for_each_prompt(caller: Caller) -> None:
     assert caller.refused(DIALECT, {"prompt": OPEN, "n": 129})["param"] == "n"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each_at_once("seed", range(3))
 def test_json_mode_gives_valid_json(caller: Caller, seed: int) -> None:
     body = {"prompt": "A person as JSON:\n", "max_tokens": 600, "seed": seed, "temperature": 0.5}
     answer = caller.complete(DIALECT, body | {"response_format": {"type": "json_object"}})
@@ -185,7 +191,7 @@ def test_json_mode_gives_valid_json(caller: Caller, seed: int) -> None:
     assert isinstance(json.loads(text_of(answer)), dict)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_at_once("stream", [False, True])
 def test_json_mode_with_a_schema_gives_json_that_matches(caller: Caller, stream: bool) -> None:
     body = {
         "prompt": "A product:\n",
@@ -209,7 +215,7 @@ def test_json_that_is_cut_off_ends_with_length(caller: Caller) -> None:
     assert text_of(answer).startswith("{")
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_at_once("stream", [False, True])
 def test_text_contains_the_stop_sequence(caller: Caller, stream: bool) -> None:
     body = {"prompt": COUNTING, "temperature": 0, "max_tokens": 40, "stop": [" never", " 8"]}
     text = (
@@ -235,8 +241,8 @@ def test_stream_ends_with_usage_and_done(caller: Caller) -> None:
     assert sorted(index for index, _ in finishes(chunks)) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "edges", "beyond"),
+@each_at_once(
+    "name, edges, beyond",
     [
         ("temperature", [0, 2], [-0.01, 2.01]),
         ("top_p", [0, 1], [-0.01, 1.01]),
@@ -260,9 +266,10 @@ def test_ranges_are_those_of_the_document(
 
 
 def test_user_changes_nothing(caller: Caller) -> None:
-    plain = text_of(caller.complete(DIALECT, {"prompt": OPEN} | GREEDY))
+    body = {"prompt": OPEN} | GREEDY
+    plain, named = caller.texts(DIALECT, body, body | {"user": "u-1"})
 
-    assert text_of(caller.complete(DIALECT, {"prompt": OPEN, "user": "u-1"} | GREEDY)) == plain
+    assert named == plain
 
 
 def test_images_are_refused_by_a_model_that_sees_none(caller: Caller) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     Body,
@@ -75,12 +76,15 @@ def test_max_tokens_may_be_absent(caller: Caller) -> None:
     assert caller.complete(DIALECT, body)["usage"]["completion_tokens"] == 30
 
 
-@pytest.mark.parametrize("best_of", [1, 2, 4])
+@each_at_once("best_of", [1, 2, 4])
 def test_best_of_keeps_the_likeliest_of_n(caller: Caller, best_of: int) -> None:
     # Few tokens, for what is sampled side by side may be rounded differently another time.
     body = {"prompt": OPEN, "n": 4, "max_tokens": 3, "seed": 3, "logprobs": 0}
-    everything = caller.complete(DIALECT, body)["choices"]
-    answer = caller.complete(DIALECT, body | {"best_of": best_of})
+    whole, answer = at_once(
+        lambda: caller.complete(DIALECT, body),
+        lambda: caller.complete(DIALECT, body | {"best_of": best_of}),
+    )
+    everything = whole["choices"]
 
     likeliest = sorted(everything, key=lambda choice: -sum(choice["logprobs"]["token_logprobs"]))
     assert texts_of(answer) == [choice["text"] for choice in likeliest[:best_of]]
@@ -96,57 +100,59 @@ def test_best_of_may_not_exceed_n(caller: Caller) -> None:
 def test_dry_ends_a_repetition(caller: Caller) -> None:
     body = {"prompt": "a b a b a b a b a b", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     dry = {"dry_multiplier": 5.0, "dry_base": 1.75, "dry_allowed_length": 2}
-    plain = text_of(caller.complete(DIALECT, body))
-    penalized = text_of(caller.complete(DIALECT, body | dry))
+    plain, penalized, off = caller.texts(
+        DIALECT, body, body | dry, body | dry | {"dry_multiplier": 0}
+    )
 
     assert penalized != plain
-    assert text_of(caller.complete(DIALECT, body | dry | {"dry_multiplier": 0})) == plain
+    assert off == plain
 
 
 def test_dry_does_not_reach_across_a_breaker(caller: Caller) -> None:
     body = {"prompt": f"{COUNTING} 5, 6, 7.\n{COUNTING}", "max_tokens": 12, "temperature": 0}
     dry = {"dry_multiplier": 5.0, "dry_allowed_length": 1}
-    plain = text_of(caller.complete(DIALECT, body))
-    broken = dry | {"dry_sequence_breakers": [" ", ",", *"0123456789"]}
+    breakers = {"dry_sequence_breakers": [" ", ",", *"0123456789"]}
+    plain, broken, penalized = caller.texts(DIALECT, body, body | dry | breakers, body | dry)
 
-    assert text_of(caller.complete(DIALECT, body | broken)) == plain
-    assert text_of(caller.complete(DIALECT, body | dry)) != plain
+    assert broken == plain
+    assert penalized != plain
 
 
 def test_echo_returns_the_prompt_with_the_completion(caller: Caller) -> None:
     body = {"prompt": LONG.prompt, "max_tokens": 5, "temperature": 0}
-    plain = text_of(caller.complete(DIALECT, body))
+    plain, echoed = caller.texts(DIALECT, body, body | {"echo": True})
 
-    assert text_of(caller.complete(DIALECT, body | {"echo": True})) == LONG.prompt + plain
+    assert echoed == LONG.prompt + plain
 
 
-@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+@each_at_once("name", ["frequency_penalty", "presence_penalty"])
 def test_penalties_favor_new_tokens(caller: Caller, name: str) -> None:
     body = {"prompt": COUNTING, "max_tokens": 24, "temperature": 0}
-    plain = text_of(caller.complete(DIALECT, body))
+    plain, penalized, off = caller.texts(DIALECT, body, body | {name: 2.0}, body | {name: 0.0})
 
-    assert text_of(caller.complete(DIALECT, body | {name: 2.0})) != plain
-    assert text_of(caller.complete(DIALECT, body | {name: 0.0})) == plain
+    assert penalized != plain
+    assert off == plain
 
 
 def test_repetition_penalty_of_one_is_off(caller: Caller) -> None:
     body = {"prompt": COUNTING, "max_tokens": 24, "temperature": 0}
-    plain = text_of(caller.complete(DIALECT, body))
+    plain, off, penalized = caller.texts(
+        DIALECT, body, *(body | {"repetition_penalty": penalty} for penalty in (1.0, 1.8))
+    )
 
-    assert text_of(caller.complete(DIALECT, body | {"repetition_penalty": 1.0})) == plain
-    assert text_of(caller.complete(DIALECT, body | {"repetition_penalty": 1.8})) != plain
+    assert off == plain
+    assert penalized != plain
 
 
-@pytest.mark.parametrize(
-    ("grammar", "pattern"),
+@each_at_once(
+    "grammar, pattern",
     [
         ({"type": "regex", "value": "[0-9]{2}-[a-f]"}, "[0-9]{2}-[a-f]"),
         ({"type": "lark", "value": 'start: "left" | "right"'}, "left|right"),
         ({"type": "llguidance", "value": {"grammars": [{"lark_grammar": 'start: "ok"'}]}}, "ok"),
     ],
-    ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("stream", [False, True])
+@each_at_once("stream", [False, True])
 def test_grammar_of_each_type_holds(
     caller: Caller, grammar: Body, pattern: str, stream: bool
 ) -> None:
@@ -173,7 +179,7 @@ def test_logit_bias_moves_the_choice(caller: Caller) -> None:
     assert text_of(caller.complete(DIALECT, body)) == "zzz"
 
 
-@pytest.mark.parametrize("count", [1, 5, 20])
+@each_at_once("count", [1, 5, 20])
 def test_logprobs_report_so_many_tokens(caller: Caller, count: int) -> None:
     answer = caller.complete(DIALECT, {"prompt": OPEN, "max_tokens": 4, "logprobs": count})
 
@@ -184,28 +190,31 @@ def test_logprobs_report_so_many_tokens(caller: Caller, count: int) -> None:
 def test_min_p_of_one_leaves_the_likeliest_token(caller: Caller) -> None:
     # At every token of this text one is clearly the likeliest.
     body = {"prompt": LONG.prompt, "max_tokens": 20, "seed": 2}
-    greedy = text_of(caller.complete(DIALECT, body | {"temperature": 0}))
+    narrow: list[Body] = [{"temperature": 0}, {"min_p": 1.0}, {"top_k": 1}, {"top_p": 0.000001}]
+    greedy, *others = caller.texts(DIALECT, *(body | each for each in narrow))
 
-    assert text_of(caller.complete(DIALECT, body | {"min_p": 1.0})) == greedy
-    assert text_of(caller.complete(DIALECT, body | {"top_k": 1})) == greedy
-    assert text_of(caller.complete(DIALECT, body | {"top_p": 0.000001})) == greedy
+    assert others == [greedy] * 3
 
 
-@pytest.mark.parametrize("stop", [" 8", [" 8"], [" 9", " 8"]])
+@each_at_once("stop", [" 8", [" 8"], [" 9", " 8"]])
 def test_stop_is_a_string_or_several(caller: Caller, stop: Any) -> None:
     body = {"prompt": COUNTING, "max_tokens": 40, "temperature": 0, "stop": stop}
 
     assert text_of(caller.complete(DIALECT, body)) == " 5, 6, 7,"
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@each_at_once("n", [1, 2])
 def test_suffix_is_appended_to_the_completion(caller: Caller, n: int) -> None:
     body = {"prompt": COUNTING, "max_tokens": 8, "temperature": 0, "n": n}
-    plain = texts_of(caller.complete(DIALECT, body))
-    expected = [text + " THE END" for text in plain]
-    chunks = caller.stream(DIALECT, body | {"suffix": " THE END"})
+    ending = body | {"suffix": " THE END"}
+    plain, answer, chunks = at_once(
+        lambda: caller.complete(DIALECT, body),
+        lambda: caller.complete(DIALECT, ending),
+        lambda: caller.stream(DIALECT, ending),
+    )
+    expected = [text + " THE END" for text in texts_of(plain)]
 
-    assert texts_of(caller.complete(DIALECT, body | {"suffix": " THE END"})) == expected
+    assert texts_of(answer) == expected
     assert [joined(chunks, index) for index in range(n)] == expected
 
 
@@ -239,10 +248,12 @@ def test_named_tool_is_called_with_arguments_that_match(caller: Caller) -> None:
 
 def test_tool_choice_none_calls_nothing(caller: Caller) -> None:
     body = {"prompt": COUNTING, "max_tokens": 8, "temperature": 0}
-    plain = text_of(caller.complete(DIALECT, body))
-    answer = caller.complete(DIALECT, body | {"tools": [TOOL], "tool_choice": "none"})
+    plain, answer = at_once(
+        lambda: caller.complete(DIALECT, body),
+        lambda: caller.complete(DIALECT, body | {"tools": [TOOL], "tool_choice": "none"}),
+    )
 
-    assert text_of(answer) == plain
+    assert text_of(answer) == text_of(plain)
     assert not answer["choices"][0].get("tool_calls")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     Body,
@@ -19,6 +20,7 @@ from tests.e2e.seeds.calling import (
     finishes,
     joined,
     text_of,
+    texts_by_seed,
     texts_of,
 )
 from tests.support.stack import MODEL
@@ -65,8 +67,10 @@ def test_models_are_listed(caller: Caller) -> None:
 def test_list_of_prompts_is_completed_independently(caller: Caller) -> None:
     options = {"max_tokens": 10, "temperature": 0}
     prompts = [LONG.prompt, COUNTING]
-    answer = caller.complete(DIALECT, {"prompt": prompts} | options)
-    alone = [text_of(caller.complete(DIALECT, {"prompt": prompt} | options)) for prompt in prompts]
+    answer, alone = at_once(
+        lambda: caller.complete(DIALECT, {"prompt": prompts} | options),
+        lambda: caller.texts(DIALECT, *({"prompt": prompt} | options for prompt in prompts)),
+    )
 
     assert texts_of(answer) == alone
 
@@ -95,17 +99,17 @@ def test_max_tokens_default_is_what_fits(caller: Caller) -> None:
     assert response.headers["x-max-tokens-applied"] == "25"
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+@each_at_once("name", ["temperature", "top_p", "min_p"])
 def test_sampling_can_be_narrowed_to_the_likeliest_token(caller: Caller, name: str) -> None:
     value = {"temperature": 0, "top_p": 0.000001, "min_p": 1.0}[name]
     # At every token of this text one is clearly the likeliest.
     body = {"prompt": LONG.prompt, "max_tokens": 20, "seed": 4}
-    greedy = text_of(caller.complete(DIALECT, body | {"top_k": 1}))
+    greedy, narrow = caller.texts(DIALECT, body | {"top_k": 1}, body | {name: value})
 
-    assert text_of(caller.complete(DIALECT, body | {name: value})) == greedy
+    assert narrow == greedy
 
 
-@pytest.mark.parametrize("stop", [" 8", [" never", " 8"]])
+@each_at_once("stop", [" 8", [" never", " 8"]])
 def test_stop_halts_generation(caller: Caller, stop: Any) -> None:
     body = {"prompt": COUNTING, "max_tokens": 40, "temperature": 0, "stop": stop}
 
@@ -113,20 +117,18 @@ def test_stop_halts_generation(caller: Caller, stop: Any) -> None:
 
 
 def test_seed_makes_generation_reproducible(caller: Caller) -> None:
-    body = {"prompt": OPEN, "max_tokens": 30, "temperature": 1.5}
-    first, second, other = (
-        text_of(caller.complete(DIALECT, body | {"seed": seed})) for seed in (1, 1, 2)
-    )
+    body = {"prompt": OPEN, "max_tokens": 24, "temperature": 1.5}
+    first, second, other = texts_by_seed(caller, DIALECT, body, (1, 1, 2))
 
     assert first == second != other
 
 
-@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+@each_at_once("name", ["presence_penalty", "frequency_penalty"])
 def test_penalties_change_what_repeats(caller: Caller, name: str) -> None:
     body = {"prompt": COUNTING, "max_tokens": 24, "temperature": 0}
 
-    plain = text_of(caller.complete(DIALECT, body))
-    assert text_of(caller.complete(DIALECT, body | {name: 2.0})) != plain
+    plain, penalized = caller.texts(DIALECT, body, body | {name: 2.0})
+    assert penalized != plain
 
 
 def test_xtc_excludes_top_choices(caller: Caller) -> None:
@@ -139,9 +141,13 @@ def test_xtc_excludes_top_choices(caller: Caller) -> None:
         hits = [float(value) >= max(top.values()) for value, top in chosen]
         return float(sum(hits)) / len(hits)
 
-    assert tops(caller.complete(DIALECT, body | xtc)) < tops(caller.complete(DIALECT, body))
-    off = body | {"xtc_probability": 0.0, "xtc_threshold": 0.1}
-    assert text_of(caller.complete(DIALECT, off)) == text_of(caller.complete(DIALECT, body))
+    without, on, off = at_once(
+        lambda: caller.complete(DIALECT, body),
+        lambda: caller.complete(DIALECT, body | xtc),
+        lambda: caller.complete(DIALECT, body | xtc | {"xtc_probability": 0.0}),
+    )
+    assert tops(on) < tops(without)
+    assert text_of(off) == text_of(without)
 
 
 def test_xtc_threshold_above_a_half_is_refused(caller: Caller) -> None:
@@ -151,22 +157,24 @@ def test_xtc_threshold_above_a_half_is_refused(caller: Caller) -> None:
 
 
 def test_finish_reason_tells_how_the_text_ended(caller: Caller) -> None:
-    ended = caller.complete(DIALECT, {"prompt": ENDING.prompt, "temperature": 0, "max_tokens": 200})
-    cut = caller.complete(DIALECT, {"prompt": COUNTING, "temperature": 0, "max_tokens": 2})
+    body = {"temperature": 0, "max_tokens": 100}
+    ended, cut = at_once(
+        lambda: caller.complete(DIALECT, body | {"prompt": ENDING.prompt}),
+        lambda: caller.complete(DIALECT, body | {"prompt": COUNTING, "max_tokens": 2}),
+    )
 
     assert ended["choices"][0]["finish_reason"] == "stop"
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(
-    ("structure", "pattern"),
+@each_at_once(
+    "structure, pattern",
     [
         ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
         ({"choice": ["red", "blue"]}, "red|blue"),
         ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
         ({"json": SCHEMA}, r'\{"age": ?-?\d+\}'),
     ],
-    ids=["regex", "choice", "grammar", "json"],
 )
 def test_structured_outputs_hold(caller: Caller, structure: Body, pattern: str) -> None:
     body = {"prompt": OPEN, "max_tokens": 40, "structured_outputs": structure, "seed": 1}
@@ -174,10 +182,9 @@ def test_structured_outputs_hold(caller: Caller, structure: Body, pattern: str) 
     assert re.fullmatch(pattern, text_of(caller.complete(DIALECT, body)))
 
 
-@pytest.mark.parametrize(
+@each_at_once(
     "response_format",
     [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}],
-    ids=lambda value: value["type"],
 )
 def test_response_format_gives_json(caller: Caller, response_format: Body) -> None:
     body = {"prompt": "A person:\n", "max_tokens": 400, "response_format": response_format}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import COUNTING, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect
 from tests.support.stack import MODEL
@@ -13,7 +14,7 @@ WINDOW = 2048
 
 
 @each_dialect("max_tokens", "temperature")
-@pytest.mark.parametrize(
+@each_at_once(
     "body",
     [
         {"prompt": OPEN},
@@ -21,7 +22,6 @@ WINDOW = 2048
         {"prompt": [5] * (WINDOW - 3), "max_tokens": 3},
         {"prompt": [5] * WINDOW, "max_tokens": 8, "truncate_sequence": True},
     ],
-    ids=["plain", "several", "full", "cut"],
 )
 def test_estimate_is_what_then_happens(caller: Caller, dialect: str, body: Body) -> None:
     asked = body | {"ignore_eos": True, "zeta": 1}
@@ -50,8 +50,8 @@ def test_estimate_refuses_what_the_completion_refuses(caller: Caller, dialect: s
     assert (estimate.status_code, estimate.json()) == (response.status_code, response.json())
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1"])
-@pytest.mark.parametrize("text", [COUNTING, "日本の首都は 🚀", ""])
+@each_at_once("prefix", ["", "/v1"])
+@each_at_once("text", [COUNTING, "日本の首都は 🚀", ""])
 def test_tokens_go_there_and_back(caller: Caller, prefix: str, text: str) -> None:
     as_vllm = caller.post(None, {"prompt": text}, f"{prefix}/tokenize").json()
     as_llamacpp = caller.post(None, {"content": text}, f"{prefix}/tokenize").json()

@@ -1,9 +1,11 @@
 """Parameters that none of the documents has, or only today's servers have: each does what it says."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     LLAMACPP,
@@ -16,6 +18,7 @@ from tests.e2e.seeds.calling import (
     texts_by_seed,
     texts_of,
 )
+from tests.support.cases import case
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -25,7 +28,7 @@ BLOCK_TOKENS = 128
 
 
 @each_dialect("prefers_n_predict")
-@pytest.mark.parametrize("name", ["max_tokens", "n_predict", "max_completion_tokens"])
+@each_at_once("name", ["max_tokens", "n_predict", "max_completion_tokens"])
 def test_names_of_max_tokens(caller: Caller, dialect: str, name: str) -> None:
     body = {"prompt": COUNTING, name: 5, "ignore_eos": True}
 
@@ -83,15 +86,17 @@ def test_sixty_four_stop_strings_where_the_dialect_has_no_bound(
         assert text_of(caller.complete(dialect, body)) == " 5, 6, 7,"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_at_once("stream", [False, True])
 def test_echo_last_returns_the_end_of_the_prompt(caller: Caller, stream: bool) -> None:
     body = {"prompt": COUNTING} | GREEDY
-    plain = text_of(caller.complete("fireworks", body))
     echoed = body | {"echo_last": 2}
-    text = (
-        joined(caller.stream("fireworks", echoed))
-        if stream
-        else text_of(caller.complete("fireworks", echoed))
+    [plain], text = at_once(
+        lambda: caller.texts("fireworks", body),
+        lambda: (
+            joined(caller.stream("fireworks", echoed))
+            if stream
+            else text_of(caller.complete("fireworks", echoed))
+        ),
     )
 
     assert text == "4," + plain
@@ -116,11 +121,11 @@ def test_t_max_predict_ms_ends_after_a_line(caller: Caller) -> None:
 
 def test_repetition_detection_ends_a_loop(caller: Caller) -> None:
     [z] = ids_of("z")
-    body = {"prompt": OPEN, "logit_bias": {str(z): 100}, "max_tokens": 100}
+    body = {"prompt": OPEN, "logit_bias": {str(z): 100}, "max_tokens": 40}
     pattern = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 5}
     answer = caller.complete("vllm", body | {"repetition_detection": pattern})
 
-    assert answer["usage"]["completion_tokens"] < 100
+    assert answer["usage"]["completion_tokens"] < 40
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["stop_reason"] == "repetition"
 
@@ -134,63 +139,75 @@ def test_allowed_token_ids_are_the_only_ones(caller: Caller) -> None:
 
 def test_bad_words_do_not_come(caller: Caller) -> None:
     body = {"prompt": "The quick brown fox"} | GREEDY
-    assert " jumps" in text_of(caller.complete("vllm", body))
+    plain, without = caller.texts("vllm", body, body | {"bad_words": ["jumps"]})
 
-    assert " jumps" not in text_of(caller.complete("vllm", body | {"bad_words": ["jumps"]}))
+    assert " jumps" in plain
+    assert " jumps" not in without
+
+
+SAMPLERS: dict[str, tuple[Body, Body]] = {
+    "dynatemp": ({"dynatemp_range": 1.5, "dynatemp_exponent": 1.0}, {"dynatemp_range": 0}),
+    "typical_p": ({"typical_p": 0.3}, {"typical_p": 1.0}),
+    "top_n_sigma": ({"top_n_sigma": 0.2}, {"top_n_sigma": -1}),
+    "xtc": ({"xtc_probability": 1.0, "xtc_threshold": 0.02}, {"xtc_probability": 0.0}),
+    "mirostat": ({"mirostat": 2, "mirostat_tau": 1.0}, {"mirostat": 0}),
+    "dry": ({"dry_multiplier": 4.0, "dry_allowed_length": 0}, {"dry_multiplier": 0.0}),
+}
+"""Parameters of each sampler: with effect, and without."""
 
 
 @each_dialect("uses_sampler_chain")
-@pytest.mark.parametrize(
-    ("parameters", "off"),
-    [
-        ({"dynatemp_range": 1.5, "dynatemp_exponent": 1.0}, {"dynatemp_range": 0}),
-        ({"typical_p": 0.3}, {"typical_p": 1.0}),
-        ({"top_n_sigma": 0.2}, {"top_n_sigma": -1}),
-        ({"xtc_probability": 1.0, "xtc_threshold": 0.02}, {"xtc_probability": 0.0}),
-        ({"mirostat": 2, "mirostat_tau": 1.0}, {"mirostat": 0}),
-        ({"dry_multiplier": 4.0, "dry_allowed_length": 0}, {"dry_multiplier": 0.0}),
-    ],
-    ids=["dynatemp", "typical_p", "top_n_sigma", "xtc", "mirostat", "dry"],
-)
-def test_samplers_work_in_every_dialect(
-    caller: Caller, dialect: str, parameters: Body, off: Body
-) -> None:
-    plain = texts_by_seed(caller, dialect, HOT)
+def test_samplers_work_in_every_dialect(caller: Caller, dialect: str) -> None:
+    def sample(parameters: Body) -> list[str]:
+        return texts_by_seed(caller, dialect, HOT | parameters, (21, 22))
 
-    changed = texts_by_seed(caller, dialect, HOT | parameters)
-    assert changed != plain
-    assert texts_by_seed(caller, dialect, HOT | parameters) == changed
-    assert texts_by_seed(caller, dialect, HOT | off) == plain
+    effects = [effect for effect, _ in SAMPLERS.values()]
+    plain, *changed = at_once(*(partial(sample, each) for each in [{}, *effects]))
+    again = at_once(*(partial(sample, effect) for effect in effects))
+    without = at_once(*(partial(sample, off) for _, off in SAMPLERS.values()))
+    for name, *texts in zip(SAMPLERS, changed, again, without, strict=True):
+        with case(name):
+            assert texts[0] != plain
+            assert texts[1:] == [texts[0], plain]
 
 
-@pytest.mark.parametrize("dialect", ["openai", "llamacpp"])
+@each_at_once("dialect", ["openai", "llamacpp"])
 def test_min_keep_leaves_tokens(caller: Caller, dialect: str) -> None:
     """Truncation to next to nothing is greedy, unless so many tokens have to stay."""
     wide = {"prompt": LONG.prompt, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     narrow = HOT | wide | {"top_p": 1e-6}
-    greedy = texts_by_seed(caller, dialect, narrow | {"temperature": 0})
+    greedy, narrowest, kept = at_once(
+        lambda: texts_by_seed(caller, dialect, narrow | {"temperature": 0}),
+        lambda: texts_by_seed(caller, dialect, narrow),
+        lambda: texts_by_seed(caller, dialect, narrow | {"min_keep": 50}),
+    )
 
-    assert texts_by_seed(caller, dialect, narrow) == greedy
-    assert texts_by_seed(caller, dialect, narrow | {"min_keep": 50}) != greedy
+    assert narrowest == greedy
+    assert kept != greedy
 
 
-@pytest.mark.parametrize("dialect", ["openai", "llamacpp"])
+@each_at_once("dialect", ["openai", "llamacpp"])
 def test_samplers_that_are_not_named_are_not_applied(caller: Caller, dialect: str) -> None:
     one = HOT | {"prompt": LONG.prompt, "top_k": 1, "repetition_penalty": 1}
-    greedy = texts_by_seed(caller, dialect, one | {"temperature": 0})
+    greedy, both, hot = at_once(
+        lambda: texts_by_seed(caller, dialect, one | {"temperature": 0}),
+        lambda: texts_by_seed(caller, dialect, one | {"samplers": ["temperature", "top_k"]}),
+        lambda: texts_by_seed(caller, dialect, one | {"samplers": ["temperature"]}),
+    )
 
-    both = one | {"samplers": ["temperature", "top_k"]}
-    assert texts_by_seed(caller, dialect, both) == greedy
-    assert texts_by_seed(caller, dialect, one | {"samplers": ["temperature"]}) != greedy
+    assert both == greedy
+    assert hot != greedy
 
 
 def test_dry_searches_the_last_tokens_only(caller: Caller) -> None:
     body = {"prompt": f"{COUNTING} 5, 6, 7.\n{COUNTING}", "temperature": 0, "max_tokens": 12}
     dry = {"dry_multiplier": 5.0, "dry_allowed_length": 1, "dry_sequence_breakers": []}
-    plain = text_of(caller.complete("openai", body))
+    plain, nothing, everything = caller.texts(
+        "openai", body, *(body | dry | {"dry_penalty_last_n": last} for last in (0, -1))
+    )
 
-    assert text_of(caller.complete("openai", body | dry | {"dry_penalty_last_n": 0})) == plain
-    assert text_of(caller.complete("openai", body | dry | {"dry_penalty_last_n": -1})) != plain
+    assert nothing == plain
+    assert everything != plain
 
 
 def test_grammar_syntax_says_how_a_string_is_read(caller: Caller) -> None:
@@ -233,7 +250,7 @@ def test_timings_per_token_are_in_every_chunk(caller: Caller) -> None:
     assert all(chunk["timings"]["predicted_n"] >= 1 for chunk in chunks)
 
 
-@pytest.mark.parametrize("name", ["prompt_cache_isolation_key", "cache_salt"])
+@each_at_once("name", ["prompt_cache_isolation_key", "cache_salt"])
 def test_prompt_cache_is_separate_for_each_isolation_key(caller: Caller, name: str) -> None:
     body = {"prompt": [21 + len(name)] * (BLOCK_TOKENS + 1), "max_tokens": 1}
 
@@ -246,7 +263,7 @@ def test_prompt_cache_is_separate_for_each_isolation_key(caller: Caller, name: s
     assert [cached(**{name: "b"}), cached()] == [0, 0]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_at_once("stream", [False, True])
 def test_token_ids_are_returned(caller: Caller, stream: bool) -> None:
     body = {"prompt": COUNTING, "return_token_ids": True} | GREEDY
     if stream:
@@ -267,12 +284,11 @@ def test_special_tokens_show_where_asked_for(caller: Caller) -> None:
     [special] = ids_of("<|user|>")
     body = {"prompt": OPEN, "logit_bias": {str(special): 100}, "max_tokens": 2, "temperature": 0}
 
-    assert text_of(caller.complete("vllm", body)) == ""
-    shown = caller.complete("vllm", body | {"skip_special_tokens": False})
-    assert text_of(shown) == "<|user|><|user|>"
+    hidden, shown = caller.texts("vllm", body, body | {"skip_special_tokens": False})
+    assert (hidden, shown) == ("", "<|user|><|user|>")
 
 
-@pytest.mark.parametrize("value", [True, False])
+@each_at_once("value", [True, False])
 def test_tokens_of_the_text_are_the_tokenizers(caller: Caller, value: bool) -> None:
     """This model's tokenizer puts nothing around a text."""
     body = {"prompt": COUNTING, "add_special_tokens": value, "max_tokens": 1}
