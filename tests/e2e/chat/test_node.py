@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.e2e.at_once import at_once
 from tests.e2e.chat.asking import (
     THINKING,
     Message,
@@ -113,8 +114,9 @@ def node(client: OpenAI) -> Iterator[NodeClient]:
 def test_both_clients_get_the_same_answer(
     client: OpenAI, node: NodeClient, options: dict[str, Any]
 ) -> None:
-    told = node.answer_of(PARIS, **options)
-    expected = chat(client, PARIS, **options)
+    told, expected = at_once(
+        lambda: node.answer_of(PARIS, **options), lambda: chat(client, PARIS, **options)
+    )
 
     assert [as_told(choice.message) for choice in told.choices] == [
         as_told(choice.message) for choice in expected.choices
