@@ -136,7 +136,7 @@ def test_worker_lost_amid_a_stream_is_none(stack: Stack, client: OpenAI) -> None
         "SLUICE_LEASE_SECONDS": "0.5",
         "SLUICE_SCRIPTED_STEP_SECONDS": "0.01",
     }
-    asked: dict[str, Any] = {"prompt": COUNTING, "temperature": 0, "max_tokens": 300}
+    asked: dict[str, Any] = {"prompt": COUNTING, "temperature": 0, "max_tokens": 150}
     stack.start_worker("mortal", **environment)
     wait_until_listed(client, "sluice-mortal")
     undisturbed = client.completions.create(model="sluice-mortal", **asked)
