@@ -5,7 +5,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
 from pydantic_settings import BaseSettings
 
 import gateway.settings
@@ -14,12 +13,13 @@ from gateway import errors
 from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
+from tests.support.loops import all_cases
 from tests.support.stack import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "settings", [gateway.settings.Settings, worker.settings.Settings], ids=["gateway", "worker"]
 )
 def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
@@ -56,7 +56,7 @@ def test_every_error_of_the_api_is_documented() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@all_cases("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
         if not target.startswith("http"):

@@ -19,6 +19,7 @@ from gateway.cli import COMMANDS
 from gateway.jobs.schedule import JOBS
 from gateway.jobs.webhooks import signature
 from gateway.settings import Settings
+from tests.support.loops import all_cases
 from tests.support.stack import REPOSITORY
 
 ACCOUNTS = (REPOSITORY / "docs" / "accounts.md").read_text()
@@ -26,7 +27,7 @@ USAGE = (REPOSITORY / "docs" / "usage.md").read_text()
 SECRET, BODY = "whsec_0123456789abcdef", b'{"object":"event","id":"evt_1"}'
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "names",
     [LimitName, Scope, ServiceTier, Outcome, ROLE_SCOPES],
     ids=lambda names: str(names)[:20],
@@ -35,7 +36,7 @@ def test_every_name_is_explained(names: Any) -> None:
     assert [name for name in names if f"`{name}`" not in ACCOUNTS] == []
 
 
-@pytest.mark.parametrize("names", [Bucket, Dimension], ids=["buckets", "dimensions"])
+@all_cases("names", [Bucket, Dimension], ids=["buckets", "dimensions"])
 def test_every_way_to_ask_for_a_report_is_explained(names: Any) -> None:
     assert [name for name in names if f"`{name}`" not in USAGE] == []
 

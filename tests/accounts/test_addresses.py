@@ -7,6 +7,7 @@ import pytest
 from gateway.accounts.addresses import MAX_ADDRESSES, read_addresses
 from gateway.errors import InvalidParameterError
 from tests.support.cases import case
+from tests.support.loops import all_cases
 
 
 def test_networks_are_brought_to_their_usual_form() -> None:
@@ -51,7 +52,7 @@ def test_each_network_is_kept_once_and_in_order() -> None:
     assert [str(each) for each in read_addresses(given)] == ["10.0.0.2/32", "10.0.0.1/32"]
 
 
-@pytest.mark.parametrize("number", [0, MAX_ADDRESSES + 1])
+@all_cases("number", [0, MAX_ADDRESSES + 1])
 def test_number_of_networks_is_bounded(number: int) -> None:
     with pytest.raises(InvalidParameterError, match=f"1 to 100 networks. Given: {number}"):
         read_addresses([f"10.0.{n}.0/24" for n in range(number)])

@@ -22,6 +22,7 @@ from gateway.redis_client import connect
 from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.ledger import use
+from tests.support.loops import all_cases
 from tests.support.processes import free_port
 
 SOON = timedelta(seconds=0.05)
@@ -111,7 +112,7 @@ async def test_wrong_adjustment_is_refused(credits_: CreditService) -> None:
             assert await _kinds(credits_) == []
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "expires_at",
     [utc_now() - timedelta(days=1), datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))],
     ids=["past", "after all time"],

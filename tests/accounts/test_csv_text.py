@@ -4,9 +4,8 @@ import csv
 import io
 from datetime import UTC, datetime
 
-import pytest
-
 from gateway.accounts.csv_text import Cell, to_csv
+from tests.support.loops import all_cases
 
 
 def test_rows_are_read_back_as_they_were() -> None:
@@ -25,7 +24,7 @@ def test_rows_are_read_back_as_they_were() -> None:
     assert to_csv(None, [["x"]]) == "x\r\n"
 
 
-@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r"])
+@all_cases("sign", ["=", "+", "-", "@", "\t", "\r"])
 def test_text_that_would_be_a_formula_is_quoted(sign: str) -> None:
     formula = f"{sign}cmd|' /C calc'!A1"
     assert list(csv.reader(io.StringIO(to_csv(None, [[formula]]), newline=""))) == [[f"'{formula}"]]

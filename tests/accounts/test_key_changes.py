@@ -30,6 +30,7 @@ from gateway.redis_client import connect
 from tests.accounts.changes import announced, audited
 from tests.support.cases import case
 from tests.support.kinds import every_database
+from tests.support.loops import all_cases
 from tests.support.processes import free_port
 
 
@@ -98,7 +99,7 @@ async def test_all_options_are_kept_and_changed(
     assert await announced(redis) == [{b"key": made.record.id.encode()}] * 2
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("options", "param"),
     [
         ({"name": " "}, "name"),
@@ -168,7 +169,7 @@ async def test_rotation_without_grace_forgets_the_old_secret(
     )
 
 
-@pytest.mark.parametrize("seconds", [-1, MAX_GRACE.total_seconds() + 1])
+@all_cases("seconds", [-1, MAX_GRACE.total_seconds() + 1])
 async def test_grace_out_of_range_is_refused(
     keys: KeyService, key: CreatedKey, seconds: float
 ) -> None:
@@ -266,7 +267,7 @@ async def test_every_change_is_audited_without_a_secret(
         assert secret.digest().hex() not in written
 
 
-@pytest.mark.parametrize("scope", [Scope.MEMBERS, Scope.ADMIN, Scope.ADMIN_READ])
+@all_cases("scope", [Scope.MEMBERS, Scope.ADMIN, Scope.ADMIN_READ])
 async def test_nobody_gives_a_scope_that_they_lack(keys: KeyService, scope: Scope) -> None:
     grantor = _principal(frozenset({Scope.KEYS, Scope.COMPLETIONS}))
     with pytest.raises(PermissionDeniedError, match=f"with the scope '{scope}'"):

@@ -16,6 +16,7 @@ from gateway.accounts.tables import DirtyHourRow, LedgerRow
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.errors import StoreUnavailableError
 from tests.support.kinds import every_database
+from tests.support.loops import all_cases
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -145,7 +146,7 @@ async def test_each_month_has_a_partition_made_when_it_is_new(database: Database
             await transaction.execute(text("DELETE FROM usage_ledger_2026_12"))
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "fields",
     [
         {"prompt_tokens": -1},

@@ -12,6 +12,7 @@ from gateway.accounts.limits import (
     read_limit_changes,
 )
 from gateway.errors import InvalidParameterError
+from tests.support.loops import all_cases
 
 
 def test_changes_are_merged_by_name_and_plan_takes_an_own_limit_away() -> None:
@@ -32,12 +33,12 @@ def test_changes_are_merged_by_name_and_plan_takes_an_own_limit_away() -> None:
     assert changed_limits({}, {LimitName.BUDGET: FromPlan.FROM_PLAN}) == {}
 
 
-@pytest.mark.parametrize("value", [0, MAX_LIMIT])
+@all_cases("value", [0, MAX_LIMIT])
 def test_bounds_belong_to_the_range(value: int) -> None:
     assert read_limit_changes({"budget_micros": value}) == {LimitName.BUDGET: value}
 
 
-@pytest.mark.parametrize("value", [-1, MAX_LIMIT + 1, True, 1.0, "5", "none", "Plan", [], {}])
+@all_cases("value", [-1, MAX_LIMIT + 1, True, 1.0, "5", "none", "Plan", [], {}])
 def test_other_values_are_refused_by_name(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="null or an integer from 0") as caught:
         read_limit_changes({"requests_per_day": value})

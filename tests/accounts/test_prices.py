@@ -17,6 +17,7 @@ from gateway.accounts.price_service import MAX_PRICE_MICROS, PriceService
 from gateway.accounts.times import utc_now
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 from tests.support.kinds import every_database
+from tests.support.loops import all_cases
 
 FLEX = ServiceTier.FLEX
 HOUR = timedelta(hours=1)
@@ -71,14 +72,14 @@ async def test_price_is_announced_and_audited(
     assert datetime.fromisoformat(entry.details["effective_at"]) == starts_at
 
 
-@pytest.mark.parametrize("model", ["", " ", "x" * 201, "a\0", "a\nb"])
+@all_cases("model", ["", " ", "x" * 201, "a\0", "a\nb"])
 async def test_wrong_model_is_refused(prices: PriceService, model: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         await prices.add(model, prompt_micros=1, completion_micros=1)
     assert caught.value.param == "model"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("micros", "param"),
     [
         ({"prompt_micros": -1}, "prompt_micros"),
@@ -96,7 +97,7 @@ async def test_wrong_amount_is_refused_by_name(
     assert await prices.list_history() == []
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "effective_at",
     [
         datetime(2020, 1, 1, tzinfo=UTC),

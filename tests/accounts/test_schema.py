@@ -17,6 +17,7 @@ from gateway.accounts.tables import Table
 from gateway.accounts.tenant_store import TenantStore
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 from tests.support.kinds import every_database
+from tests.support.loops import all_cases
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()
@@ -140,7 +141,7 @@ async def test_unreachable_database_is_a_store_error(tmp_path: Path) -> None:
         await _state(f"postgresql+asyncpg://postgres@/none?host={tmp_path}")
 
 
-@pytest.mark.parametrize("url", ["", "mysql://u:secret@h/d", "sqlite:///f.db", "secret"])
+@all_cases("url", ["", "mysql://u:secret@h/d", "sqlite:///f.db", "secret"])
 def test_other_databases_are_refused_without_repeating_the_url(url: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         Database(url)

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from gateway.accounts.usage_periods import (
     choose_sources,
     next_month,
 )
+from tests.support.loops import all_cases
 
 START = datetime(2026, 2, 27, tzinfo=UTC)
 moments = st.integers(0, 6 * 24 * 60).map(lambda minutes: START + timedelta(minutes=minutes))
@@ -79,7 +79,7 @@ def test_very_many_gaps_are_read_together() -> None:
     assert len(sources.hours) + len(sources.rows) <= MAX_SPANS
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("bucket", "label", "start", "end"),
     [
         (Bucket.HOUR, "2026-02-28T23", "2026-02-28T23:00", "2026-03-01T00:00"),

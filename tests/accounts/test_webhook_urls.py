@@ -5,6 +5,7 @@ import pytest
 from gateway.accounts.webhook_urls import MAX_URL_CHARACTERS, check_url, host_of
 from gateway.errors import InvalidParameterError
 from tests.support.cases import case
+from tests.support.loops import all_cases
 
 PUBLIC = [
     "https://example.com",
@@ -78,8 +79,8 @@ def test_private_or_plain_is_accepted_only_where_allowed() -> None:
             assert caught.value.param == "url"
 
 
-@pytest.mark.parametrize("url", NEVER)
-@pytest.mark.parametrize("allows_private", [False, True])
+@all_cases("url", NEVER)
+@all_cases("allows_private", [False, True])
 def test_what_is_no_url_is_refused_without_repeating_it(url: str, allows_private: bool) -> None:
     with pytest.raises(InvalidParameterError, match="'url' must") as caught:
         check_url(url, allows_private=allows_private)

@@ -18,6 +18,7 @@ from gateway.accounts.webhook_service import MAX_WEBHOOKS, WebhookService, make_
 from gateway.accounts.webhook_store import CLAIM, Delivery, EventName, WebhookStore
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
 from tests.support.kinds import every_database
+from tests.support.loops import all_cases
 
 URL = "https://example.com/hooks/T0KEN?key=hidden"
 SECOND = timedelta(seconds=1)
@@ -56,9 +57,7 @@ async def test_webhook_is_kept(webhooks: WebhookService) -> None:
     assert other.secret != created.secret
 
 
-@pytest.mark.parametrize(
-    "thresholds", [[], [0], [101], [-5], [50, 50], list(range(1, 12))], ids=str
-)
+@all_cases("thresholds", [[], [0], [101], [-5], [50, 50], list(range(1, 12))], ids=str)
 async def test_wrong_thresholds_are_refused(
     webhooks: WebhookService, thresholds: list[int]
 ) -> None:

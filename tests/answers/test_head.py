@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
 from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
@@ -22,6 +20,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.wire import validate
 from gateway.stream.completion import Completion, Usage
+from tests.support.loops import all_cases
 
 SUBJECTS = (SubjectLimits(LimitScope.TENANT, "acme", Limits(budget_micros=5)),)
 
@@ -86,7 +85,7 @@ def head_of(completion: Completion) -> AnswerHead:
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "parameters",
     [
         {},

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auth.api_key import ALPHABET, ApiKey, MalformedKeyError, checksum
+from tests.support.loops import all_cases
 
 FORM = re.compile(r"sk-[A-Za-z0-9]{12}-[A-Za-z0-9]{40}")
 
@@ -63,7 +64,7 @@ def test_other_text_is_malformed(text: str) -> None:
         ApiKey.parse(text)
 
 
-@pytest.mark.parametrize("ending", ["\n", " ", "a", "\0"])
+@all_cases("ending", ["\n", " ", "a", "\0"])
 def test_nothing_may_follow_a_key(ending: str) -> None:
     with pytest.raises(MalformedKeyError):
         ApiKey.parse(ApiKey.generate().reveal() + ending)

@@ -28,6 +28,7 @@ from gateway.auth.jwks import CHECK_SECONDS, JwksError, JwksFile
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
 from gateway.settings import JwtAlgorithm, Settings
+from tests.support.loops import all_cases
 
 ISSUER = "https://login.example"
 AUDIENCE = "sluice"
@@ -104,7 +105,7 @@ def _refusal(verifier: JwtVerifier, token: str) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("key", "algorithm", "kid"),
     [
         (SECRET, "HS256", None),
@@ -146,7 +147,7 @@ def test_alg_none_is_refused(verifier: JwtVerifier) -> None:
     assert _refusal(verifier, token).startswith('The token\'s algorithm "none" is not accepted.')
 
 
-@pytest.mark.parametrize("algorithm", ["HS512", "RS512"])
+@all_cases("algorithm", ["HS512", "RS512"])
 def test_algorithm_that_nobody_may_pin_is_refused(verifier: JwtVerifier, algorithm: str) -> None:
     key: Any = SECRET * 2 if algorithm == "HS512" else RSA_KEY
     token = jwt.encode(_claims(), key, algorithm, headers={"kid": "rsa"})
@@ -160,7 +161,7 @@ def test_algorithm_that_is_not_pinned_is_refused(verifier: JwtVerifier) -> None:
     assert '"HS256" is not accepted. Accepted: RS256.' in _refusal(only_rsa, _hs256())
 
 
-@pytest.mark.parametrize("form", [Encoding.PEM, Encoding.DER])
+@all_cases("form", [Encoding.PEM, Encoding.DER])
 def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: Encoding) -> None:
     """The classic confusion: sign HS256 with the RSA key that everybody knows."""
     published = RSA_KEY.public_key().public_bytes(form, PublicFormat.SubjectPublicKeyInfo)
@@ -175,7 +176,7 @@ def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: E
     assert "not accepted" in _refusal(no_secret, token)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("algorithm", "key", "kid", "message"),
     [
         ("RS256", RSA_KEY, "ec", "is of type EC, which does not fit the algorithm RS256"),
@@ -204,7 +205,7 @@ def test_key_is_chosen_by_kid(verifier: JwtVerifier) -> None:
     assert "lacks 'kid'" in _refusal(verifier, missing)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("changes", "message"),
     [
         ({"iss": "https://other.example"}, "issuer (claim 'iss')"),
@@ -242,7 +243,7 @@ def test_expiry_allows_for_the_leeway_and_no_more(verifier: JwtVerifier) -> None
     assert caught.value.code == "expired_token"
 
 
-@pytest.mark.parametrize("token", ["..", "a.b.c", "e30.e30.", "ä.b.c", "ey..J", "null.null.null"])
+@all_cases("token", ["..", "a.b.c", "e30.e30.", "ä.b.c", "ey..J", "null.null.null"])
 async def test_other_text_with_two_dots_is_refused(
     authenticator: Authenticator, token: str
 ) -> None:

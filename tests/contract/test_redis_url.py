@@ -3,6 +3,7 @@
 import pytest
 
 from contract.redis_url import check_redis_url, sentinel_address
+from tests.support.loops import all_cases
 
 
 def test_url_of_sentinels_says_where_they_are_and_what_to_ask_them() -> None:
@@ -26,13 +27,13 @@ def test_database_and_credentials_of_sentinels_may_be_left_out() -> None:
     assert address.sentinel_options == {"username": None, "password": None}
 
 
-@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "redis://[::1]:6379/0"])
+@all_cases("url", ["redis://h", "rediss://u:p@h:1/2", "redis://[::1]:6379/0"])
 def test_url_of_a_server_has_no_sentinels(url: str) -> None:
     assert check_redis_url(url) == url
     assert sentinel_address(url) is None
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("url", "complaint"),
     [
         ("http://h:hidden@h", "must begin with redis://, rediss://, redis+sentinel://"),

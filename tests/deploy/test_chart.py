@@ -24,6 +24,7 @@ from tests.deploy.helm import (
     pods,
     render,
 )
+from tests.support.loops import all_cases
 from tests.support.secrets import scan_for_secrets
 
 KUBERNETES = ("1.27", "1.34")
@@ -35,7 +36,7 @@ def name_of(file: Path) -> str:
     return file.name.removesuffix("-values.yaml")
 
 
-each_case = pytest.mark.parametrize("file", CASES, ids=name_of)
+each_case = all_cases("file", CASES, ids=name_of)
 BUNDLED = CHART / "ci" / "bundled-values.yaml"
 EXTERNAL = CHART / "ci" / "external-values.yaml"
 GPU_POOLS = CHART / "ci" / "gpu-pools-values.yaml"
@@ -190,12 +191,12 @@ URL_MARKERS = {
 }
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("file", "settings"),
     [(BUNDLED, MARKERS), (CHART / "ci" / "urls-values.yaml", URL_MARKERS)],
     ids=["bundled", "urls"],
 )
-@pytest.mark.parametrize("options", [(), ("--is-upgrade",)], ids=["install", "upgrade"])
+@all_cases("options", [(), ("--is-upgrade",)], ids=["install", "upgrade"])
 def test_secrets_are_in_secrets_alone(
     file: Path, settings: Mapping[str, str], options: tuple[str, ...]
 ) -> None:
@@ -396,7 +397,7 @@ def test_no_pool_installs_gateways_alone() -> None:
 HOOK = "helm.sh/hook"
 
 
-@pytest.mark.parametrize("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
+@all_cases("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
 def test_first_installation_has_no_hook_to_wait_for(file: Path) -> None:
     hooks = {
         each["metadata"]["name"]
@@ -409,7 +410,7 @@ def test_first_installation_has_no_hook_to_wait_for(file: Path) -> None:
         assert waiting["args"] == ["db", "status"]
 
 
-@pytest.mark.parametrize("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
+@all_cases("file", [BUNDLED, EXTERNAL], ids=["bundled", "external"])
 def test_upgrade_migrates_first_with_what_the_hook_brings_along(file: Path) -> None:
     manifests = render(file, options=("--is-upgrade",))
     hooks = {

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-import pytest
-
 from tests.deploy.helm import CHART, helm, template
+from tests.support.loops import all_cases
 
 EXTERNAL = CHART / "ci" / "external-values.yaml"
 POOL = "worker.pools[0]"
@@ -177,7 +176,7 @@ def member(name: str) -> str:
     return "worker.pools[1]" if name.startswith("worker.pools[1].") else name
 
 
-@pytest.mark.parametrize(("settings", "sentence"), NOT_TOGETHER.values(), ids=NOT_TOGETHER)
+@all_cases(("settings", "sentence"), NOT_TOGETHER.values(), ids=NOT_TOGETHER)
 def test_values_that_do_not_go_together(settings: dict[str, str], sentence: str) -> None:
     assert sentence in refusal(settings, (each for each, _ in NOT_TOGETHER.values()), section)
 
@@ -240,7 +239,7 @@ OUT_OF_RANGE = {
 }
 
 
-@pytest.mark.parametrize(("name", "value", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+@all_cases(("name", "value", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_values_that_the_schema_refuses(name: str, value: str, sentence: str) -> None:
     others = ({name: value} for name, value, _ in OUT_OF_RANGE.values())
     told = refusal({name: value}, others, member)

@@ -33,6 +33,7 @@ from tests.deploy.compose_file import (
     services,
     variables_of,
 )
+from tests.support.loops import all_cases
 from tests.support.stack import CHECKPOINT, REPOSITORY
 
 SERVICES = list(services().values())
@@ -46,10 +47,8 @@ def by_name(service: Service) -> str:
     return service.name
 
 
-every_service = pytest.mark.parametrize("service", SERVICES, ids=by_name)
-every_own_service = pytest.mark.parametrize(
-    "service", [services()[name] for name in OURS], ids=by_name
-)
+every_service = all_cases("service", SERVICES, ids=by_name)
+every_own_service = all_cases("service", [services()[name] for name in OURS], ids=by_name)
 
 
 @pytest.mark.parametrize("path", [FILE, OVERRIDE], ids=lambda path: path.name)
@@ -105,7 +104,7 @@ def test_the_example_asks_for_what_is_required_and_nothing_else() -> None:
     assert uncommented == required == FILLED_IN.keys()
 
 
-@pytest.mark.parametrize("name", FILLED_IN)
+@all_cases("name", FILLED_IN)
 def test_nothing_starts_without_a_required_variable(name: str) -> None:
     with pytest.raises(MissingVariableError, match=name):
         interpolated(load(FILE), FILLED_IN | {name: ""})
@@ -246,8 +245,9 @@ def test_environment_is_known_to_the_process(service: Service) -> None:
 def test_environment_makes_valid_settings(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _set_environment(monkeypatch, service)
-    settings: Any = settings_of(service)()
+    with monkeypatch.context() as patch:
+        _set_environment(patch, service)
+        settings: Any = settings_of(service)()
     redis_url = settings.redis_url
     if service.name != "migrate":
         text = redis_url if isinstance(redis_url, str) else redis_url.get_secret_value()
@@ -272,8 +272,9 @@ def test_time_to_stop_is_enough_for_an_orderly_end(
 ) -> None:
     if service.is_one_shot:
         return
-    _set_environment(monkeypatch, service)
-    settings: Any = settings_of(service)()
+    with monkeypatch.context() as patch:
+        _set_environment(patch, service)
+        settings: Any = settings_of(service)()
     if service.name == "gateway":
         needed = (settings.drain_delay + settings.drain_timeout).total_seconds()
         needed += plan.DRAIN_MARGIN_SECONDS

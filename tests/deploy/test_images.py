@@ -11,6 +11,7 @@ import pytest
 from gateway.cli import COMMANDS
 from tests.deploy.compose_file import services
 from tests.deploy.dockerfile import FOLDER, Stage, sources, stages
+from tests.support.loops import all_cases
 from tests.support.stack import REPOSITORY
 
 DEVICES = ("cpu", "gpu")
@@ -25,8 +26,8 @@ NO_PLACE_IN_THE_GATEWAY = re.compile(
     r"(torch|vllm|nvidia|triton|transformers|numpy)", re.IGNORECASE
 )
 
-every_own_image = pytest.mark.parametrize("image", OURS)
-every_image = pytest.mark.parametrize("image", ALL)
+every_own_image = all_cases("image", OURS)
+every_image = all_cases("image", ALL)
 
 
 def packages(extra: str) -> dict[str, str]:
@@ -112,7 +113,7 @@ def test_gateway_has_no_engine() -> None:
     ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@all_cases("device", DEVICES)
 def test_worker_has_the_engine_of_its_device(device: str) -> None:
     image = stages(FOLDER / "Dockerfile.worker", DEVICE=device)
     assert image[-1].image == device

@@ -14,6 +14,7 @@ import worker.__main__
 from gateway.cli import main
 from gateway.commands import plan
 from tests.deploy.compose_file import services
+from tests.support.loops import all_cases
 from tests.support.stack import REPOSITORY
 from worker.settings import Settings
 
@@ -65,14 +66,12 @@ def test_many_commands_are_shown() -> None:
     assert len(shown()) > 30
 
 
-@pytest.mark.parametrize("line", shown())
+@all_cases("line", shown())
 def test_shown_command_is_one_that_the_command_line_takes(line: str) -> None:
     check(line)
 
 
-@pytest.mark.parametrize(
-    "line", ["sluice tenants freeze acme", "sluice keys revoke --tennant acme KEY"]
-)
+@all_cases("line", ["sluice tenants freeze acme", "sluice keys revoke --tennant acme KEY"])
 def test_command_that_is_not_there_would_be_noticed(line: str) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
         check(line)

@@ -12,6 +12,7 @@ from gateway.dialects.choice import choose_model, choose_profile
 from gateway.dialects.profile import PROFILES
 from gateway.errors import InvalidParameterError, MissingParameterError
 from gateway.settings import Settings
+from tests.support.loops import all_cases
 
 NOBODY = Principal(
     tenant_id="acme",
@@ -43,14 +44,14 @@ def test_profile_header_goes_before_key_and_tenant_before_model_before_server() 
     assert chosen(None, settings=Settings()) is Dialect.OPENAI
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_every_dialect_can_be_named_and_has_a_profile(dialect: Dialect) -> None:
     assert chosen(dialect.value) is dialect
     assert chosen(f" {dialect.value.upper()} ") is dialect
     assert PROFILES[dialect].name is dialect
 
 
-@pytest.mark.parametrize("header", ["", "klingon", "openai,vllm", "x" * 5000, "öpenai"])
+@all_cases("header", ["", "klingon", "openai,vllm", "x" * 5000, "öpenai"])
 def test_unknown_dialect_of_the_header_is_refused_naming_the_known_ones(header: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         chosen(header, Dialect.VLLM)
@@ -71,7 +72,7 @@ def test_dialect_that_only_a_newer_worker_knows_is_ignored_and_logged_once(
     ]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("name", "default", "allowed", "served", "expected"),
     [
         ("a", "b", None, {"a", "b"}, "a"),
@@ -104,7 +105,7 @@ def test_model_that_is_not_named_is_the_default_or_the_only_one(
     assert choose_model(name, principal, served) == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("allowed", "served"), [(None, {"a", "b"}), ({"a", "b"}, {"a", "b", "c"}), (None, set())]
 )
 def test_model_is_missing_where_nothing_tells_which_one(

@@ -19,9 +19,10 @@ from tests.gateway.dialects.reading import (
     read_body,
     refusal,
 )
+from tests.support.loops import all_cases
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "expected"),
     [
         ("text", ["text"]),
@@ -49,7 +50,7 @@ def test_prompt_is_taken_by_its_shape(prompt: Any, expected: list[Any]) -> None:
         assert read(profile, prompt=prompt).prompts == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "message"),
     [
         (5, "'prompt' must be a string or an array. Given: 5."),
@@ -78,7 +79,7 @@ def test_more_prompts_than_allowed_are_refused() -> None:
         read_body(body, max_prompts=4)
 
 
-@pytest.mark.parametrize("fan_out", [{"n": 3}, {"best_of": 3}, {"n_cmpl": 3}])
+@all_cases("fan_out", [{"n": 3}, {"best_of": 3}, {"n_cmpl": 3}])
 def test_sequences_count_like_prompts(fan_out: dict[str, int]) -> None:
     body = {"model": "m", "prompt": ["a"] * 2, **fan_out}
     assert read_body(body, max_prompts=6)
@@ -103,7 +104,7 @@ def test_best_of_above_n_cannot_be_streamed() -> None:
     assert error.param == "best_of"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("stop", "expected"),
     [(None, []), ("x", ["x"]), ([], []), (["a", "b", "c", "\n"], ["a", "b", "c", "\n"])],
 )
@@ -111,7 +112,7 @@ def test_stop_is_one_string_or_a_list(stop: Any, expected: list[str]) -> None:
     assert read(stop=stop).stop == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("profile", "most"),
     [(OPENAI, 4), (FIREWORKS, 4), (LLAMACPP, 64), (MISTRALRS, 64), (OMLX, 64), (VLLM, 64)],
 )
@@ -121,7 +122,7 @@ def test_number_of_stop_strings_is_bounded_by_the_dialect(profile: Profile, most
     assert error.message == f"'stop' must have at most {most} strings. Given: {most + 1}."
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("stop", "message"),
     [
         (5, "'stop' must be a string or an array of strings. Given: 5."),
@@ -137,7 +138,7 @@ def test_stop_beyond_its_rules_is_refused(stop: Any, message: str) -> None:
     assert (error.message, error.param) == (message, "stop")
 
 
-@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM])
+@all_cases("profile", [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM])
 def test_no_tokens_are_allowed_with_echo_only(profile: Profile) -> None:
     assert read(profile, max_tokens=0, echo=True).max_tokens == 0
     assert read(profile, max_tokens=0, echo_last=2).max_tokens == 0
@@ -150,12 +151,12 @@ def test_no_tokens_are_allowed_without_echo_in_llamacpp() -> None:
     assert read(LLAMACPP, max_tokens=0).max_tokens == 0
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_all_tokens_that_fit_may_be_asked_for_everywhere(profile: Profile) -> None:
     assert read(profile, max_tokens=-1).max_tokens == -1
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({}, (False, None)),
@@ -172,7 +173,7 @@ def test_echo_and_echo_last_are_read(
     assert (request.echo, request.echo_last) == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({}, None),
@@ -196,7 +197,7 @@ def test_keeping_no_prompt_token_is_refused() -> None:
     assert error.param == "truncate_prompt_tokens"
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_both_rules_for_a_full_context_window_compose(profile: Profile) -> None:
     request = read(profile, truncate_sequence=True, context_length_exceeded_behavior="truncate")
     assert request.prompt_tokens_kept == FIT
@@ -231,7 +232,7 @@ ALIASES: list[tuple[str, str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "other", "value", "unequal"), ALIASES)
+@all_cases(("name", "other", "value", "unequal"), ALIASES)
 def test_names_of_one_parameter_mean_the_same_and_must_agree(
     name: str, other: str, value: Any, unequal: Any
 ) -> None:
@@ -259,7 +260,7 @@ def test_either_name_of_token_ids_asks_for_them() -> None:
     assert not read(return_tokens=False, return_token_ids=False).return_token_ids
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("options", "expected"),
     [
         (None, (False, False)),
@@ -284,13 +285,13 @@ def test_stream_option_of_a_wrong_type_is_refused() -> None:
     assert error.param == "stream_options.include_usage"
 
 
-@pytest.mark.parametrize("profile", [OPENAI, MISTRALRS, VLLM])
+@all_cases("profile", [OPENAI, MISTRALRS, VLLM])
 def test_stream_options_without_stream_are_refused(profile: Profile) -> None:
     error = refusal(profile, stream_options={"include_usage": True})
     assert error.message == "'stream_options' is only allowed when 'stream' is true."
 
 
-@pytest.mark.parametrize("profile", [FIREWORKS, LLAMACPP, OMLX])
+@all_cases("profile", [FIREWORKS, LLAMACPP, OMLX])
 def test_stream_options_without_stream_are_passed_over_where_they_always_were(
     profile: Profile,
 ) -> None:
@@ -298,7 +299,7 @@ def test_stream_options_without_stream_are_passed_over_where_they_always_were(
     assert (request.include_usage, request.include_obfuscation) == (False, False)
 
 
-@pytest.mark.parametrize("value", [None, True])
+@all_cases("value", [None, True])
 def test_cached_work_is_reused_unless_forbidden(value: bool | None) -> None:
     assert read(cache_prompt=value).reads_prefix_cache
     assert not read(cache_prompt=False).reads_prefix_cache
@@ -319,8 +320,8 @@ def test_times_are_told_on_request() -> None:
     assert not read().wants_timings
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens"])
-@pytest.mark.parametrize(
+@all_cases("name", ["ignore_eos", "min_tokens"])
+@all_cases(
     ("constraint", "structure"),
     [
         ("grammar", {"grammar": 'root ::= "a"'}),

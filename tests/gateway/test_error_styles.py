@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import httpx
-import pytest
 from fastapi import FastAPI, Request
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -27,6 +26,7 @@ from gateway.errors import (
     UnknownParameterError,
     UnsupportedParameterError,
 )
+from tests.support.loops import all_cases
 
 INVALID = InvalidParameterError("'n' must be >= 1. Given: 0.", param="n")
 
@@ -78,7 +78,7 @@ def test_conflict_18_vllm_has_classes_as_types() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("error", "llamacpp", "vllm"),
     [
         (AuthenticationError("No."), "authentication_error", "AuthenticationError"),
@@ -96,7 +96,7 @@ def test_conflict_18_types_have_the_names_that_clients_know(
     assert error.body(ErrorStyle.VLLM)["error"]["type"] == vllm
 
 
-@pytest.mark.parametrize("style", ErrorStyle)
+@all_cases("style", ErrorStyle)
 def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
     for kind in classes():
         error = kind.__new__(kind)
@@ -123,7 +123,7 @@ def test_context_error_tells_llamacpps_clients_the_numbers() -> None:
     assert "n_ctx" not in without.body(ErrorStyle.LLAMACPP)["error"]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("kind", "code"),
     [
         (UnsupportedParameterError, "unsupported_parameter"),
@@ -172,7 +172,7 @@ async def ask(
         return await client.get(path, headers=headers)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_18_header_chooses_the_style(dialect: Dialect) -> None:
     response = await ask("/invalid", dialect=str(dialect))
     style = PROFILES[dialect].error_style
@@ -181,13 +181,13 @@ async def test_conflict_18_header_chooses_the_style(dialect: Dialect) -> None:
     assert response.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("style", ErrorStyle)
+@all_cases("style", ErrorStyle)
 async def test_style_that_the_route_has_chosen_wins_over_the_header(style: ErrorStyle) -> None:
     response = await ask(f"/known/{style}", dialect="vllm")
     assert response.json() == INVALID.body(style)
 
 
-@pytest.mark.parametrize("dialect", [None, "", "nonsense", "\u00e9"])
+@all_cases("dialect", [None, "", "nonsense", "\u00e9"])
 async def test_default_dialect_chooses_the_style_otherwise(dialect: str | None) -> None:
     app = make_app()
     assert (await ask("/invalid", app=app, dialect=dialect)).json() == INVALID.body()
@@ -197,7 +197,7 @@ async def test_default_dialect_chooses_the_style_otherwise(dialect: str | None) 
     assert response.json() == INVALID.body(ErrorStyle.LLAMACPP)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("path", "status", "kind"),
     [
         ("/bug", 500, "server_error"),

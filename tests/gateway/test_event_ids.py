@@ -5,6 +5,7 @@ from fastapi import Request
 
 from gateway.api.event_ids import Position, read_last_event_id, read_position, read_stream
 from gateway.errors import InvalidParameterError
+from tests.support.loops import all_cases
 
 ID = "cmpl-" + "a2" * 13
 CHAT_ID = f"chat{ID}"
@@ -16,20 +17,20 @@ def request(query: str = "", **headers: str) -> Request:
     return Request({"type": "http", "headers": raw, "query_string": query.encode()})
 
 
-@pytest.mark.parametrize("request_id", [ID, CHAT_ID])
-@pytest.mark.parametrize("number", [0, 1, 999_999_999_999_999])
+@all_cases("request_id", [ID, CHAT_ID])
+@all_cases("number", [0, 1, 999_999_999_999_999])
 def test_event_id_is_read(request_id: str, number: int) -> None:
     given = request(last_event_id=f"{request_id}:{number}")
     assert read_last_event_id(given) == Position(request_id, number)
 
 
-@pytest.mark.parametrize("headers", [{}, {"last_event_id": ""}], ids=["absent", "empty"])
+@all_cases("headers", [{}, {"last_event_id": ""}], ids=["absent", "empty"])
 def test_client_that_has_got_nothing_says_nothing(headers: dict[str, str]) -> None:
     assert read_last_event_id(request(**headers)) is None
     assert read_position(request(**headers), ID) == 0
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "value",
     [
         "12",
@@ -66,7 +67,7 @@ def test_event_of_another_completion_is_refused() -> None:
         read_position(request(last_event_id=f"{other}:7"), ID)
 
 
-@pytest.mark.parametrize("value", ["-1", "1.5", "one", "", "1" * 16])
+@all_cases("value", ["-1", "1.5", "one", "", "1" * 16])
 def test_wrong_number_in_the_query_is_refused_by_name(value: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         read_position(request(f"starting_after={value}"), ID)

@@ -1,7 +1,5 @@
 """Each way in which a job fails has one answer of the API."""
 
-import pytest
-
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway.errors import (
@@ -16,6 +14,7 @@ from gateway.errors import (
     RequestCancelledError,
 )
 from gateway.stream.failures import to_api_error
+from tests.support.loops import all_cases
 
 EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.INVALID_REQUEST: (BadRequestError, 400, False),
@@ -33,7 +32,7 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
 }
 
 
-@pytest.mark.parametrize("code", FailureCode)
+@all_cases("code", FailureCode)
 def test_failure_is_told_as_its_own_error(code: FailureCode) -> None:
     expected, status, may_retry = EXPECTED[code]
     error = to_api_error(JobFailed(1, 1, code, "inside of the worker"))
@@ -42,16 +41,14 @@ def test_failure_is_told_as_its_own_error(code: FailureCode) -> None:
     assert error.headers()["x-should-retry"] == ("true" if may_retry else "false")
 
 
-@pytest.mark.parametrize("code", [code for code in FailureCode if EXPECTED[code][1] == 503])
+@all_cases("code", [code for code in FailureCode if EXPECTED[code][1] == 503])
 def test_failure_that_passes_says_when_to_come_back(code: FailureCode) -> None:
     headers = to_api_error(JobFailed(1, 1, code, "")).headers()
     assert int(headers["retry-after"]) >= 1
     assert int(headers["retry-after-ms"]) >= 1000
 
 
-@pytest.mark.parametrize(
-    "code", [code for code in FailureCode if code is not FailureCode.INVALID_REQUEST]
-)
+@all_cases("code", [code for code in FailureCode if code is not FailureCode.INVALID_REQUEST])
 def test_inside_of_the_worker_is_not_told(code: FailureCode) -> None:
     assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
 

@@ -11,6 +11,7 @@ from gateway.accounts.scopes import Scope
 from tests.gateway.callers import caller, send, status_with
 from tests.gateway.conftest import eventually
 from tests.gateway.http import message_of
+from tests.support.loops import all_cases
 from tests.support.stack import Stack
 
 
@@ -76,7 +77,7 @@ async def _all(client: httpx.AsyncClient, path: str) -> list[dict[str, Any]]:
     return entries
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("body", "param"),
     [
         ({"id": "x"}, "name"),

@@ -3,11 +3,11 @@
 from typing import Any
 
 import httpx
-import pytest
 
 from contract.dialect import Dialect
 from tests.gateway.conftest import STEP_SECONDS, asking
 from tests.support.events import parse_chunks, texts_by_choice
+from tests.support.loops import all_cases
 
 
 async def ask(client: httpx.AsyncClient, dialect: Dialect, **parameters: Any) -> httpx.Response:
@@ -53,7 +53,7 @@ async def test_conflict_20_llamacpp_tells_timings_in_every_chunk_on_request(
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("dialect", "name"),
     [(Dialect.OMLX, "time_to_first_token"), (Dialect.MISTRALRS, "total_time_sec")],
 )
@@ -67,7 +67,7 @@ async def test_conflict_20_omlx_and_mistralrs_tell_times_in_usage(
     assert final["usage"].keys() == whole.keys()
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_17_every_stream_ends_with_its_usage(
     client: httpx.AsyncClient, dialect: Dialect
 ) -> None:

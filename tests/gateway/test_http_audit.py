@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.scopes import Scope
@@ -12,6 +10,7 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.redis_client import connect
 from tests.gateway.conftest import gateway_client
 from tests.gateway.http import message_of
+from tests.support.loops import all_cases
 from tests.support.stack import Stack
 
 TENANT, OTHER = "audited", "unaudited"
@@ -100,7 +99,7 @@ async def test_operator_finds_changes_by_tenant_actor_and_action(stack: Stack) -
     assert (await entries(stack, operator, "/admin/audit", actor="cli:nobody"))["data"] == []
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("path", "scope"),
     [("/v1/audit", Scope.KEYS), ("/v1/audit", Scope.USAGE), ("/admin/audit", Scope.MEMBERS)],
 )
@@ -110,7 +109,7 @@ async def test_others_are_refused(stack: Stack, path: str, scope: Scope) -> None
     message_of(refused, status=403, kind="permission_error", code="insufficient_scope")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("query", "param"),
     [
         ({"after": "0"}, "after"),

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 from redis.asyncio import Redis
 
 from contract.outcomes import FailureCode
@@ -13,6 +12,7 @@ from tests.gateway.coming_back import Events, Reader, await_status, go_on, statu
 from tests.gateway.conftest import asking, complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
 from tests.support.events import DONE, numbered_events
+from tests.support.loops import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL
 
@@ -132,7 +132,7 @@ async def test_refused_request_has_its_status_in_the_background_too(
     assert response.status_code == 400
 
 
-@pytest.mark.parametrize("value", [1, "true", []])
+@all_cases("value", [1, "true", []])
 async def test_background_is_a_boolean(client: httpx.AsyncClient, value: Any) -> None:
     message_of(
         await complete(client, background=value),
@@ -143,6 +143,6 @@ async def test_background_is_a_boolean(client: httpx.AsyncClient, value: Any) ->
     )
 
 
-@pytest.mark.parametrize("value", [False, None])
+@all_cases("value", [False, None])
 async def test_background_can_be_declined(client: httpx.AsyncClient, value: Any) -> None:
     assert (await complete(client, background=value)).json()["choices"]

@@ -7,7 +7,6 @@ import secrets
 from typing import Any
 
 import httpx
-import pytest
 from redis.asyncio import Redis
 
 from contract.messages import CallPiece, ChatFormat, Feature, Parsing
@@ -35,6 +34,7 @@ from tests.gateway.http import message_of
 from tests.gateway.tenants import change_tenant
 from tests.support.events import parse_chunks
 from tests.support.fake_worker import chat_format
+from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 24
@@ -87,7 +87,7 @@ async def test_messages_become_the_prompt_of_a_job(
     assert await nothing_left(store, name)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("parameters", "tools"),
     [
         ({"tools": [tool(), tool("sub")]}, ["add", "sub"]),
@@ -114,8 +114,8 @@ async def test_worker_is_told_which_calls_to_look_for(
     assert (await request).status_code == 200
 
 
-@pytest.mark.parametrize("known", [[], [Feature.STRICT_TOOLS]], ids=["foreign", "known"])
-@pytest.mark.parametrize(
+@all_cases("known", [[], [Feature.STRICT_TOOLS]], ids=["foreign", "known"])
+@all_cases(
     ("parameters", "is_forced"),
     [
         ({"tool_choice": "required"}, True),
@@ -195,7 +195,7 @@ async def test_argument_that_the_template_does_not_read_is_refused_where_the_ten
     )
 
 
-@pytest.mark.parametrize("shows", [False, True])
+@all_cases("shows", [False, True])
 async def test_parsers_are_shown_the_special_tokens_that_they_look_for(
     client: httpx.AsyncClient, store: "Redis", *, shows: bool
 ) -> None:
@@ -219,7 +219,7 @@ async def test_job_of_a_completion_is_not_read_apart(
     assert (await request).json()["object"] == "text_completion"
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@all_cases("is_streamed", [False, True])
 async def test_reasoning_and_calls_are_told_apart(
     client: httpx.AsyncClient, store: "Redis", *, is_streamed: bool
 ) -> None:
@@ -291,7 +291,7 @@ async def test_images_travel_with_their_job(client: httpx.AsyncClient, store: "R
     assert (await request).status_code == 200
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("parameters", "code", "param", "text"),
     [
         ({"messages": []}, "invalid_value", "messages", "at least"),
@@ -333,7 +333,7 @@ async def test_template_may_refuse_the_messages(client: httpx.AsyncClient, store
     assert message.endswith("I do not like it.")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("features", "parameters", "param", "need"),
     [
         ([], {}, "messages", "a chat template"),

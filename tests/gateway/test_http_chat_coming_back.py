@@ -4,7 +4,6 @@ import secrets
 from typing import Any
 
 import httpx
-import pytest
 from redis.asyncio import Redis
 
 from contract.messages import CallPiece
@@ -13,6 +12,7 @@ from tests.gateway.chats import CHATS, chat, chatting, joined, serve_chats, tool
 from tests.gateway.coming_back import Events, await_status, begin, begin_at, go_on, status_of
 from tests.gateway.http import message_of
 from tests.support.events import numbered_events, parse_chunks
+from tests.support.loops import all_cases
 
 LONG: dict[str, Any] = {"max_tokens": 60, "n": 2, "temperature": 1}
 
@@ -43,8 +43,8 @@ async def undisturbed(client: httpx.AsyncClient, **parameters: Any) -> dict[int,
     return _UNDISTURBED[asked]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
-@pytest.mark.parametrize("number", [1, 7, 40])
+@all_cases("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
+@all_cases("number", [1, 7, 40])
 async def test_stream_goes_on_where_its_client_left(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, number: int, *, elsewhere: bool
 ) -> None:

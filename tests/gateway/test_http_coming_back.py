@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import httpx
-import pytest
 from redis.asyncio import Redis
 
 from contract.outcomes import FailureCode
@@ -14,6 +13,7 @@ from tests.gateway.coming_back import Reader, await_status, begin, go_on, status
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve
 from tests.gateway.http import message_of
 from tests.support.events import DONE, numbered_events, parse_chunks, texts_by_choice
+from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 UNKNOWN = "cmpl-" + "a" * 26
@@ -42,8 +42,8 @@ def texts(*parts: list[tuple[bytes, str, int]]) -> dict[int, str]:
     return texts_by_choice(parse_chunks(body))
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
-@pytest.mark.parametrize("number", [1, 7, 40])
+@all_cases("elsewhere", [False, True], ids=["same-gateway", "other-gateway"])
+@all_cases("number", [1, 7, 40])
 async def test_stream_goes_on_where_its_client_left(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, number: int, *, elsewhere: bool
 ) -> None:
@@ -220,8 +220,8 @@ async def test_left_stream_can_be_cancelled(client: httpx.AsyncClient) -> None:
     assert b'"request_cancelled"' in response.content
 
 
-@pytest.mark.parametrize("path", ["", "?stream=true", "/cancel"])
-@pytest.mark.parametrize("request_id", [UNKNOWN, "x", "cmpl-1", "%00", "é", UNKNOWN * 50])
+@all_cases("path", ["", "?stream=true", "/cancel"])
+@all_cases("request_id", [UNKNOWN, "x", "cmpl-1", "%00", "é", UNKNOWN * 50])
 async def test_unknown_completion_is_not_found(
     client: httpx.AsyncClient, request_id: str, path: str
 ) -> None:
@@ -295,9 +295,7 @@ async def test_malformed_event_id_is_named(client: httpx.AsyncClient) -> None:
     assert '"12"' in message
 
 
-@pytest.mark.parametrize(
-    "dialect", ["openai", "fireworks", "llamacpp", "mistralrs", "omlx", "vllm"]
-)
+@all_cases("dialect", ["openai", "fireworks", "llamacpp", "mistralrs", "omlx", "vllm"])
 async def test_stream_goes_on_in_its_dialect(client: httpx.AsyncClient, dialect: str) -> None:
     response = await client.post(
         "/v1/completions",

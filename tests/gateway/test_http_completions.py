@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import complete
+from tests.support.loops import all_cases
 
 
 async def body_of(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:
@@ -96,7 +97,7 @@ async def test_best_of_returns_n_and_bills_all(client: httpx.AsyncClient) -> Non
     assert means == pytest.approx(all_means[:2])
 
 
-@pytest.mark.parametrize("prompt", ["Once upon a time", [5, 6, 7], "Grüße 😀"])
+@all_cases("prompt", ["Once upon a time", [5, 6, 7], "Grüße 😀"])
 async def test_echo_puts_the_prompt_first(client: httpx.AsyncClient, prompt: Any) -> None:
     (plain,) = await texts_of(client, prompt=prompt)
     (echoed,) = await texts_of(client, prompt=prompt, echo=True)
@@ -114,7 +115,7 @@ async def test_echo_alone_counts_no_completion(client: httpx.AsyncClient) -> Non
     assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
-@pytest.mark.parametrize("echo", [False, True])
+@all_cases("echo", [False, True])
 async def test_logprobs_are_parallel_lists_over_the_text(
     client: httpx.AsyncClient, echo: bool
 ) -> None:

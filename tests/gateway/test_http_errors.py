@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-import pytest
 from redis.asyncio import Redis
 
 from contract.dialect import Dialect
@@ -26,12 +25,13 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.http import connection, head, message_of, post, read_response
+from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 INVALID = "invalid_request_error"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "authorization",
     [
         None,
@@ -45,7 +45,7 @@ INVALID = "invalid_request_error"
     ],
     ids=["none", "empty", "bare", "basic", "malformed", "long", "no-jwt", "latin-1"],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", f"/v1/models/{MODEL}"])
+@all_cases("path", ["/v1/completions", "/v1/models", f"/v1/models/{MODEL}"])
 async def test_request_without_a_valid_credential_gets_401(
     stack: Stack, authorization: str | None, path: str
 ) -> None:
@@ -88,7 +88,7 @@ async def test_key_without_the_scope_gets_403(stack: Stack, client: httpx.AsyncC
         assert "completions" in message
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/completions", "/v1/completionsx", "/v1/%ff%00"])
+@all_cases("path", ["/", "/v1", "/v2/completions", "/v1/completionsx", "/v1/%ff%00"])
 async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> None:
     response = await client.post(path, json={})
     message = message_of(response, status=404, kind=INVALID, code="not_found")
@@ -101,7 +101,7 @@ async def test_unknown_model_gets_404(client: httpx.AsyncClient) -> None:
     assert message == 'The model "gpt-9" does not exist or you do not have access to it.'
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("method", "path", "allowed"),
     [
         ("GET", "/v1/completions", "POST"),
@@ -119,7 +119,7 @@ async def test_wrong_method_gets_405_and_is_told_the_right_one(
     assert response.headers["allow"] == allowed
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("body", "code"),
     [
         (b"", "invalid_json"),
@@ -140,7 +140,7 @@ async def test_body_that_is_no_json_object_gets_400(
     message_of(response, status=400, kind=INVALID, code=code)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("parameters", "code", "param"),
     [
         ({"model": None}, "missing_required_parameter", "model"),
@@ -191,7 +191,7 @@ async def test_one_bad_prompt_refuses_the_request_naming_its_place(
     await eventually(lambda: nothing_left(store, MODEL), what="an empty queue")
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "json"])
+@all_cases("media_type", ["text/plain", "application/x-www-form-urlencoded", "json"])
 async def test_other_media_type_gets_415(client: httpx.AsyncClient, media_type: str) -> None:
     response = await client.post(
         "/v1/completions", content=json.dumps(asking()), headers={"content-type": media_type}
@@ -199,7 +199,7 @@ async def test_other_media_type_gets_415(client: httpx.AsyncClient, media_type: 
     message_of(response, status=415, kind=INVALID, code="unsupported_media_type")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "media_type", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"]
 )
 async def test_json_by_any_of_its_names_is_read(client: httpx.AsyncClient, media_type: str) -> None:
@@ -281,11 +281,11 @@ async def _waiting(store: "Redis", model: str, number: int) -> bool:
     return (await jobs_in_redis(store, model))["waiting"] == number
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("state", "code"),
     [(WorkerState.LOADING, "model_loading"), (WorkerState.DRAINING, "no_worker")],
 )
-@pytest.mark.parametrize("stream", [False, True])
+@all_cases("stream", [False, True])
 async def test_model_that_nobody_serves_gets_503_and_when_to_come_back(
     client: httpx.AsyncClient, store: "Redis", state: WorkerState, code: str, stream: bool
 ) -> None:
@@ -315,8 +315,8 @@ async def test_connection_serves_on_after_errors(stack: Stack, key: str) -> None
 TYPES_OF_404 = {ErrorStyle.LLAMACPP: "not_found_error", ErrorStyle.VLLM: "NotFoundError"}
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("stream", [False, True])
+@all_cases("dialect", Dialect)
+@all_cases("stream", [False, True])
 async def test_conflict_18_wrong_parameter_is_told_in_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect, stream: bool
 ) -> None:
@@ -332,7 +332,7 @@ async def test_conflict_18_wrong_parameter_is_told_in_the_style_of_the_dialect(
     assert response.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_18_invalid_json_is_told_in_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect
 ) -> None:
@@ -346,7 +346,7 @@ async def test_conflict_18_invalid_json_is_told_in_the_style_of_the_dialect(
     assert response.status_code == (422 if style is ErrorStyle.MISTRALRS else 400)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_18_unknown_route_is_told_in_the_style_of_the_dialect(
     client: httpx.AsyncClient, dialect: Dialect
 ) -> None:
@@ -355,7 +355,7 @@ async def test_conflict_18_unknown_route_is_told_in_the_style_of_the_dialect(
     assert (response.status_code, response.json()["error"]["type"]) == (404, expected)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "dialect", [name for name, profile in PROFILES.items() if not profile.takes_any_model_name]
 )
 async def test_conflict_18_unknown_model_is_told_in_the_style_of_the_dialect(
@@ -368,7 +368,7 @@ async def test_conflict_18_unknown_model_is_told_in_the_style_of_the_dialect(
     assert (response.status_code, response.json()["error"]["type"]) == (404, expected)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_18_missing_credential_is_told_in_the_style_of_the_dialect(
     stack: Stack, dialect: Dialect
 ) -> None:

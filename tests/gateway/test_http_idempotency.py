@@ -16,6 +16,7 @@ from tests.gateway.coming_back import Reader, go_on
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, serve
 from tests.gateway.http import message_of
 from tests.support.events import numbered_events
+from tests.support.loops import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 
@@ -261,7 +262,7 @@ async def test_cancelled_request_stays_cancelled(
     assert again.json()["status"] == "cancelled"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "value",
     [b"", b"a b", b"x" * 256, b"tab\tinside", "é".encode()],
     ids=["empty", "space", "long", "tab", "beyond-ascii"],
@@ -277,7 +278,7 @@ async def test_wrong_key_is_named(client: httpx.AsyncClient, value: bytes) -> No
     assert "1 to 255 visible ASCII characters" in message
 
 
-@pytest.mark.parametrize("value", ["!", "x" * 255, "~`{}[]\"'\\"])
+@all_cases("value", ["!", "x" * 255, "~`{}[]\"'\\"])
 async def test_any_visible_key_is_taken(client: httpx.AsyncClient, value: str) -> None:
     assert (await ask(client, value, prompt=secrets.token_hex(4))).status_code in (200, 409)
 

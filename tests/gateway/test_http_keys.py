@@ -14,6 +14,7 @@ from gateway.accounts.scopes import Scope
 from tests.gateway.callers import caller, send, status_with
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.http import message_of
+from tests.support.loops import all_cases
 from tests.support.stack import Stack
 
 TENANT, OTHER = "keyholder", "neighbour"
@@ -127,7 +128,7 @@ async def test_key_is_changed_in_what_is_named(manager: httpx.AsyncClient) -> No
     assert (await manager.get(path)).json() == taken.json()
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("body", "param"),
     [
         ({}, None),
@@ -280,7 +281,7 @@ async def test_whole_key_in_the_path_is_not_repeated(
             assert created["key"][16:40] not in response.text
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("method", "path"),
     [
         ("GET", "/v1/keys"),

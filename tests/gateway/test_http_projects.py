@@ -10,6 +10,7 @@ from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.http import message_of
 from tests.gateway.test_http_access import token
+from tests.support.loops import all_cases
 from tests.support.stack import Stack
 
 TENANT, OTHER = "studio", "rival"
@@ -174,7 +175,7 @@ async def test_credential_gives_no_role_with_more_rights_than_its_own(stack: Sta
         assert (await few.patch(path, json={"role": "billing"})).json()["role"] == "billing"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("body", "param"),
     [
         ({"role": "viewer"}, "subject"),

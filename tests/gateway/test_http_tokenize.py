@@ -13,6 +13,7 @@ from tests.gateway.conftest import MAX_BODY_BYTES, gateway_client, serve
 from tests.gateway.http import message_of
 from tests.gateway.prompt.building import tiny_tokenizer
 from tests.gateway.tenants import change_tenant
+from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 TEXT = "Once upon a time,\n Grüße 😀"
@@ -39,7 +40,7 @@ async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, An
     return answer
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1"])
+@all_cases("prefix", ["", "/v1"])
 async def test_text_goes_there_and_back_as_in_vllm(client: httpx.AsyncClient, prefix: str) -> None:
     told = await ask(client, f"{prefix}/tokenize", model=MODEL, prompt=TEXT)
     assert told == {"count": len(IDS), "max_model_len": 2048, "tokens": IDS, "token_strs": None}
@@ -47,7 +48,7 @@ async def test_text_goes_there_and_back_as_in_vllm(client: httpx.AsyncClient, pr
     assert back == {"prompt": TEXT}
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1"])
+@all_cases("prefix", ["", "/v1"])
 async def test_text_goes_there_and_back_as_in_llamacpp(
     client: httpx.AsyncClient, prefix: str
 ) -> None:
@@ -86,7 +87,7 @@ async def test_empty_text_has_no_tokens(client: httpx.AsyncClient) -> None:
     assert await ask(client, "/detokenize", tokens=[]) == {"content": ""}
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("path", "body", "param", "code"),
     [
         ("/tokenize", {}, "prompt", "missing_required_parameter"),
@@ -121,7 +122,7 @@ async def test_wrong_parameter_is_named(
     assert f"'{param}" in message
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("content", "status"),
     [
         (b"", 400),
@@ -133,7 +134,7 @@ async def test_wrong_parameter_is_named(
     ],
     ids=["nothing", "list", "half a character", "no UTF-8", "deep", "large"],
 )
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+@all_cases("path", ["/tokenize", "/detokenize"])
 async def test_unreadable_body_is_refused(
     client: httpx.AsyncClient, path: str, content: bytes, status: int
 ) -> None:

@@ -23,6 +23,7 @@ from gateway.jobs.drain import Drain
 from tests.accounts.ledger_rows import NOON, add, record, totals
 from tests.gateway.conftest import complete, gateway_client
 from tests.gateway.http import message_of
+from tests.support.loops import all_cases
 from tests.support.stack import Stack
 
 DAY = timedelta(days=1)
@@ -251,7 +252,7 @@ async def test_key_without_the_scope_sees_only_what_it_used_itself(
     assert (await client.get(f"/v1/usage/requests/{records[1].request_id}")).status_code == 404
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "path",
     [
         "/v1/usage",
@@ -331,7 +332,7 @@ async def test_pages_of_csv_follow_each_other(
     assert sorted(seen) == sorted(each.request_id for each in records[:5])
 
 
-@pytest.mark.parametrize("accept", ["*/*", "application/json, text/csv", "text/html", ""])
+@all_cases("accept", ["*/*", "application/json, text/csv", "text/html", ""])
 async def test_anything_else_is_json(client_of: Client, accept: str) -> None:
     client = await client_of("usage")
     response = await client.get("/v1/usage", headers={"accept": accept})
@@ -342,7 +343,7 @@ def cursor(*values: str) -> str:
     return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("query", "param"),
     [
         ({"start": "yesterday"}, "start"),
@@ -383,7 +384,7 @@ async def test_wrong_question_is_refused_by_name(
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "after",
     [cursor("1"), cursor("x", "y"), cursor("-1", "y"), cursor("9" * 30, "y"), cursor("²", "y")],
 )

@@ -22,6 +22,7 @@ from tests.gateway.dialects.reading import (
     read_body,
     refusal,
 )
+from tests.support.loops import all_cases
 
 LARGEST = 2**31 - 1
 INTEGERS: dict[str, tuple[int, int]] = {
@@ -109,7 +110,7 @@ WRONG_TYPES: dict[str, tuple[str, list[Any]]] = {
 SHOWN = {True: "true", "5": '"5"', "0.5": '"0.5"', "true": '"true"', "x": '"x"'}
 
 
-@pytest.mark.parametrize("name", WRONG_TYPES)
+@all_cases("name", WRONG_TYPES)
 def test_wrong_type_is_refused_naming_parameter_type_and_value(name: str) -> None:
     expected, values = WRONG_TYPES[name]
     for value in values:
@@ -138,7 +139,7 @@ def test_values_on_the_bounds_are_accepted() -> None:
             assert read(**companions(name) | {name: value}), (name, value)
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@all_cases("name", BOUNDS)
 def test_value_beyond_a_bound_is_refused_naming_parameter_bound_and_value(name: str) -> None:
     lowest, highest = BOUNDS[name]
     for value, rule in ((lowest - 1, f">= {lowest}"), (highest + 1, f"<= {highest}")):
@@ -159,14 +160,14 @@ def test_integer_counts_as_a_number() -> None:
         assert read(**{name: 1}), name
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_null_is_the_same_as_absent(profile: Profile) -> None:
     absent = read(profile, seed=1)
     for name in CompletionRequest.model_fields.keys() - {"model", "prompt", "seed"}:
         assert read(profile, **{name: None, "seed": 1}) == absent, name
 
 
-@pytest.mark.parametrize("seed", [None, -1], ids=["absent", "minus-one"])
+@all_cases("seed", [None, -1], ids=["absent", "minus-one"])
 def test_conflict_22_seed_minus_one_is_random(seed: int | None) -> None:
     specs = [read(seed=seed).sampling for _ in range(20)]
     assert len({spec.seed for spec in specs}) == 20
@@ -179,8 +180,8 @@ def test_seed_of_the_client_is_kept() -> None:
     assert (spec.seed, spec.is_seed_requested) == (7, True)
 
 
-@pytest.mark.parametrize("profile", [FIREWORKS, LLAMACPP, MISTRALRS, OMLX, VLLM])
-@pytest.mark.parametrize("body", [{"model": "m"}, {"model": "m", "prompt": None}])
+@all_cases("profile", [FIREWORKS, LLAMACPP, MISTRALRS, OMLX, VLLM])
+@all_cases("body", [{"model": "m"}, {"model": "m", "prompt": None}])
 def test_missing_prompt_is_refused(profile: Profile, body: dict[str, Any]) -> None:
     with pytest.raises(MissingParameterError) as caught:
         read_body(body, profile)
@@ -192,8 +193,8 @@ def test_missing_prompt_starts_from_nothing_in_openai() -> None:
     assert read_body({"model": "m"}, OPENAI).prompts == [""]
 
 
-@pytest.mark.parametrize("body", [{}, {"model": None}])
-@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, OMLX])
+@all_cases("body", [{}, {"model": None}])
+@all_cases("profile", [OPENAI, FIREWORKS, OMLX])
 def test_conflict_24_missing_model_is_refused(profile: Profile, body: dict[str, Any]) -> None:
     with pytest.raises(MissingParameterError, match="'model'"):
         require_model(body, profile)
@@ -201,7 +202,7 @@ def test_conflict_24_missing_model_is_refused(profile: Profile, body: dict[str, 
         read_body({"prompt": "x", **body}, profile)
 
 
-@pytest.mark.parametrize("profile", [LLAMACPP, MISTRALRS, VLLM])
+@all_cases("profile", [LLAMACPP, MISTRALRS, VLLM])
 def test_conflict_24_missing_model_stands_for_the_default_model(profile: Profile) -> None:
     assert require_model({}, profile) is None
     assert read_body({"prompt": "x"}, profile).model is None
@@ -228,7 +229,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert not sampling.ignore_eos
 
 
-@pytest.mark.parametrize("value", ["trim", 5, True])
+@all_cases("value", ["trim", 5, True])
 def test_unknown_context_behavior_is_refused_naming_the_choices(value: Any) -> None:
     error = refusal(context_length_exceeded_behavior=value)
     assert error.message.startswith(
@@ -236,7 +237,7 @@ def test_unknown_context_behavior_is_refused_naming_the_choices(value: Any) -> N
     )
 
 
-@pytest.mark.parametrize("behavior", list(ContextLengthBehavior))
+@all_cases("behavior", list(ContextLengthBehavior))
 def test_context_behavior_of_the_request_wins(behavior: ContextLengthBehavior) -> None:
     for profile in PROFILES.values():
         request = read(profile, context_length_exceeded_behavior=behavior.value)
@@ -259,7 +260,7 @@ def test_top_p_zero_keeps_only_the_likeliest_token() -> None:
     assert 0 < read(top_p=0).sampling.top_p < 1e-5
 
 
-@pytest.mark.parametrize("value", [-1, 0])
+@all_cases("value", [-1, 0])
 def test_top_k_without_effect_is_zero(value: int) -> None:
     assert read(LLAMACPP, top_k=value).sampling.top_k == 0
 
@@ -315,14 +316,14 @@ LISTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), LISTS)
+@all_cases(("name", "value", "message"), LISTS)
 def test_list_beyond_its_rules_is_refused(name: str, value: Any, message: str) -> None:
     error = refusal(**{name: value})
     assert error.message.startswith(message)
     assert error.param == name
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({}, None),
@@ -340,7 +341,7 @@ def test_repetition_detection_is_read(
     assert sizes == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "param", "message"),
     [
         ({"max_pattern_size": 129}, "max_pattern_size", "must be <= 128. Given: 129."),

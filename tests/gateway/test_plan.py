@@ -1,7 +1,5 @@
 """What a planned request may come to, which is reserved for it."""
 
-import pytest
-
 from contract.messages import WorkerCard, WorkerState
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
@@ -9,6 +7,7 @@ from gateway.api.endpoint import COMPLETIONS
 from gateway.api.plan import Plan
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest
+from tests.support.loops import all_cases
 
 WINDOW = 100
 
@@ -30,7 +29,7 @@ def plan(images: list[int], *, image_tokens: int) -> Plan:
     return Plan(COMPLETIONS, request, card, prepared, "", ServiceTier.DEFAULT)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("images", "image_tokens", "expected"),
     [
         ([0], 0, 5),

@@ -17,6 +17,7 @@ from gateway.stream.completion import Completion
 from gateway.stream.sse import DONE, KEEP_ALIVE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
 from tests.support.events import parse_chunks, split_events, texts_by_choice
+from tests.support.loops import all_cases
 
 HEAD = (
     b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m",'
@@ -361,7 +362,7 @@ def tokens_by_choice(
     return joined
 
 
-@pytest.mark.parametrize("code", FailureCode)
+@all_cases("code", FailureCode)
 def test_every_failure_ends_a_stream(code: FailureCode) -> None:
     renderer = ChunkRenderer(completion())
     assert renderer.render([failed(code)]) == b""

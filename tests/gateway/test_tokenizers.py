@@ -20,6 +20,7 @@ from gateway.prompt.tokenizers import (
 )
 from gateway.structure.tools import has_tool_calls
 from tests.gateway.prompt.building import tiny_tokenizer
+from tests.support.loops import all_cases
 
 BOS = 0
 VOCABULARY = {"<s>": BOS, "</s>": 1, "a": 2, "b": 3, "c": 4}
@@ -43,7 +44,7 @@ def encoder(*, adds_bos: bool = True, bos_token_id: int | None = BOS) -> PromptE
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "expected"),
     [
         ("a b", [BOS, 2, 3]),
@@ -95,7 +96,7 @@ def test_mixed_prompt_of_nothing_but_empty_text_is_refused() -> None:
         encoder(adds_bos=False).encode(["", ""], param="prompt")
 
 
-@pytest.mark.parametrize("token_id", [-1, 5, 2**64, 10**400])
+@all_cases("token_id", [-1, 5, 2**64, 10**400])
 def test_id_outside_the_vocabulary_is_refused_naming_place_bounds_and_value(
     token_id: int,
 ) -> None:
@@ -120,7 +121,7 @@ async def test_long_work_is_done_beside_the_event_loop() -> None:
     assert threads[1] is not threading.main_thread()
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("adds_bos", "bos_token_id", "expected"),
     [(True, BOS, [BOS]), (True, None, []), (False, BOS, [])],
 )

@@ -13,6 +13,7 @@ from gateway.errors import GenerationFailedError, GenerationTimeoutError, Servic
 from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
+from tests.support.loops import all_cases
 
 
 async def whole(answer: Completion, *replies: Reply) -> dict[str, Any]:
@@ -49,8 +50,8 @@ async def test_answer_has_all_of_openais_fields() -> None:
     }
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("logprobs", [None, 0])
+@all_cases("dialect", Dialect)
+@all_cases("logprobs", [None, 0])
 async def test_required_members_are_there_in_every_dialect(
     dialect: Dialect, logprobs: int | None
 ) -> None:
@@ -129,7 +130,7 @@ async def test_logprobs_are_lists_even_if_no_token_was_generated() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("code", "expected"),
     [
         (FailureCode.WORKER_LOST, GenerationFailedError),

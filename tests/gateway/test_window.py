@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from gateway.dialects.request import FIT, ContextLengthBehavior
 from gateway.errors import ContextLengthExceededError
 from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
+from tests.support.loops import all_cases
 
 TRUNCATE, ERROR = ContextLengthBehavior.TRUNCATE, ContextLengthBehavior.ERROR
 
 
-@pytest.mark.parametrize("behavior", ContextLengthBehavior)
-@pytest.mark.parametrize(
+@all_cases("behavior", ContextLengthBehavior)
+@all_cases(
     ("prompt", "max_tokens", "expected"),
     [
         (10, 16, 16),
@@ -31,13 +32,13 @@ def test_what_fits_is_left_as_it_is(
     assert fit_max_tokens(prompt, max_tokens, window=100, behavior=behavior) == expected
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(10, 91), (99, 2), (50, 10**30)])
+@all_cases(("prompt", "max_tokens"), [(10, 91), (99, 2), (50, 10**30)])
 def test_truncate_lowers_max_tokens_to_what_fits(prompt: int, max_tokens: int) -> None:
     fitted = fit_max_tokens(prompt, max_tokens, window=100, behavior=TRUNCATE)
     assert fitted == 100 - prompt
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(10, 91), (99, 2)])
+@all_cases(("prompt", "max_tokens"), [(10, 91), (99, 2)])
 def test_error_refuses_with_all_counts(prompt: int, max_tokens: int) -> None:
     with pytest.raises(ContextLengthExceededError) as caught:
         fit_max_tokens(prompt, max_tokens, window=100, behavior=ERROR)
@@ -48,9 +49,9 @@ def test_error_refuses_with_all_counts(prompt: int, max_tokens: int) -> None:
         assert str(count) in error.message
 
 
-@pytest.mark.parametrize("behavior", ContextLengthBehavior)
-@pytest.mark.parametrize("max_tokens", [-1, 0, 1, 16])
-@pytest.mark.parametrize("prompt", [100, 101, 10**6])
+@all_cases("behavior", ContextLengthBehavior)
+@all_cases("max_tokens", [-1, 0, 1, 16])
+@all_cases("prompt", [100, 101, 10**6])
 def test_prompt_that_leaves_no_room_is_refused_whatever_is_asked(
     prompt: int, max_tokens: int, behavior: ContextLengthBehavior
 ) -> None:

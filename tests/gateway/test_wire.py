@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.dialects.wire import MAX_DEPTH, parse_object, validate
 from gateway.errors import InvalidJsonError, InvalidParameterError
+from tests.support.loops import all_cases
 
 
 class Anything(BaseModel):
@@ -66,7 +67,7 @@ def test_malformed_json_is_refused_with_the_place(body: bytes) -> None:
         parse_object(body)
 
 
-@pytest.mark.parametrize("body", [b"[]", b'"text"', b"1", b"null", b"true"])
+@all_cases("body", [b"[]", b'"text"', b"1", b"null", b"true"])
 def test_json_that_is_no_object_is_refused_and_shown(body: bytes) -> None:
     with pytest.raises(InvalidJsonError) as caught:
         parse_object(body)
@@ -81,7 +82,7 @@ def test_deepest_allowed_nesting_is_read() -> None:
     assert "a" in parse_object(nested(MAX_DEPTH))
 
 
-@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 500, 200_000])
+@all_cases("levels", [MAX_DEPTH + 1, 500, 200_000])
 def test_deeper_nesting_is_refused_with_the_limit(levels: int) -> None:
     with pytest.raises(InvalidJsonError, match=f"at most {MAX_DEPTH} levels"):
         parse_object(nested(levels))

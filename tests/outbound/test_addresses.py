@@ -1,8 +1,7 @@
 """What belongs to the public internet."""
 
-import pytest
-
 from gateway.outbound.addresses import is_public, looks_public
+from tests.support.loops import all_cases
 
 PUBLIC = [
     "93.184.216.34",
@@ -87,23 +86,23 @@ OTHER_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("address", PUBLIC)
+@all_cases("address", PUBLIC)
 def test_public_address_is_public(address: str) -> None:
     assert is_public(address)
     assert looks_public(address)
 
 
-@pytest.mark.parametrize("address", NOT_PUBLIC)
+@all_cases("address", NOT_PUBLIC)
 def test_other_address_is_not_public(address: str) -> None:
     assert not is_public(address)
     assert not looks_public(address)
 
 
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
+@all_cases("name", PUBLIC_NAMES)
 def test_name_that_may_be_public_looks_so(name: str) -> None:
     assert looks_public(name)
 
 
-@pytest.mark.parametrize("name", OTHER_NAMES)
+@all_cases("name", OTHER_NAMES)
 def test_name_that_cannot_be_public_does_not_look_so(name: str) -> None:
     assert not looks_public(name)

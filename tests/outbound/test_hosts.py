@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from gateway.outbound.hosts import parse_host_pattern
 from gateway.settings import Settings
+from tests.support.loops import all_cases
 
 ALLOWED = [
     ("example.com", "example.com", 443),
@@ -64,17 +65,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "host", "port"), ALLOWED)
+@all_cases(("pattern", "host", "port"), ALLOWED)
 def test_listed_host_is_allowed(pattern: str, host: str, port: int) -> None:
     assert parse_host_pattern(pattern).allows(host, port)
 
 
-@pytest.mark.parametrize(("pattern", "host", "port"), REFUSED)
+@all_cases(("pattern", "host", "port"), REFUSED)
 def test_other_host_or_port_is_not_allowed(pattern: str, host: str, port: int) -> None:
     assert not parse_host_pattern(pattern).allows(host, port)
 
 
-@pytest.mark.parametrize("pattern", WRONG)
+@all_cases("pattern", WRONG)
 def test_wrong_pattern_is_refused_and_named(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"is no|is none|the port of") as caught:
         parse_host_pattern(pattern)

@@ -1,13 +1,12 @@
 """Rate limit headers and the errors that tell a refusal."""
 
-import pytest
-
 from gateway.accounts.limits import LimitName, SubjectLimits
 from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
 from gateway.quota.answers import Admitted, Meter, Refused
 from gateway.quota.headers import dollars, duration, headers_of
 from gateway.quota.refusals import refusal_error
 from tests.quota.building import NOON, key_of, project_of, tenant_of
+from tests.support.loops import all_cases
 
 NAMES = {name.value: 100 for name in LimitName}
 
@@ -26,7 +25,7 @@ def refused(
     return Refused(one, limit, value, used, wanted, retry_ms, meters)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("milliseconds", "text"),
     [
         (0, "0s"),
@@ -46,7 +45,7 @@ def test_durations_are_written_like_go_writes_them(milliseconds: int, text: str)
     assert duration(milliseconds) == text
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("micros", "text"),
     [(0, "0"), (1, "0.000001"), (1_500_000, "1.5"), (10_000_000, "10"), (-20, "-0.00002")],
 )
@@ -148,8 +147,8 @@ def test_retry_headers_are_never_early() -> None:
         assert milliseconds <= int(headers["retry-after"]) * 1000 < milliseconds + 1000
 
 
-@pytest.mark.parametrize("limit", list(LimitName)[:7])
-@pytest.mark.parametrize("is_too_large", [False, True])
+@all_cases("limit", list(LimitName)[:7])
+@all_cases("is_too_large", [False, True])
 def test_every_limit_is_told_in_plain_words(limit: LimitName, is_too_large: bool) -> None:
     wanted = 101 if is_too_large else 40
     answer = refused(limit, used=70, wanted=wanted, retry_ms=None if is_too_large else 1000)
@@ -179,7 +178,7 @@ def test_full_concurrency_may_be_tried_again_but_nobody_knows_when() -> None:
     assert error.body()["error"]["reset_seconds"] is None
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("is_openai", "status", "code"),
     [(False, 402, "budget_exceeded"), (True, 429, "insufficient_quota")],
 )
@@ -218,7 +217,7 @@ def test_lack_of_credit_is_told_with_what_is_left() -> None:
     assert "0 dollars are left" in error.message
 
 
-@pytest.mark.parametrize("style", ErrorStyle)
+@all_cases("style", ErrorStyle)
 def test_limit_is_named_in_every_style(style: ErrorStyle) -> None:
     refusing = RefusingLimit(
         limit="requests_per_day", scope="tenant", limit_value=5, used=5, reset_seconds=1.0

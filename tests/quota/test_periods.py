@@ -9,13 +9,14 @@ from gateway.quota import store as store_module
 from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
 from gateway.quota.store import QuotaStore
 from tests.quota.building import SCRIPTS, Desk, TestClock, key_of, project_of, tenant_of
+from tests.support.loops import all_cases
 
 
 def unix_ms(moment: datetime) -> int:
     return int(moment.timestamp()) * 1000
 
 
-@pytest.mark.parametrize("year", [1999, 2000, 2027, 2028, 2100])
+@all_cases("year", [1999, 2000, 2027, 2028, 2100])
 def test_days_and_months_are_those_of_utc(year: int) -> None:
     for month in range(1, 13):
         first = datetime(year, month, 1, tzinfo=UTC)
@@ -51,7 +52,7 @@ async def test_scripts_know_every_month_until_2100(
         assert (await one.refuse(cost=1)).retry_ms == 1
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@all_cases("name", SCRIPTS)
 def test_scripts_read_the_time_once_and_where_tests_can_set_it(name: str) -> None:
     source = getattr(store_module, name).source
     assert source.count(b"'TIME'") == source.count(b"local time = redis.call('TIME')") <= 1

@@ -12,6 +12,7 @@ from gateway.structure.errors import RefusedError
 from gateway.structure.gbnf import from_gbnf
 from gateway.structure.gbnf_parser import parse_gbnf
 from tests.structure.recogniser import matches
+from tests.support.loops import all_cases
 
 Accepts = Callable[[str, str], bool]
 
@@ -37,7 +38,7 @@ ws     ::= | " " | "\n" [ \t]{0,20}
 """
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("grammar", "good", "bad"),
     [
         (ARITHMETIC, ["7", "12+3", "(1+2)*34", "((9))/2-1"], ["", "1+", "a", "(1", "1 + 2"]),
@@ -69,7 +70,7 @@ def test_a_grammar_accepts_what_gbnf_says(
     assert [text for text in bad if accepts(lark, text)] == []
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("grammar", "message"),
     [
         ('start ::= "a"', "must have a rule 'root'"),

@@ -16,6 +16,7 @@ from gateway.structure.tools import (
     ToolCall,
     parse_tool_calls,
 )
+from tests.support.loops import all_cases
 
 Accepts = Callable[[str, str], bool]
 
@@ -42,7 +43,7 @@ WRONG = call("weather", '{"town": 1}')
 UNKNOWN = call("rain", "{}")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("tool_use", "good", "bad"),
     [
         (use(ToolMode.NAMED), [WEATHER], ["", "Hi", NOW, WRONG, WEATHER + WEATHER]),
@@ -97,7 +98,7 @@ def test_a_schema_out_of_bounds_names_its_tool() -> None:
         grammar(use(ToolMode.AUTO, parameters={"minItems": 10**9}), SPELLED_OUT)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("text", "calls"),
     [
         ("no call", []),

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from gateway.dialects.request import Structure, StructureKind
 from gateway.structure.errors import RefusedError
 from gateway.structure.translate import to_lark
+from tests.support.loops import all_cases
 
 Accepts = Callable[[str, str], bool]
 
@@ -26,7 +27,7 @@ def lark_of(kind: StructureKind, source: Any) -> str:
     return to_lark(Structure(kind, source, "grammar"))
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("kind", "source", "good", "bad"),
     [
         (
@@ -85,7 +86,7 @@ def test_choices_and_regexes_agree_with_python(accepts: Accepts) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("kind", "source", "message"),
     [
         (StructureKind.JSON_SCHEMA, False, "matches nothing"),

@@ -15,6 +15,7 @@ from ops.dashboards.frame import to_json
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from ops.dashboards.limits import Limit, alert_limit, alerts
 from tests.support.cases import for_each
+from tests.support.loops import all_cases
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, asked, unknown
 
@@ -35,7 +36,7 @@ each_panel = for_each(PANELS, name=lambda panel: panel.name)
 each_board = for_each(boards(), name=lambda board: board.uid)
 
 
-@pytest.mark.parametrize("build", DASHBOARDS, ids=lambda build: build.__module__)
+@all_cases("build", DASHBOARDS, ids=lambda build: build.__module__)
 def test_what_is_committed_is_what_the_code_makes(build: Callable[[], Dashboard]) -> None:
     made = build()
     committed = FOLDER / f"{made.uid}.json"

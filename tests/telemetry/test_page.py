@@ -14,6 +14,7 @@ import worker.telemetry
 from contract.health import HealthServer
 from contract.metrics import LightHistogram
 from tests.gateway.conftest import asking
+from tests.support.loops import all_cases
 from tests.support.processes import wait_until
 from tests.telemetry.conftest import Observed
 from tests.telemetry.page import PREFIX, documented, fetch, scrape
@@ -78,7 +79,7 @@ def used(observed: Observed) -> Observed:
     return observed
 
 
-@pytest.mark.parametrize("process", TOLD_BY)
+@all_cases("process", TOLD_BY)
 def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, process: str) -> None:
     told = scrape(getattr(used, process))
     expected = {row.family: row for row in ROWS if row.section in TOLD_BY[process]}
@@ -96,7 +97,7 @@ def test_a_process_tells_what_the_page_says_and_nothing_else(used: Observed, pro
     assert told.value("process_resident_memory_bytes") > 0
 
 
-@pytest.mark.parametrize("process", TOLD_BY)
+@all_cases("process", TOLD_BY)
 def test_gateways_tell_openmetrics_to_those_who_ask_for_it(
     observed: Observed, process: str
 ) -> None:
@@ -110,7 +111,7 @@ def test_gateways_tell_openmetrics_to_those_who_ask_for_it(
     assert "# EOF" not in text
 
 
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
+@all_cases("accept", ["", "application/openmetrics-text;version=1.0.0"])
 def test_a_colon_in_a_name_stays(accept: str) -> None:
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_running", "As vLLM calls it.", registry=registry).set(3)

@@ -25,6 +25,7 @@ from ops.dashboards.limits import (
 )
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from tests.support.cases import for_each
+from tests.support.loops import all_cases
 from tests.support.stack import REPOSITORY
 from tests.telemetry.promql import (
     LEVELS,
@@ -154,7 +155,7 @@ def expectations(alert: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
                     yield case["name"], each["exp_alerts"]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "objective", [AVAILABILITY, FIRST_TOKEN, INTER_TOKEN], ids=lambda objective: objective.alert
 )
 def test_objectives_of_dashboards_are_those_of_the_alerts(objective: Objective) -> None:
@@ -165,7 +166,7 @@ def test_objectives_of_dashboards_are_those_of_the_alerts(objective: Objective) 
         assert (f"{objective.bad}{window}", f"{burn_rate:g}", f"{objective.budget:g}") in burns
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("metric", "bounds"),
     [
         ("sluice_gateway_time_to_first_token_seconds", telemetry.TIME_TO_FIRST_TOKEN._upper_bounds),

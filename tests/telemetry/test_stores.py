@@ -18,6 +18,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.measuring import operation_of
 from gateway.redis_client import PipeliningExecutor, connect
 from tests.support.certificates import self_signed
+from tests.support.loops import all_cases
 from tests.support.processes import free_port
 from tests.support.redis_server import SYSTEM, Encryption, RedisServer, running_redis
 
@@ -204,7 +205,7 @@ async def test_statements_are_timed_by_their_kind_and_failures_counted(
     assert growth.of(seconds, operation="delete") == 1
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("statement", "operation"),
     [
         ("SELECT 1", "select"),

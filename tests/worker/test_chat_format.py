@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from contract.messages import ContentFormat
+from tests.support.loops import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.chat_format import (
     MAX_TEMPLATE_CHARACTERS,
@@ -78,7 +79,7 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
     assert folder_special_tokens(MODEL_FOLDER) == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("template", "expected"),
     [
         ("", ContentFormat.STRING),

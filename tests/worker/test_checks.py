@@ -17,6 +17,7 @@ from contract.sampling import (
     SamplingSpec,
     Xtc,
 )
+from tests.support.loops import all_cases
 from tests.worker.conftest import make_job
 from worker.checks import check_job
 from worker.engine.base import EngineInfo, InvalidRequestError
@@ -121,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: str(value)[-40:])
+@all_cases(("changes", "message"), REFUSED, ids=lambda value: str(value)[-40:])
 def test_job_that_no_engine_could_take_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as refused:
         check_job(make_job(**changes), INFO)
@@ -151,14 +152,14 @@ TAKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@all_cases("name", TAKEN)
 def test_job_within_all_bounds_is_taken(name: str) -> None:
     job: GenerationJob = make_job(**TAKEN[name])
     check_job(job, INFO)
     assert job.best_of == 1
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("changes", "feature"),
     [
         (chain(), "sampler_chain"),
@@ -184,7 +185,7 @@ def test_what_the_engine_does_not_offer_is_refused(changes: dict[str, Any], feat
         check_job(make_job(**changes), bare)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("parsing", "feature"),
     [(Parsing(tools=[{}]), "tools"), (Parsing(finds_reasoning=True), "reasoning")],
     ids=["tools", "reasoning"],

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.loops import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.arguments import engine_arguments
 from worker.samplers.arguments import PROCESSOR
@@ -81,7 +82,7 @@ def test_speculative_decoding_goes_without_the_sampler_chain() -> None:
     assert made.logits_processors is None
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("more", "is_cpu"),
     [
         ({"no_such_argument": 1}, False),

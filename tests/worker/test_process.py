@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
+from tests.support.loops import all_cases
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
@@ -227,7 +228,7 @@ def test_help_names_every_setting_and_its_environment_variable() -> None:
         assert field.description
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("options", "message"),
     [
         (["--max-sequences=many"], "--max-sequences: Input should be a valid integer"),

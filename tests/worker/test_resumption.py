@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from contract.sampling import Mirostat, SamplerChain, SamplingSpec
+from tests.support.loops import all_cases
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
 from worker.engine.resumption import (
     ResumedSequences,
@@ -72,7 +71,7 @@ def test_a_forgotten_sequence_is_followed_no_more() -> None:
     assert resumed.own([output]) == [output]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 1000])
+@all_cases("tokens", [1, 2, 15, 16, 17, 1000])
 def test_a_generator_goes_on_where_single_draws_have_brought_it(tokens: int) -> None:
     import torch
 

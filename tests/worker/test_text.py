@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from typing_extensions import override
 
+from tests.support.loops import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.text import Detokenizer, StopMatcher, StopStrings
 
@@ -93,7 +93,7 @@ def reference(text: str, stop: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@pytest.mark.parametrize("cut", range(15))
+@all_cases("cut", range(15))
 def test_stop_string_is_found_across_every_cut(cut: int) -> None:
     text = "abc STOP tail"
     assert matched([text[:cut], text[cut:]], ["STOP"])[:2] == ("abc ", "STOP")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from random import Random
 
-import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from tests.support.loops import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.thinking_budget import ReasoningCount, forget_broken_character
 
@@ -28,7 +28,7 @@ def told_by_definition(token_ids: list[int]) -> int | None:
     return len(token_ids) - 1 - marks[-1]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "output", "tokens"),
     [
         ([1], [1, 2], None),
@@ -48,7 +48,7 @@ def test_reasoning_is_what_stands_behind_a_mark_that_began_it(
     assert counted(prompt, output) == tokens
 
 
-@pytest.mark.parametrize("seed", range(20))
+@all_cases("seed", range(20))
 def test_the_count_is_the_same_behind_any_cut(seed: int) -> None:
     rng = Random(seed)
     prompt, output = ([rng.choice([1, 1, 2, START, END]) for _ in range(20)] for _ in range(2))
@@ -77,7 +77,7 @@ class Grammar:
         return self.ll_matcher.consume_token(token_id)
 
 
-@pytest.mark.parametrize("text", ["", "ab", "ab 😀", "é", "日本語", "a😀b\n"])
+@all_cases("text", ["", "ab", "ab 😀", "é", "日本語", "a😀b\n"])
 def test_reasoning_may_end_within_a_character(text: str) -> None:
     tokens = TOKENIZER.tokenize_str(text)
     answer = TOKENIZER.tokenize_str("42")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat_body
 from tests.gateway.dialects.reading import VLLM, at_once
 from tests.support.examples import examples
+from tests.support.loops import all_cases
 
 SCALARS = st.one_of(
     st.none(),
@@ -209,7 +209,7 @@ HUGE: dict[str, Callable[[], dict[str, Any]]] = {
 """Made by the test that needs it: no other process of the tests has to."""
 
 
-@pytest.mark.parametrize("name", HUGE)
+@all_cases("name", HUGE)
 def test_huge_value_is_refused_at_once(name: str) -> None:
     body = {"model": "m", "messages": [USER]} | HUGE[name]()
     error = at_once(lambda: read(body, VLLM), seconds=0.075)

@@ -9,6 +9,7 @@ from gateway.dialects.chat import ChatCompletionRequest
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat, text
 from tests.gateway.dialects.reading import VLLM
+from tests.support.loops import all_cases
 
 FUNCTION: dict[str, Any] = {"name": "f", "description": None, "parameters": {}, "strict": None}
 TOOL = {"type": "function", "function": FUNCTION}
@@ -119,7 +120,7 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("name", ChatCompletionRequest.model_fields)
+@all_cases("name", ChatCompletionRequest.model_fields)
 def test_documentation_agrees_with_what_is_accepted(
     validator: jsonschema.Draft202012Validator, name: str
 ) -> None:
@@ -139,7 +140,7 @@ def test_every_value_is_one_of_a_parameter() -> None:
     assert VALUES.keys() <= ChatCompletionRequest.model_fields.keys()
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "given",
     [
         {"tools": [TOOL], "tool_choice": "required"},

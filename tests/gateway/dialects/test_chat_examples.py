@@ -2,7 +2,6 @@
 
 from typing import Any, get_args, get_type_hints
 
-import pytest
 from openai.types.chat import completion_create_params
 from openai.types.shared_params import reasoning_effort
 
@@ -11,6 +10,7 @@ from gateway.dialects.refused import REFUSED_IN_CHATS
 from gateway.dialects.thinking import EFFORTS
 from tests.gateway.dialects.chat_reading import read_chat_body
 from tests.gateway.dialects.reading import OMLX, OPENAI
+from tests.support.loops import all_cases
 
 FRANCE = [
     {"role": "system", "content": "You are a helpful assistant."},
@@ -52,7 +52,7 @@ OF_OMLX: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("parameters", OF_OMLX)
+@all_cases("parameters", OF_OMLX)
 def test_parameters_of_omlx_are_accepted(parameters: dict[str, Any]) -> None:
     request = read_chat_body({"model": "your-model", "messages": FRANCE} | parameters, OMLX)
     assert request.chat
@@ -60,7 +60,7 @@ def test_parameters_of_omlx_are_accepted(parameters: dict[str, Any]) -> None:
     assert request.ignored_parameters == ()
 
 
-@pytest.mark.parametrize("detail", ["auto", "low", "high"])
+@all_cases("detail", ["auto", "low", "high"])
 def test_image_of_omlx_is_accepted(detail: str) -> None:
     url = {"url": "data:image/jpeg;base64,/9j/4AAQSk==", "detail": detail}
     content = [

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from gateway.dialects.request import ImageSource
 from tests.gateway.dialects.chat_reading import (
     PNG,
@@ -15,6 +13,7 @@ from tests.gateway.dialects.chat_reading import (
     read_chat,
     text,
 )
+from tests.support.loops import all_cases
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -40,8 +39,8 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
-@pytest.mark.parametrize("content", ["Hello", "", [text(), text("b")]])
+@all_cases("role", ["system", "developer", "user", "assistant"])
+@all_cases("content", ["Hello", "", [text(), text("b")]])
 def test_text_is_given_as_it_is(role: str, content: Any) -> None:
     message = {"role": role, "content": content}
     assert chat(messages=[message]).messages == [message]
@@ -52,7 +51,7 @@ def test_name_of_the_author_is_given() -> None:
     assert chat(messages=[message]).messages == [message]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         (calling(call()), {"content": None, "tool_calls": [CALLED]}),
@@ -89,7 +88,7 @@ def test_message_of_the_assistant_is_put_into_the_form_of_templates(
     assert request.ignored_parameters == ()
 
 
-@pytest.mark.parametrize("arguments", ["", None, "{}", {}])
+@all_cases("arguments", ["", None, "{}", {}])
 def test_call_without_arguments_has_none(arguments: Any) -> None:
     [message] = chat(messages=[calling(call(arguments))]).messages
     assert message["tool_calls"][0]["function"]["arguments"] == {}
@@ -102,7 +101,7 @@ def test_order_of_arguments_is_kept() -> None:
     assert list(arguments["a"]) == ["y", "b"]
 
 
-@pytest.mark.parametrize("content", ["one\ntwo", [text("one"), text("two")]])
+@all_cases("content", ["one\ntwo", [text("one"), text("two")]])
 def test_result_of_a_tool_is_one_text(content: Any) -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "content": content, "name": "weather"}
     request = read_chat(messages=[result])
@@ -154,15 +153,13 @@ def test_images_are_taken_out_in_their_order() -> None:
     assert request.images == [[]]
 
 
-@pytest.mark.parametrize(
-    "url", ["http://localhost/", "file:///etc/passwd", "", "image", "HTTP://x"]
-)
+@all_cases("url", ["http://localhost/", "file:///etc/passwd", "", "image", "HTTP://x"])
 def test_what_is_no_data_uri_is_left_to_who_fetches_images(url: str) -> None:
     [source] = chat(messages=[user(image(url))]).image_sources
     assert source == ImageSource(url=url, param="messages[0].content[0].image_url.url")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("url", "message"),
     [
         ("data:text/html;base64,AAAA", "must be a data URI 'data:TYPE;base64,DATA' with a TYPE of"),
@@ -190,7 +187,7 @@ def test_too_many_images_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["partial", "continue_final_message"])
+@all_cases("key", ["partial", "continue_final_message"])
 def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
     last = {"role": "assistant", "content": "It is"}
     if key == "partial":
@@ -204,7 +201,7 @@ def test_last_message_of_the_assistant_may_be_continued(key: str) -> None:
     assert not chat(messages=[USER, last | {"partial": False}]).continues_last_message
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("parameters", "message"),
     [
         (
@@ -328,7 +325,7 @@ WRONG: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("messages", "place", "message"), WRONG)
+@all_cases(("messages", "place", "message"), WRONG)
 def test_first_wrong_place_is_named(messages: Any, place: str, message: str) -> None:
     error = chat_refusal(messages=messages)
     path = f"messages{place}"
@@ -337,7 +334,7 @@ def test_first_wrong_place_is_named(messages: Any, place: str, message: str) -> 
     assert len(error.message) < 400
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("messages", "place"),
     [
         (None, ""),

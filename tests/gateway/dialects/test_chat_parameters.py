@@ -20,6 +20,7 @@ from tests.gateway.dialects.reading import (
     VLLM,
     unsupported,
 )
+from tests.support.loops import all_cases
 
 ONLY_OF_COMPLETIONS = {
     "add_special_tokens",
@@ -44,12 +45,12 @@ def test_chat_has_one_prompt_that_is_made_later() -> None:
     assert (request.echo, request.suffix) == (False, "")
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_answer_may_be_as_long_as_fits_unless_the_dialect_says_otherwise(profile: Profile) -> None:
     assert read_chat(profile).max_tokens == (32_768 if profile is OMLX else -1)
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+@all_cases("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_length_has_three_names(name: str) -> None:
     assert read_chat(**{name: 7}).max_tokens == 7
     assert read_chat(LLAMACPP, **{name: 0}).max_tokens == 0
@@ -83,7 +84,7 @@ def test_choices_are_bounded_like_prompts() -> None:
         read_chat_body(wire, max_prompts=4)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({}, None),
@@ -105,7 +106,7 @@ def test_logprobs_are_read(given: dict[str, Any], expected: int | None) -> None:
     assert read_chat(**given).logprobs == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("profile", "given", "message"),
     [
         (OPENAI, {"top_logprobs": 2}, "'top_logprobs' needs 'logprobs' true. Given: 2."),
@@ -161,7 +162,7 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@all_cases("name", REFUSED)
 def test_what_would_change_the_answer_is_refused(name: str) -> None:
     error = chat_refusal(**{name: REFUSED[name]})
     assert error.message == unsupported(name, REFUSED[name], served=REFUSED_IN_CHATS[name])
@@ -175,7 +176,7 @@ def test_refusal_says_what_is_served() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "given",
     [
         {"store": False},
@@ -198,7 +199,7 @@ def test_labels_have_no_effect() -> None:
     assert request.ignored_parameters == ("session_id",)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("metadata", "message"),
     [
         ([], "'metadata' must be an object. Given: []."),

@@ -11,6 +11,7 @@ from gateway.dialects.support import CHAT_NEEDS, check_supported, supported_chat
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import image, read_chat
 from tests.gateway.dialects.reading import LLAMACPP
+from tests.support.loops import all_cases
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
@@ -39,7 +40,7 @@ def served(request: GenerationRequest, lack: Feature | None = None) -> Generatio
     return check_supported(request, [feature for feature in Feature if feature is not lack])
 
 
-@pytest.mark.parametrize(("param", "given", "lack"), LACKS)
+@all_cases(("param", "given", "lack"), LACKS)
 def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
     param: str, given: dict[str, Any], lack: Feature
 ) -> None:
@@ -51,7 +52,7 @@ def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "given",
     [
         {},
@@ -66,7 +67,7 @@ def test_what_every_model_that_chats_can_do_is_served(given: dict[str, Any]) -> 
     assert check_supported(request, [Feature.CHAT]) is request
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "param"),
     [
         ({"thinking_budget": 0}, "thinking_budget"),
@@ -99,7 +100,7 @@ def test_more_images_than_the_model_takes_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "given",
     [
         {"tools": TOOLS, "parallel_tool_calls": False},

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from gateway.dialects.request import ChatRequest
 from gateway.dialects.template_arguments import RESERVED, unread_parameters
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
+from tests.support.loops import all_cases
 
 BUDGETS: dict[str, Any] = {
     "thinking_budget": {"thinking_budget": 100},
@@ -17,7 +16,7 @@ BUDGETS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("param", BUDGETS)
+@all_cases("param", BUDGETS)
 def test_budget_is_read_by_each_of_its_names(param: str) -> None:
     request = read_chat(**BUDGETS[param])
     assert request.sampling.thinking_budget == 100
@@ -35,7 +34,7 @@ def test_budget_may_be_given_by_several_names_that_agree() -> None:
     )
 
 
-@pytest.mark.parametrize("budget", [None, -1, -1.0])
+@all_cases("budget", [None, -1, -1.0])
 def test_budget_may_be_unlimited(budget: Any) -> None:
     request = read_chat(thinking_budget=budget)
     assert request.sampling.thinking_budget is None
@@ -50,7 +49,7 @@ def test_budget_of_nothing_ends_reasoning_at_once() -> None:
     assert request.chat.thinking_budget_param == "thinking_budget"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({}, {}),
@@ -84,12 +83,12 @@ def test_template_is_told_of_reasoning(given: dict[str, Any], expected: dict[str
     assert chat(**given).template_arguments == expected
 
 
-@pytest.mark.parametrize(("given", "shows"), [(None, True), (True, True), (False, False)])
+@all_cases(("given", "shows"), [(None, True), (True, True), (False, False)])
 def test_reasoning_may_be_hidden(given: Any, *, shows: bool) -> None:
     assert chat(include_reasoning=given).shows_reasoning is shows
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "param", "message"),
     [
         ({"reasoning_effort": "huge"}, "reasoning_effort", "must be one of none, minimal, low, "),
@@ -169,14 +168,14 @@ def test_wrong_word_about_reasoning_is_refused(
     assert error.message.startswith(f"'{param}' {message}")
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
+@all_cases("name", sorted(RESERVED))
 def test_variables_of_the_gateway_are_not_for_clients(name: str) -> None:
     error = chat_refusal(chat_template_kwargs={name: 1})
     assert error.message == f"'chat_template_kwargs.{name}' cannot be set."
     assert error.code == "unsupported_parameter"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("variables", "unread"),
     [
         ({"enable_thinking", "reasoning_effort", "x"}, []),

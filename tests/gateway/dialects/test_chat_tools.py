@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
+from tests.support.loops import all_cases
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}
@@ -25,7 +24,7 @@ def allowed(*names: str, mode: Any = "auto") -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("choice", "use"),
     [
         (None, ToolUse(READ, ToolMode.AUTO)),
@@ -43,9 +42,7 @@ def test_template_is_given_the_tools_whatever_the_choice(choice: Any, use: ToolU
     assert not request.chat.uses_legacy_functions
 
 
-@pytest.mark.parametrize(
-    ("mode", "read"), [("auto", ToolMode.AUTO), ("required", ToolMode.REQUIRED)]
-)
+@all_cases(("mode", "read"), [("auto", ToolMode.AUTO), ("required", ToolMode.REQUIRED)])
 def test_tools_that_are_not_allowed_are_not_told_of(mode: str, read: ToolMode) -> None:
     request = read_chat(tools=TOOLS, tool_choice=allowed("time", mode=mode))
     assert request.tool_use == ToolUse([READ_TIME], read)
@@ -59,7 +56,7 @@ def test_one_call_at_most_constrains_the_answer() -> None:
     assert use.is_constraint
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("choice", "mode", "name"),
     [
         (None, ToolMode.AUTO, None),
@@ -83,7 +80,7 @@ def test_functions_may_be_told_of_and_not_called() -> None:
     assert chat(functions=[TIME], function_call="none").tools == TOOLS[1:]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "nothing",
     [
         {},
@@ -101,7 +98,7 @@ def test_without_tools_there_is_nothing_to_call(nothing: dict[str, Any]) -> None
     assert (request.chat.tools, request.chat.uses_legacy_functions) == ([], False)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "param", "message"),
     [
         ({"tools": TOOLS * 65}, "tools", "'tools' must have at most 128 entries. Given: 130."),
@@ -190,7 +187,7 @@ def test_tools_beyond_their_rules_are_refused(
     assert error.param == param
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("forced", "param"),
     [
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
@@ -206,7 +203,7 @@ def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any], 
     )
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@all_cases("strict", [True, False])
 def test_answer_may_be_a_call_or_have_a_structure(*, strict: bool) -> None:
     tools = [{"type": "function", "function": TIME | {"strict": strict}}]
     request = read_chat(tools=tools, response_format={"type": "json_object"})
@@ -214,8 +211,8 @@ def test_answer_may_be_a_call_or_have_a_structure(*, strict: bool) -> None:
     assert request.tool_use
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens", "allowed_token_ids"])
-@pytest.mark.parametrize(
+@all_cases("name", ["ignore_eos", "min_tokens", "allowed_token_ids"])
+@all_cases(
     ("given", "constraint"),
     [
         ({"tools": TOOLS, "tool_choice": "required"}, "tools"),

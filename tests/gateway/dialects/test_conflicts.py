@@ -28,18 +28,19 @@ from tests.gateway.dialects.reading import (
     read,
     refusal,
 )
+from tests.support.loops import all_cases
 
 TRUNCATE, ERROR = ContextLengthBehavior.TRUNCATE, ContextLengthBehavior.ERROR
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_01_stop_text_in_output(profile: Profile) -> None:
     assert read(profile).includes_stop is (profile is FIREWORKS)
     for wish in (True, False):
         assert read(profile, include_stop_str_in_output=wish).includes_stop is wish
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("profile", "expected"),
     [
         (FIREWORKS, TRUNCATE),
@@ -56,7 +57,7 @@ def test_conflict_02_prompt_and_max_tokens_beyond_the_window(
     assert read(profile).context_length_behavior is expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("profile", "expected"),
     [
         (OPENAI, 16),
@@ -84,7 +85,7 @@ def test_conflict_05_sampler_defaults() -> None:
         assert spec.chain is None
 
 
-@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM])
+@all_cases("profile", [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM])
 def test_conflict_06_penalties_of_most_are_the_engines_own(profile: Profile) -> None:
     spec = read(
         profile, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.2
@@ -104,7 +105,7 @@ def test_conflict_06_a_window_is_served_in_every_dialect() -> None:
     assert (chain.penalty_last_n, chain.penalizes_prompt) == (10, False)
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_07_repeat_penalty_is_repetition_penalty(profile: Profile) -> None:
     assert read(profile, repeat_penalty=1.3).sampling.repetition_penalty == 1.3
     assert read(profile, repetition_penalty=1.3).sampling.repetition_penalty == 1.3
@@ -115,7 +116,7 @@ def test_conflict_07_repeat_penalty_is_repetition_penalty(profile: Profile) -> N
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({"mirostat": 0}, None),
@@ -151,8 +152,8 @@ def test_conflict_08_target_below_one_is_refused() -> None:
     assert error.param == "mirostat_target"
 
 
-@pytest.mark.parametrize("fireworks", ["mirostat_target", "mirostat_lr"])
-@pytest.mark.parametrize("llamacpp", ["mirostat", "mirostat_tau", "mirostat_eta"])
+@all_cases("fireworks", ["mirostat_target", "mirostat_lr"])
+@all_cases("llamacpp", ["mirostat", "mirostat_tau", "mirostat_eta"])
 def test_conflict_08_both_families_of_names_are_refused(fireworks: str, llamacpp: str) -> None:
     error = refusal(**{fireworks: 2, llamacpp: 2})
     assert error.message == (
@@ -161,14 +162,14 @@ def test_conflict_08_both_families_of_names_are_refused(fireworks: str, llamacpp
     assert error.param == fireworks
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_09_suffix_is_infill_or_literal(profile: Profile) -> None:
     request = read(profile, suffix="end")
     assert request.suffix == "end"
     assert request.profile.is_suffix_literal is (profile is MISTRALRS)
 
 
-@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, LLAMACPP, OMLX, VLLM])
+@all_cases("profile", [OPENAI, FIREWORKS, LLAMACPP, OMLX, VLLM])
 def test_conflict_10_best_of_samples_more(profile: Profile) -> None:
     request = read(profile, n=2, best_of=5)
     assert (request.n, request.best_of, request.ranking) == (2, 5, Ranking.MEAN)
@@ -190,7 +191,7 @@ def test_conflict_10_ranked_choices_cannot_be_streamed() -> None:
     assert (request.n, request.best_of, request.ranking) == (3, 3, Ranking.MEAN)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("profile", "most"),
     [(OPENAI, 5), (FIREWORKS, 5), (LLAMACPP, 20), (MISTRALRS, 20), (OMLX, 20), (VLLM, 20)],
 )
@@ -219,7 +220,7 @@ def test_conflict_11_no_alternatives_are_not_no_logprobs() -> None:
     assert refusal(logprobs=1, n_probs=2).param == "n_probs"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         ({"grammar": "root ::= x"}, (StructureKind.GBNF, "root ::= x")),
@@ -253,7 +254,7 @@ def test_conflict_13_single_quotes_reach_the_compiler_as_they_are() -> None:
     assert read(grammar=source).structure == Structure(StructureKind.GBNF, source, "grammar")
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_14_schema_of_a_json_object_is_honoured(profile: Profile) -> None:
     schema = {"type": "object", "required": ["a"]}
     request = read(profile, response_format={"type": "json_object", "schema": schema})
@@ -262,7 +263,7 @@ def test_conflict_14_schema_of_a_json_object_is_honoured(profile: Profile) -> No
     assert request.structure == Structure(StructureKind.JSON_OBJECT, None, "response_format")
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_15_values_that_turn_truncation_off(profile: Profile) -> None:
     for top_k in (0, -1):
         assert read(profile, top_k=top_k).sampling.top_k == 0
@@ -270,7 +271,7 @@ def test_conflict_15_values_that_turn_truncation_off(profile: Profile) -> None:
     assert read(profile, top_k=10**6).sampling.top_k == 10**6
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_16_range_edges_are_inclusive(profile: Profile) -> None:
     for name, edges in {
         "n": (1, 128),
@@ -292,13 +293,13 @@ def test_conflict_17_extra_usage_chunk_is_asked_for() -> None:
     assert not read(FIREWORKS, stream=True).include_usage
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_21_several_choices_at_temperature_zero(profile: Profile) -> None:
     request = read(profile, n=3, temperature=0)
     assert (request.n, request.sampling.is_greedy) == (3, True)
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_22_seeds_have_64_bits(profile: Profile) -> None:
     for seed in (-(2**63), -2, 0, 2**32 - 1, 2**63 - 1):
         spec = read(profile, seed=seed).sampling
@@ -306,7 +307,7 @@ def test_conflict_22_seeds_have_64_bits(profile: Profile) -> None:
     assert not read(profile, seed=-1).sampling.is_seed_requested
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_23_unknown_parameters_are_named_or_refused(profile: Profile) -> None:
     request = read(profile, zeta=1, alpha={"b": 2}, model_config=1, absent=None)
     assert request.ignored_parameters == ("alpha", "model_config", "zeta")
@@ -319,7 +320,7 @@ def test_conflict_23_unknown_parameters_are_named_or_refused(profile: Profile) -
     refuse_ignored(read(profile, temperature=0.5).ignored_parameters)
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_conflict_26_logit_bias_in_every_form(profile: Profile) -> None:
     request = read(profile, logit_bias={"5": 1, "6": -250, "7": False, "hello": 0.5, "x": False})
     assert request.sampling.logit_bias == {5: 1.0, 6: -100.0, 7: -math.inf}

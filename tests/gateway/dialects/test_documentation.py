@@ -8,6 +8,7 @@ import pytest
 from gateway.dialects.completions import CompletionRequest
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import VLLM, read
+from tests.support.loops import all_cases
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}, "strict": None}}
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -94,7 +95,7 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("name", CompletionRequest.model_fields)
+@all_cases("name", CompletionRequest.model_fields)
 def test_documentation_agrees_with_what_is_accepted(
     validator: jsonschema.Draft202012Validator, name: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.dialects.reading import FIREWORKS, read, refusal
+from tests.support.loops import all_cases
 
 FILES = {
     "image/png": b"\x89PNG\r\n\x1a\n and so on",
@@ -22,13 +23,13 @@ def uri(content: bytes = PNG, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
-@pytest.mark.parametrize("media_type", FILES)
+@all_cases("media_type", FILES)
 def test_image_of_every_type_is_decoded(media_type: str) -> None:
     request = read(FIREWORKS, prompt="<image> What?", images=[uri(FILES[media_type], media_type)])
     assert request.images == [[FILES[media_type]]]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "images", "expected"),
     [
         ("<image>a<image>", [uri(), uri()], [[PNG, PNG]]),
@@ -67,7 +68,7 @@ def test_other_number_of_images_names_the_prompt() -> None:
     assert "as 'prompt[1]' has <image> marks. Given: 1 images, 0 marks." in error.message
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("images", "given"),
     [
         ([uri()], "1 images"),
@@ -83,7 +84,7 @@ def test_images_of_several_prompts_come_in_one_list_each(images: Any, given: str
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "image",
     [
         "http://localhost/image.png",
@@ -104,13 +105,13 @@ def test_image_that_is_no_data_uri_of_a_served_type_is_refused(image: str) -> No
     assert error.param == "images"
 
 
-@pytest.mark.parametrize("data", ["!!!!", "iVBORw0KGgo", "iVBO Rw0K", "iVBORw0KGgo=x", "é"])
+@all_cases("data", ["!!!!", "iVBORw0KGgo", "iVBO Rw0K", "iVBORw0KGgo=x", "é"])
 def test_image_that_is_not_base64_is_refused(data: str) -> None:
     error = refusal(prompt="<image>", images=[f"data:image/png;base64,{data}"])
     assert error.message.startswith("'images[0]' must be encoded in base64. Given: ")
 
 
-@pytest.mark.parametrize("content", [b"", b"GIF89a", b"<svg>"])
+@all_cases("content", [b"", b"GIF89a", b"<svg>"])
 def test_image_of_another_type_than_declared_is_refused(content: bytes) -> None:
     error = refusal(prompt="<image>", images=[uri(content)])
     assert error.message.startswith("'images[0]' must be a file of the type that it declares.")
@@ -123,7 +124,7 @@ def test_wrong_image_is_named_by_its_place() -> None:
     assert error.message == "'images[1][0]' must be a data URI. Given: 5."
 
 
-@pytest.mark.parametrize("value", [5, "x", {}, True, [5], [[5]], [None], [{}]])
+@all_cases("value", [5, "x", {}, True, [5], [[5]], [None], [{}]])
 def test_images_of_another_shape_are_refused(value: Any) -> None:
     assert refusal(prompt="<image>", images=value).param == "images"
 

@@ -3,9 +3,8 @@
 import math
 from typing import Any
 
-import pytest
-
 from tests.gateway.dialects.reading import read, refusal
+from tests.support.loops import all_cases
 
 
 def test_map_is_read_by_token_id() -> None:
@@ -14,7 +13,7 @@ def test_map_is_read_by_token_id() -> None:
     assert request.bias_texts == {}
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1.0", " 7", "1_0", "٣", "1" * 11, "t" * 128])
+@all_cases("text", ["x", "-1", "1.0", " 7", "1_0", "٣", "1" * 11, "t" * 128])
 def test_key_that_is_no_token_id_is_a_text(text: str) -> None:
     request = read(logit_bias={text: 1})
     assert (request.sampling.logit_bias, request.bias_texts) == ({}, {text: 1.0})
@@ -25,7 +24,7 @@ def test_string_of_a_pair_is_a_text_even_if_it_looks_like_an_id() -> None:
     assert (request.sampling.logit_bias, request.bias_texts) == ({5: 2.0}, {"5": 1.0})
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "expected"),
     [
         (100.5, 100.0),
@@ -46,7 +45,7 @@ def test_last_bias_of_a_token_counts() -> None:
     assert read(logit_bias={"5": 1, "05": 2}).sampling.logit_bias == {5: 2.0}
 
 
-@pytest.mark.parametrize("value", [True, "1", None, [1], 10**400])
+@all_cases("value", [True, "1", None, [1], 10**400])
 def test_bias_of_a_wrong_type_is_refused_naming_the_token(value: Any) -> None:
     error = refusal(logit_bias={"5": value})
     assert error.message.startswith("'logit_bias' must have numbers or false as biases. Given: ")
@@ -54,7 +53,7 @@ def test_bias_of_a_wrong_type_is_refused_naming_the_token(value: Any) -> None:
     assert error.param == "logit_bias"
 
 
-@pytest.mark.parametrize("text", ["", "t" * 129])
+@all_cases("text", ["", "t" * 129])
 def test_text_beyond_its_length_is_refused(text: str) -> None:
     error = refusal(logit_bias={text: 1})
     assert error.message == (
@@ -62,7 +61,7 @@ def test_text_beyond_its_length_is_refused(text: str) -> None:
     )
 
 
-@pytest.mark.parametrize("entry", [5, "a", [5], [5, 1, 1], [], {}])
+@all_cases("entry", [5, "a", [5], [5, 1, 1], [], {}])
 def test_entry_that_is_no_pair_is_refused(entry: Any) -> None:
     error = refusal(logit_bias=[[5, 1], entry])
     assert error.message.startswith(
@@ -70,13 +69,13 @@ def test_entry_that_is_no_pair_is_refused(entry: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("token", [-1, 2**31, 1.5, True, None, [5]])
+@all_cases("token", [-1, 2**31, 1.5, True, None, [5]])
 def test_token_that_is_no_id_is_refused(token: Any) -> None:
     error = refusal(logit_bias=[[token, 1]])
     assert error.message.startswith("'logit_bias' must have token ids, which are integers >= 0.")
 
 
-@pytest.mark.parametrize("make", [dict, lambda pairs: [list(pair) for pair in pairs]])
+@all_cases("make", [dict, lambda pairs: [list(pair) for pair in pairs]])
 def test_too_many_biases_are_refused_with_the_limit(make: Any) -> None:
     def pairs(count: int) -> Any:
         return make((str(token), 1) for token in range(count))

@@ -3,15 +3,14 @@
 import itertools
 from typing import Any
 
-import pytest
-
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import Profile
 from gateway.dialects.refused import REFUSED
 from tests.gateway.dialects.reading import EVERY_PROFILE, OPENAI, read, refusal, unsupported
+from tests.support.loops import all_cases
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@all_cases("name", sorted(REFUSED))
 def test_parameter_that_would_change_the_answer_is_refused(name: str) -> None:
     for value in ("something", 2, True, [1], {"a": 1}):
         error = refusal(**{name: value})
@@ -36,7 +35,7 @@ def test_parameter_that_asks_for_nothing_is_neither_refused_nor_named() -> None:
         assert read(**{name: value}).ignored_parameters == (), (name, value)
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_value_close_to_nothing_is_refused_all_the_same(profile: Profile) -> None:
     for name, value in (
         ("prompt_logprobs", 0),
@@ -52,7 +51,7 @@ def test_value_close_to_nothing_is_refused_all_the_same(profile: Profile) -> Non
         assert (error.param, error.code) == (name, "unsupported_parameter"), value
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_parameter_without_effect_is_named(profile: Profile) -> None:
     plain = read(profile, seed=1)
     for name, value in (

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from contract.sampling import DEFAULT_SAMPLERS, Dry, Sampler, SamplerChain, SamplingSpec, Xtc
 from gateway.dialects.profile import PROFILES, Profile
 from tests.gateway.dialects.reading import (
@@ -17,6 +15,7 @@ from tests.gateway.dialects.reading import (
     read,
     refusal,
 )
+from tests.support.loops import all_cases
 
 NATIVE = [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM]
 BREAKERS = ["\n", ":", '"', "*"]
@@ -34,7 +33,7 @@ def chain_of(profile: Profile = OPENAI, /, **parameters: Any) -> SamplerChain:
     return chain
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "plain",
     [
         {},
@@ -59,7 +58,7 @@ def test_request_that_every_engine_can_sample_has_no_chain(plain: dict[str, Any]
         assert spec_of(profile, **plain).chain is None, profile.name
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "field", "expected"),
     [
         ({"typical_p": 0.9}, "typical_p", 0.9),
@@ -109,7 +108,7 @@ def test_xtc_of_omlx_spares_special_tokens_and_refuses_high_thresholds() -> None
     assert error.param == "xtc_threshold"
 
 
-@pytest.mark.parametrize("profile", [OPENAI, FIREWORKS, MISTRALRS, VLLM])
+@all_cases("profile", [OPENAI, FIREWORKS, MISTRALRS, VLLM])
 def test_xtc_with_a_high_threshold_is_off(profile: Profile) -> None:
     assert spec_of(profile, xtc_probability=0.5, xtc_threshold=0.6).chain is None
 
@@ -127,7 +126,7 @@ def test_llamacpp_without_truncation_and_penalties_needs_no_order() -> None:
     assert spec.temperature == 0.8
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "names",
     [
         [
@@ -158,19 +157,19 @@ def test_samplers_keep_their_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["infill", "adaptive_p", "greedy", "", 5, None, ["top_k"]])
+@all_cases("name", ["infill", "adaptive_p", "greedy", "", 5, None, ["top_k"]])
 def test_unknown_sampler_is_refused_naming_the_known_ones(name: Any) -> None:
     error = refusal(samplers=["top_k", name])
     assert error.message.startswith("'samplers' must have names of penalties, dry, top_n_sigma, ")
     assert error.param == "samplers"
 
 
-@pytest.mark.parametrize("names", [["top_k", "top-k"], "kk"])
+@all_cases("names", [["top_k", "top-k"], "kk"])
 def test_sampler_named_twice_is_refused(names: Any) -> None:
     assert refusal(samplers=names).message.startswith("'samplers' must name each step once.")
 
 
-@pytest.mark.parametrize("value", [5, {}, True])
+@all_cases("value", [5, {}, True])
 def test_samplers_of_a_wrong_type_are_refused(value: Any) -> None:
     assert refusal(samplers=value).message.startswith("'samplers' must be an array. Given: ")
 
@@ -191,13 +190,13 @@ def test_steps_that_samplers_leave_out_are_off() -> None:
     assert penalties == (0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("profile", EVERY_PROFILE)
+@all_cases("profile", EVERY_PROFILE)
 def test_window_of_no_tokens_turns_penalties_off(profile: Profile) -> None:
     spec = spec_of(profile, repeat_last_n=0, presence_penalty=1, repetition_penalty=1.5)
     assert (spec.presence_penalty, spec.repetition_penalty) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("given", [{"mirostat": 2}, {"mirostat_target": 4}])
+@all_cases("given", [{"mirostat": 2}, {"mirostat_target": 4}])
 def test_mirostat_takes_the_place_of_everything_but_temperature(given: dict[str, Any]) -> None:
     for profile in PROFILES.values():
         others = {
@@ -236,7 +235,7 @@ GREEDY_WITHOUT_EFFECT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", GREEDY_WITHOUT_EFFECT)
+@all_cases("given", GREEDY_WITHOUT_EFFECT)
 def test_greedy_request_has_no_chain_for_what_cannot_change_it(given: dict[str, Any]) -> None:
     for profile in NATIVE:
         assert spec_of(profile, temperature=0, **given).chain is None

@@ -16,6 +16,7 @@ from tests.gateway.dialects.reading import (
     read,
     read_body,
 )
+from tests.support.loops import all_cases
 
 LLAMACPP_CURL = """
 {
@@ -117,7 +118,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "text"), EXAMPLES)
+@all_cases(("profile", "text"), EXAMPLES)
 def test_example_is_served_and_nothing_of_it_is_ignored(profile: Profile, text: str) -> None:
     body = json.loads(text)
     request = read_body(body, profile)
@@ -151,7 +152,7 @@ def test_example_of_mistralrs_is_read() -> None:
     assert (request.n, request.best_of, request.tool_use) == (1, 1, None)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "expected"),
     [
         ("Once upon a time", ["Once upon a time"]),
@@ -232,6 +233,6 @@ OMLX_STRUCTURED = [
 ]
 
 
-@pytest.mark.parametrize("given", OMLX_STRUCTURED)
+@all_cases("given", OMLX_STRUCTURED)
 def test_structured_outputs_of_the_omlx_document_are_served(given: dict[str, Any]) -> None:
     assert read(OMLX, structured_outputs=given).structure is not None

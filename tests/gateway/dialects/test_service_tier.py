@@ -1,13 +1,12 @@
 """The parameter `service_tier`."""
 
-import pytest
-
 from contract.tier import ServiceTier
 from gateway.dialects.profile import PROFILES
 from tests.gateway.dialects.reading import read, refusal
+from tests.support.loops import all_cases
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "tier"),
     [
         (None, None),
@@ -24,7 +23,7 @@ def test_tier_is_read(given: str | None, tier: ServiceTier | None) -> None:
         assert request.ignored_parameters == ()
 
 
-@pytest.mark.parametrize("given", ["scale", "Priority", "", " flex"])
+@all_cases("given", ["scale", "Priority", "", " flex"])
 def test_other_tiers_are_refused_by_name(given: str) -> None:
     for profile in PROFILES.values():
         error = refusal(profile, service_tier=given)

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-import pytest
-
 from gateway.dialects.request import Structure, StructureKind
 from tests.gateway.dialects.reading import read, refusal
+from tests.support.loops import all_cases
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NESTED_TEXT = '{"a":' * 70 + "1" + "}" * 70
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "given",
     [
         {},
@@ -25,7 +24,7 @@ def test_no_structure_is_asked_for(given: dict[str, Any]) -> None:
     assert read(**given).structure is None
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "kind", "source"),
     [
         ({"type": "json_object"}, StructureKind.JSON_OBJECT, None),
@@ -46,7 +45,7 @@ def test_response_format_is_read(given: dict[str, Any], kind: StructureKind, sou
     assert read(response_format=given).structure == Structure(kind, source, "response_format")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("given", "kind", "source"),
     [
         ({"json": SCHEMA}, StructureKind.JSON_SCHEMA, SCHEMA),
@@ -71,7 +70,7 @@ def test_structured_outputs_are_read(
     assert given[structure.param.partition(".")[2]] not in (None, False)
 
 
-@pytest.mark.parametrize("schema", [{}, SCHEMA, True, False])
+@all_cases("schema", [{}, SCHEMA, True, False])
 def test_json_schema_is_an_object_or_a_boolean(schema: Any) -> None:
     expected = Structure(StructureKind.JSON_SCHEMA, schema, "json_schema")
     assert read(json_schema=schema).structure == expected
@@ -214,7 +213,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "param", "message"), WRONG)
+@all_cases(("given", "param", "message"), WRONG)
 def test_structure_that_makes_no_sense_is_refused(
     given: dict[str, Any], param: str, message: str
 ) -> None:
@@ -231,7 +230,7 @@ def test_schema_in_a_string_is_read_to_a_bounded_depth() -> None:
     assert error.param == "structured_outputs.json"
 
 
-@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
+@all_cases("name", ["response_format", "structured_outputs"])
 def test_structural_tags_are_refused(name: str) -> None:
     given = {"type": "structural_tag", "structural_tag": {"structures": []}}
     error = refusal(**{name: given})
@@ -248,7 +247,7 @@ STRUCTURES: dict[str, Any] = {
 PAIRS = [(a, b) for a in STRUCTURES for b in STRUCTURES if a < b]
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
+@all_cases(("first", "second"), PAIRS)
 def test_second_structure_is_refused_naming_both(first: str, second: str) -> None:
     assert read(**{first: STRUCTURES[first]}).structure
     error = refusal(**{name: STRUCTURES[name] for name in (first, second)})
@@ -263,8 +262,8 @@ TOOLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("constraint", [*STRUCTURES, "tools"])
-@pytest.mark.parametrize(
+@all_cases("constraint", [*STRUCTURES, "tools"])
+@all_cases(
     ("name", "value", "why"),
     [
         ("ignore_eos", True, "the text ends where its structure is complete."),

@@ -11,6 +11,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import NEEDS, check_supported, supported_parameters
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import LLAMACPP, MISTRALRS, OPENAI, read
+from tests.support.loops import all_cases
 
 ALL: dict[str, Any] = {"features": list(Feature), "has_infill": True, "has_tools": True}
 NONE: dict[str, Any] = {"features": [], "has_infill": False, "has_tools": False}
@@ -71,7 +72,7 @@ def parameters_of(abilities: dict[str, Any]) -> list[str]:
     )
 
 
-@pytest.mark.parametrize(("param", "given", "lack"), LACKS)
+@all_cases(("param", "given", "lack"), LACKS)
 def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
     param: str, given: dict[str, Any], lack: str
 ) -> None:
@@ -87,7 +88,7 @@ def test_what_the_model_cannot_do_is_refused_naming_what_it_lacks(
         assert name not in parameters_of(without(lack))
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "given",
     [
         {},
@@ -118,13 +119,13 @@ def test_convention_of_the_dialect_is_given_up_where_the_engine_has_no_chain() -
     assert served(request, ALL) is request
 
 
-@pytest.mark.parametrize("name", [name for name in CHAIN if name != "mirostat"])
+@all_cases("name", [name for name in CHAIN if name != "mirostat"])
 def test_chain_that_a_client_of_llamacpp_asks_for_is_refused_without_it(name: str) -> None:
     with pytest.raises(BadRequestError, match=f"'{name}' is not supported by this model"):
         served(read(LLAMACPP, **CHAIN[name]), NONE)
 
 
-@pytest.mark.parametrize("profile", [OPENAI, LLAMACPP])
+@all_cases("profile", [OPENAI, LLAMACPP])
 def test_mirostat_without_a_chain_is_refused_in_every_dialect(profile: Profile) -> None:
     with pytest.raises(BadRequestError, match="'mirostat' is not supported by this model"):
         served(read(profile, mirostat_target=2), NONE)

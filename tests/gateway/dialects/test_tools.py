@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from tests.gateway.dialects.reading import MISTRALRS, read, refusal
+from tests.support.loops import all_cases
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
@@ -34,7 +33,7 @@ def test_tools_are_read() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("choice", "expected"),
     [
         (None, ToolUse([WEATHER], ToolMode.AUTO)),
@@ -51,22 +50,20 @@ def test_tool_choice_is_read(choice: Any, expected: ToolUse | None) -> None:
     assert read(tools=[tool(parameters=SCHEMA)], tool_choice=choice).tool_use == expected
 
 
-@pytest.mark.parametrize("choice", [None, "auto", "none"])
-@pytest.mark.parametrize("tools", [None, []])
+@all_cases("choice", [None, "auto", "none"])
+@all_cases("tools", [None, []])
 def test_without_tools_there_is_nothing_to_use(tools: Any, choice: Any) -> None:
     assert read(tools=tools, tool_choice=choice).tool_use is None
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
-)
+@all_cases("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_forced_call_without_tools_is_refused(choice: Any) -> None:
     error = refusal(tool_choice=choice)
     assert error.message.startswith("'tool_choice' needs 'tools'. Given: ")
     assert error.param == "tool_choice"
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("tools", "message"),
     [
         ([5], "'tools[0]' must be an object of type function. Given: 5."),
@@ -99,7 +96,7 @@ def test_parameters_of_a_tool_are_a_schema() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "choice",
     [
         "any",
@@ -134,7 +131,7 @@ def test_one_call_at_most_constrains_the_text() -> None:
     assert read(parallel_tool_calls=False).tool_use is None
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "forced", [{"tools": [tool(strict=True)]}, {"tools": [tool()], "tool_choice": "required"}]
 )
 def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from gateway.templates.template import ChatTemplate
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.gateway.prompt.chatting import ANSWER, ASK, CHATS, SOURCES, TOOL, form_of
 from tests.support.examples import examples
+from tests.support.loops import all_cases
 
 TOKENIZER = tiny_tokenizer()
 MARKS: dict[str, Any] = {
@@ -95,7 +96,7 @@ async def test_a_chat_becomes_a_text_and_tokens(tokenizer: Tokenizer) -> None:
     assert prompt.token_ids[-1] == tokenizer.token_to_id("<|assistant|>")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("name", "chat", "arguments", "opening", "reasoning"),
     [
         ("chatml_tools", "turns", {}, "<|im_start|>assistant\n", UNMARKED),
@@ -141,7 +142,7 @@ async def test_nothing_is_opened_for_a_model_without_parsers() -> None:
     assert (rendered.opening_tokens, rendered.reasoning) == (0, None)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("name", "content", "end", "reasoning"),
     [
         ("chatml_tools", "The ans ", "assistant\n<think>\n\n</think>\n\nThe ans ", None),
@@ -245,7 +246,7 @@ def with_parts(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("form", "source", "expected"),
     [
         (ContentFormat.PARTS, SOURCES["parts"], "USER: a<|vision|><image><|/vision|>b\nASSISTANT:"),
@@ -262,7 +263,7 @@ async def test_images_are_marked_in_the_way_of_the_template(
     assert rendered.text == expected
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("messages", "path"),
     [
         ([{"role": "user", "content": "see <image>"}], "messages[0].content"),
@@ -282,7 +283,7 @@ async def test_a_text_must_not_smuggle_an_image_in(
     assert caught.value.param == path
 
 
-@pytest.mark.parametrize("hidden", ["arguments", "tool", "argument", "dropped"])
+@all_cases("hidden", ["arguments", "tool", "argument", "dropped"])
 async def test_images_are_counted_in_the_prompt(hidden: str) -> None:
     function = {"name": "f", "arguments": {"a": "<image>"}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": function}]}
@@ -365,7 +366,7 @@ async def test_any_chat_becomes_a_text_or_is_refused(
 # --- bounds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "fields",
     [
         {"messages": [{"role": "user", "content": "a" * 200_000}]},

@@ -10,6 +10,7 @@ from contract.messages import ContentFormat
 from gateway.prompt.conversation import for_template, tools_for_template
 from gateway.templates.template import ChatTemplate, RefusedMessagesError
 from tests.gateway.prompt.chatting import CHATS, SOURCES, SPECIAL_TOKENS, TOOL, form_of
+from tests.support.loops import all_cases
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -96,7 +97,7 @@ def test_conversations_have_the_form_that_vllm_gives_them() -> None:
     assert messages_for("chatml_tools", "name")[0]["name"] == "ann"
 
 
-@pytest.mark.parametrize("form", ContentFormat)
+@all_cases("form", ContentFormat)
 def test_developers_speak_for_the_system_where_a_template_knows_none(form: ContentFormat) -> None:
     def converted(chat: str, *, knows_developers: bool) -> list[dict[str, Any]]:
         return for_template(

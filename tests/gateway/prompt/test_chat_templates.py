@@ -22,6 +22,7 @@ from gateway.templates.template import (
     TooLongError,
     WrongTemplateError,
 )
+from tests.support.loops import all_cases
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -92,7 +93,7 @@ async def test_a_trial_that_found_no_time_is_made_again() -> None:
     assert await source.store.get("d1")
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("sources", "reason"),
     [
         ([], "form that cannot be read"),
@@ -137,7 +138,7 @@ def test_rendering_ends_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
         rendered(endless)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("source", "reason"),
     [
         ("{{ raise_exception('Roles must alternate!') }}", "^Roles must alternate!$"),
@@ -159,7 +160,7 @@ def test_whatever_a_template_raises_is_a_refusal(source: str, reason: str) -> No
         rendered(source, messages=[{"role": "user"}])
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("source", "reason"),
     [
         ("a\n{% if %}", "^line 2: "),

@@ -18,6 +18,7 @@ from tests.gateway.prompt.building import (
     request_of,
     tiny_tokenizer,
 )
+from tests.support.loops import all_cases
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
@@ -36,7 +37,7 @@ def filled(
     return [tokenizer.id_to_token(token) for token in layout.token_ids]
 
 
-@pytest.mark.parametrize("family", [QWEN, STARCODER, DEEPSEEK], ids=["qwen", "star", "deepseek"])
+@all_cases("family", [QWEN, STARCODER, DEEPSEEK], ids=["qwen", "star", "deepseek"])
 def test_suffix_stands_between_prefix_and_middle(family: tuple[str, str, str]) -> None:
     before, hole, end = family
     tokens = filled(letter_tokenizer(*family), "ab", "cd")
@@ -75,7 +76,7 @@ def test_empty_prefix_is_nothing() -> None:
     assert filled(letter_tokenizer(*QWEN), "", "c") == [QWEN[0], QWEN[1], "c", QWEN[2]]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "special", [(), QWEN[:2], ("[SUFFIX]",), ("<|fim_prefix|>",)], ids=lambda given: str(len(given))
 )
 def test_model_without_all_of_a_familys_tokens_has_no_template(special: tuple[str, ...]) -> None:

@@ -1,18 +1,18 @@
 """The text or bytes of single tokens, as llama.cpp tells them."""
 
-import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from gateway.prompt.pieces import PieceReader
 from gateway.prompt.tokenization import llamacpp_tokens, vllm_tokens
 from tests.gateway.prompt.building import encoder_of, letter_tokenizer, tiny_tokenizer
+from tests.support.loops import all_cases
 
 
 def as_bytes(piece: str | list[int]) -> bytes:
     return piece.encode() if isinstance(piece, str) else bytes(piece)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "text", ["Once upon\n a  time", "Grüße 😀 \x00\x7f", "<|user|>a</s>", "日本語", "\u00a0\u00ad"]
 )
 def test_pieces_together_are_the_text(text: str) -> None:

@@ -27,6 +27,7 @@ from gateway.errors import (
 )
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest, prepare
 from tests.gateway.prompt.building import BOS, card_of, letter_tokenizer, request_of, tiny_tokenizer
+from tests.support.loops import all_cases
 
 TRUNCATE = ContextLengthBehavior.TRUNCATE
 TOKENIZER = letter_tokenizer("<image>", "<|pad|>", adds_bos=True)
@@ -61,7 +62,7 @@ async def test_empty_prompt_without_special_tokens_is_refused() -> None:
         await only("", adds_special_tokens=False)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("length", "kept", "max_tokens", "expected"),
     [
         (10, None, 4, 10),
@@ -145,7 +146,7 @@ async def test_counts_of_a_request_are_the_lowest_and_the_sum() -> None:
     assert result.cut_tokens == 15
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("prompt", "fields", "expected"),
     [
         ("a  b", {}, "a  b"),
@@ -179,7 +180,7 @@ async def test_mark_without_images_is_a_text_like_any_other() -> None:
     assert (await only("a<image>", card=PICTURES)).token_ids == [BOS, *ids("a"), mark]
 
 
-@pytest.mark.parametrize("prompt", ["<image><|pad|>", ["<image>", 2], [2, 2]], ids=str)
+@all_cases("prompt", ["<image><|pad|>", ["<image>", 2], [2, 2]], ids=str)
 async def test_image_tokens_that_no_image_stands_for_are_refused(prompt: Any) -> None:
     assert TOKENIZER.token_to_id("<|pad|>") == 2
     with pytest.raises(InvalidParameterError, match="Given: 2 in all for 1 images"):
@@ -225,7 +226,7 @@ CONSTRAINED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINED)
+@all_cases("constraint", CONSTRAINED)
 async def test_end_of_a_structured_text_must_not_be_forbidden(constraint: str) -> None:
     first, end = ids("ab")
     card = card_of(TOKENIZER, eos_token_ids=[first, end])
@@ -242,7 +243,7 @@ async def test_end_of_a_structured_text_must_not_be_forbidden(constraint: str) -
         assert caught.value.param == "logit_bias"
 
 
-@pytest.mark.parametrize("param", ["logit_bias", "allowed_token_ids", "stop_token_ids"])
+@all_cases("param", ["logit_bias", "allowed_token_ids", "stop_token_ids"])
 async def test_ids_outside_the_vocabulary_are_refused(param: str) -> None:
     size = TOKENIZER.get_vocab_size()
     fits: Any = {size - 1: 1.0} if param == "logit_bias" else [size - 1]

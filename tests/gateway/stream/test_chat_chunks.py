@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from contract.dialect import Dialect
 from contract.messages import CallPiece
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
@@ -14,6 +12,7 @@ from gateway.stream.obfuscation import BLOCK_BYTES
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
 from tests.support.events import parse_chunks, split_events
+from tests.support.loops import all_cases
 
 CHAT = ChatRequest(messages=[])
 LEGACY = ChatRequest(messages=[], uses_legacy_functions=True)
@@ -102,9 +101,9 @@ def test_delta_that_tells_nothing_makes_no_event() -> None:
     assert stream(chat(), said("", reasoning_tokens=1)) == b""
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("fields", [{}, {"include_usage": True}], ids=["plain", "usage"])
-@pytest.mark.parametrize("kind", ["text", "reasoning"])
+@all_cases("dialect", Dialect)
+@all_cases("fields", [{}, {"include_usage": True}], ids=["plain", "usage"])
+@all_cases("kind", ["text", "reasoning"])
 def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
     dialect: Dialect, fields: dict[str, Any], kind: str
 ) -> None:
@@ -118,7 +117,7 @@ def test_short_and_long_ways_to_tell_a_text_give_the_same_bytes(
     assert first == plain == third
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(dialect: Dialect) -> None:
     told = deltas(
         chat(dialect=dialect),
@@ -189,7 +188,7 @@ def test_whoever_tells_the_answer_again_gives_calls_the_same_ids() -> None:
     assert stream(answer, *CALLING) == stream(answer, *CALLING)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("mode", "finish", "expected"),
     [
         (ToolMode.AUTO, STOP, "tool_calls"),
@@ -261,7 +260,7 @@ def test_include_usage_gives_openais_extra_chunk_and_nulls_elsewhere() -> None:
     assert extra["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_usage_is_in_the_last_chunk_of_the_choice_that_finishes_last(dialect: Dialect) -> None:
     replies = [said("a"), said("b", choice=1, finish=STOP), said("c", finish=STOP), ended()]
     *others, final = parse_chunks(stream(chat(dialect=dialect, n=2), *replies))
@@ -275,7 +274,7 @@ def test_usage_is_in_the_last_chunk_of_the_choice_that_finishes_last(dialect: Di
     assert final["usage"]["total_tokens"] == 5
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_failure_finishes_open_choices_for_fireworks_only(dialect: Dialect) -> None:
     renderer = ChunkRenderer(chat(dialect=dialect, n=3))
     renderer.render(
@@ -297,7 +296,7 @@ def test_failure_finishes_open_choices_for_fireworks_only(dialect: Dialect) -> N
     assert event["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
 
 
-@pytest.mark.parametrize("text", ["", "a", '"\n\x00', "😀" * 5, "x" * 100])
+@all_cases("text", ["", "a", '"\n\x00', "😀" * 5, "x" * 100])
 def test_chunks_are_padded_to_the_same_length(text: str) -> None:
     renderer = ChunkRenderer(chat(include_obfuscation=True, tool_use=AUTO))
     replies = [

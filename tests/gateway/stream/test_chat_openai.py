@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -15,6 +14,7 @@ from gateway.stream.assembler import collect
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said
 from tests.support.events import parse_chunks
+from tests.support.loops import all_cases
 
 USE = ToolUse([Tool("f", {}, is_strict=False)], ToolMode.AUTO)
 SCORED = [TokenLogprob("é", -0.5, 0, [("é", -0.5)])]
@@ -32,9 +32,9 @@ CALLING = [
 ]
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("legacy", [False, True], ids=["tools", "functions"])
-@pytest.mark.parametrize(
+@all_cases("dialect", Dialect)
+@all_cases("legacy", [False, True], ids=["tools", "functions"])
+@all_cases(
     ("replies", "fields"),
     [
         (TALKING, {}),

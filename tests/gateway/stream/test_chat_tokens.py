@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from contract.messages import CallPiece, TokenLogprob
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from gateway.dispatch.generation import Reply
@@ -12,6 +10,7 @@ from gateway.stream.assembler import collect
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
 from tests.support.events import parse_chunks
+from tests.support.loops import all_cases
 
 HIDING = ChatRequest(messages=[], shows_reasoning=False)
 CHAT = ChatRequest(messages=[])
@@ -71,7 +70,7 @@ async def test_logprobs_are_one_object_for_each_token() -> None:
     }
 
 
-@pytest.mark.parametrize("asked", [0, 1, 2, 5])
+@all_cases("asked", [0, 1, 2, 5])
 async def test_no_more_alternatives_are_told_than_were_asked_for(asked: int) -> None:
     top = [("a", -0.5), ("b", -1.0), ("c", -2.0)]
     reply = said("c", finish=STOP, logprobs=[TokenLogprob("c", -2.0, 0, top)])
@@ -132,7 +131,7 @@ HIDDEN = [
 ]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("rest", "ids", "parts"),
     [
         ([scored_by_id("no", 6, 7)], [5, 6, 7, 9], ["content"]),

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from contract.dialect import Dialect
 from contract.messages import CallPiece
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
@@ -13,6 +11,7 @@ from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
 from gateway.stream.tool_calls import call_id
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
+from tests.support.loops import all_cases
 
 CHAT = ChatRequest(messages=[])
 TOOLS = [Tool("f", {}, is_strict=False), Tool("g", {}, is_strict=False)]
@@ -58,7 +57,7 @@ async def test_answer_has_all_of_openais_fields() -> None:
     }
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_message_of_omlx_always_tells_of_reasoning_and_calls(dialect: Dialect) -> None:
     body = await whole(said("Paris.", finish=STOP), ended(), dialect=dialect)
     message = body["choices"][0]["message"]
@@ -66,7 +65,7 @@ async def test_message_of_omlx_always_tells_of_reasoning_and_calls(dialect: Dial
     assert message == {"role": "assistant", "content": "Paris.", "refusal": None} | nulls
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_19_reasoning_is_told_under_the_name_of_its_dialect(
     dialect: Dialect,
 ) -> None:
@@ -135,7 +134,7 @@ async def test_only_the_first_call_is_told_to_a_client_that_wants_no_parallel_on
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
 
 
-@pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.OMLX])
+@all_cases("dialect", [Dialect.OPENAI, Dialect.OMLX])
 async def test_client_that_speaks_of_functions_is_told_of_one_function_call(
     dialect: Dialect,
 ) -> None:

@@ -19,6 +19,7 @@ from gateway.stream.logprobs import REPLACEMENT, LogprobLists, echo_base
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said, scored
 from tests.support.events import parse_chunks
+from tests.support.loops import all_cases
 from worker.logprobs import TokenTexts, prompt_logprobs
 
 CHECKPOINT = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
@@ -55,7 +56,7 @@ def test_whole_prompt_is_echoed_as_the_client_sent_it() -> None:
     assert echo(encode("Once upon"), None) == "Once upon"
 
 
-@pytest.mark.parametrize("last", [0, 1, 2, 3, 30, 100])
+@all_cases("last", [0, 1, 2, 3, 30, 100])
 def test_last_tokens_are_echoed(last: int) -> None:
     ids = encode("Once upon a time there was a little girl who liked the sea.")
     expected = decode(ids)[len(decode(ids[: len(ids) - last])) :] if last else ""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from gateway.stream.completion import Completion
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said, scored
 from tests.support.events import numbered_events
+from tests.support.loops import all_cases
 
 LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)])
 REPLIES = [
@@ -71,12 +71,12 @@ def test_what_follows_an_event_is_the_same_for_whoever_comes_back(
         assert again == first[skip:]
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "options",
     [{"timings_per_token": True}, {"include_obfuscation": True}, {"include_usage": True}],
     ids=["timings", "obfuscation", "usage"],
 )
-@pytest.mark.parametrize("skip", range(7))
+@all_cases("skip", range(7))
 def test_numbers_do_not_depend_on_what_changes_from_one_time_to_the_next(
     options: dict[str, Any], skip: int
 ) -> None:
@@ -102,8 +102,8 @@ def test_failure_of_the_answer_is_part_of_it() -> None:
     assert numbered_events(rendered(answer, FAILING, skip=3)) == events[3:]
 
 
-@pytest.mark.parametrize("include_usage", [False, True])
-@pytest.mark.parametrize("told", [0, 2])
+@all_cases("include_usage", [False, True])
+@all_cases("told", [0, 2])
 def test_failure_of_the_connection_leaves_the_client_where_it_was(
     *, include_usage: bool, told: int
 ) -> None:
@@ -116,7 +116,7 @@ def test_failure_of_the_connection_leaves_the_client_where_it_was(
     assert events[-1][0] == DONE
 
 
-@pytest.mark.parametrize("code", [FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING])
+@all_cases("code", [FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING])
 def test_answer_that_goes_on_at_another_gateway_has_not_failed(code: FailureCode) -> None:
     answer = completion(n=2)
     replies = [*REPLIES[:4], failed(code)]

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from gateway.dialects.request import Tool, ToolMode, ToolUse
@@ -15,6 +13,7 @@ from gateway.stream.obfuscation import BLOCK_BYTES
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
 from tests.support.events import parse_chunks, split_events, texts_by_choice
+from tests.support.loops import all_cases
 
 
 def streamed(answer: Completion, *replies: Reply) -> list[dict[str, Any]]:
@@ -32,7 +31,7 @@ async def whole(answer: Completion, *replies: Reply) -> dict[str, Any]:
 TWO = [said("a"), said("b", choice=1, finish=LENGTH), said("c", finish=STOP), ended()]
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_09_suffix_is_put_behind_every_choice_for_mistralrs_only(
     dialect: Dialect,
 ) -> None:
@@ -150,7 +149,7 @@ async def test_text_is_not_searched_for_calls_without_tools() -> None:
     assert "tool_calls" not in choice
 
 
-@pytest.mark.parametrize("text", ["", "a", "a word", '"\n\x00', "😀" * 5, "x" * 100])
+@all_cases("text", ["", "a", "a word", '"\n\x00', "😀" * 5, "x" * 100])
 def test_chunks_are_padded_to_the_same_length(text: str) -> None:
     renderer = ChunkRenderer(completion(include_obfuscation=True, include_usage=True))
     body = renderer.render([said(text + "."), said(text, finish=STOP), ended()])

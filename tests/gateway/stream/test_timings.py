@@ -12,6 +12,7 @@ from gateway.stream.sse import ChunkRenderer
 from gateway.stream.timings import Stopwatch
 from tests.gateway.replies import STOP, completion, ended, inbox, said
 from tests.support.events import parse_chunks
+from tests.support.loops import all_cases
 
 REPLIES = [
     said("a"),
@@ -96,7 +97,7 @@ def times(usage: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in usage.items() if name not in TOKENS}
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("dialect", "members", "in_usage"),
     [
         (Dialect.OPENAI, {}, {}),
@@ -122,7 +123,7 @@ async def test_conflict_20_times_have_the_shape_of_the_dialect(
     assert all("timings" not in chunk for chunk in others)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("dialect", "name", "expected"),
     [
         (Dialect.FIREWORKS, "perf_metrics", FIREWORKS_METRICS),
@@ -141,7 +142,7 @@ async def test_conflict_20_times_that_were_asked_for_are_in_body_and_final_chunk
     assert all(name not in chunk for chunk in others)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 async def test_conflict_20_fireworks_tells_times_in_headers_and_nobody_else(
     dialect: Dialect,
 ) -> None:

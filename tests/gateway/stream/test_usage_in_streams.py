@@ -3,14 +3,13 @@
 import json
 from typing import Any
 
-import pytest
-
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES
 from gateway.errors import GenerationFailedError
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
 from tests.support.events import parse_chunks, split_events
+from tests.support.loops import all_cases
 
 COUNTS = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 FIREWORKS = [Dialect.FIREWORKS, Dialect.FIREWORKS_2026]
@@ -23,7 +22,7 @@ def chunks_of(dialect: Dialect, **fields: Any) -> list[dict[str, Any]]:
     return parse_chunks(renderer.render(replies))
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_conflict_17_usage_is_in_the_chunk_of_the_choice_that_finishes_last(
     dialect: Dialect,
 ) -> None:
@@ -34,7 +33,7 @@ def test_conflict_17_usage_is_in_the_chunk_of_the_choice_that_finishes_last(
     assert final["usage"].items() >= COUNTS.items()
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_conflict_17_include_usage_gives_openais_extra_chunk(dialect: Dialect) -> None:
     *others, final, extra = chunks_of(dialect, include_usage=True)
     assert extra["choices"] == []
@@ -85,14 +84,14 @@ def test_failure_with_include_usage_sends_the_extra_chunk_before_the_error() -> 
     assert set(event) == {"error"}
 
 
-@pytest.mark.parametrize("include_usage", [False, True])
+@all_cases("include_usage", [False, True])
 def test_failure_before_any_token_tells_no_usage(include_usage: bool) -> None:
     renderer = ChunkRenderer(completion(include_usage=include_usage))
     (event,) = parse_chunks(renderer.render_failure(GenerationFailedError("It failed.")))
     assert set(event) == {"error"}
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@all_cases("dialect", Dialect)
 def test_failure_finishes_open_choices_for_fireworks_only(dialect: Dialect) -> None:
     renderer = ChunkRenderer(completion(dialect=dialect, n=3))
     renderer.render([said("a"), said("b", choice=1, finish=STOP), failed()])
@@ -103,7 +102,7 @@ def test_failure_finishes_open_choices_for_fireworks_only(dialect: Dialect) -> N
     assert event.get("choices") == (choices if dialect in FIREWORKS else None)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     ("dialect", "kind", "code"),
     [
         (Dialect.OPENAI, "service_unavailable", "engine_dead"),

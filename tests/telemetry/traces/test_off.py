@@ -4,13 +4,13 @@ import subprocess
 import sys
 
 import msgspec
-import pytest
 
 from contract.messages import GenerationJob, decode_job, encode
 from contract.sampling import SamplingSpec
 from contract.tracing import span_of
 from gateway import tracing
 from gateway.settings import Settings
+from tests.support.loops import all_cases
 from tests.support.stack import REPOSITORY, running_stack
 from tests.telemetry.traces.asking import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector
@@ -82,7 +82,7 @@ def test_older_worker_can_read_a_job_with_a_trace() -> None:
     assert (read.id, read.prompt_token_ids) == ("cmpl-a-0", [1, 2])  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", PARENT[:-1]])
+@all_cases("text", ["", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", PARENT[:-1]])
 def test_malformed_place_in_a_trace_is_none(text: str) -> None:
     assert span_of(text) is None
 

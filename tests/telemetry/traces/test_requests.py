@@ -3,8 +3,8 @@
 import json
 
 import httpx
-import pytest
 
+from tests.support.loops import all_cases
 from tests.support.secrets import scan_for_secrets
 from tests.support.stack import MODEL, Stack
 from tests.telemetry.traces.asking import PROMPT, ask, client_trace
@@ -127,7 +127,7 @@ def test_request_without_a_client_trace_begins_one(stack: Stack, collector: Coll
     collector.wait_for(first.trace_id, *WHOLE)
 
 
-@pytest.mark.parametrize(
+@all_cases(
     "traceparent",
     ["", "nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01", "0" * 500],
     ids=["empty", "nonsense", "no trace", "unknown version", "long"],
