@@ -1,8 +1,7 @@
 """What is installed: exact versions with hashes, and not many of them."""
 
+import importlib
 import re
-import subprocess
-import sys
 import tomllib
 
 from tests.support.stack import REPOSITORY
@@ -59,5 +58,5 @@ def test_every_module_can_be_imported() -> None:
         if not LEFT_OUT & set(file.parts)
     ]
     assert len(modules) > 300
-    program = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
-    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True, timeout=120)
+    for module in modules:
+        importlib.import_module(module)
