@@ -32,7 +32,7 @@ THINKING = Reasoning("<think>", "</think>", is_open=True)
 PATIENT = SandboxSettings(
     wait_seconds=PATIENCE_SECONDS,
     task_seconds=PATIENCE_SECONDS,
-    cpu_seconds=1.0,
+    cpu_seconds=0.5,
     compile_seconds=0.2,
 )
 """Only processor time decides, and twice of it: a busy machine changes no verdict."""
