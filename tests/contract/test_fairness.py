@@ -242,7 +242,7 @@ def _job(entry: Entry) -> GenerationJob:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 12))]
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
 )
 async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed: int) -> None:
     rng = random.Random(seed)
@@ -265,12 +265,11 @@ async def test_scripts_equal_the_model_on_a_random_history(redis: "Redis", seed:
 @pytest.mark.parametrize(
     ("tiers", "ratio"),
     [
-        ({"a": DEFAULT, "b": DEFAULT}, 1.0),
-        ({"a": PRIORITY, "b": DEFAULT}, 2.0),
-        ({"a": FLEX, "b": DEFAULT}, 0.5),
-        ({"a": PRIORITY, "b": FLEX}, 4.0),
+        pytest.param({"a": DEFAULT, "b": DEFAULT}, 1.0, id="alike"),
+        pytest.param({"a": PRIORITY, "b": DEFAULT}, 2.0, id="priority", marks=pytest.mark.long),
+        pytest.param({"a": FLEX, "b": DEFAULT}, 0.5, id="flex", marks=pytest.mark.long),
+        pytest.param({"a": PRIORITY, "b": FLEX}, 4.0, id="both"),
     ],
-    ids=["alike", "priority", "flex", "both"],
 )
 async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
     request: pytest.FixtureRequest, redis: "Redis", tiers: dict[str, ServiceTier], ratio: float

@@ -23,14 +23,14 @@ from tests.support.stack import MODEL, Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 
 REQUESTS = {
-    "/v1/completions": 50,
-    "/v1/completions:estimate": 25,
-    "/v1/chat/completions": 50,
-    "/v1/chat/completions:estimate": 25,
-    "/tokenize": 25,
-    "/detokenize": 25,
+    "/v1/completions": 30,
+    "/v1/completions:estimate": 15,
+    "/v1/chat/completions": 30,
+    "/v1/chat/completions:estimate": 15,
+    "/tokenize": 15,
+    "/detokenize": 15,
 }
-LONG_FACTOR = 12
+LONG_FACTOR = 20
 LEAST_SERVED = 2
 """Requests to each path that must be served, so that not only refusals are looked at."""
 
