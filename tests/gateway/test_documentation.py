@@ -1,6 +1,7 @@
 """The OpenAPI page describes every route of the management API completely."""
 
 import json
+from functools import cache
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -9,22 +10,27 @@ from gateway.api.management_pages import BODY_ERRORS, ERRORS, METHODS
 from gateway.app import create_app
 from gateway.settings import Settings
 
-PAGE = create_app(Settings()).openapi()
 BY_HAND = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
+
+
+@cache
+def page() -> Any:
+    """Return the page. It takes a second to make: processes that run other tests need not wait for it."""
+    return create_app(Settings()).openapi()
 
 
 def operations() -> dict[str, Any]:
     """Return the operations that are described by their types, by method and path."""
     return {
         f"{method} {path}": operation
-        for path, methods in PAGE["paths"].items()
+        for path, methods in page()["paths"].items()
         for method, operation in methods.items()
         if not path.startswith(BY_HAND)
     }
 
 
 def test_there_is_something_to_look_at() -> None:
-    paths = set(PAGE["paths"])
+    paths = set(page()["paths"])
     assert {"/v1/usage", "/v1/usage/requests", "/v1/usage/requests/{request_id}"} < paths
     assert {"/admin/usage", "/v1/audit", "/admin/audit", "/v1/keys", "/v1/limits"} < paths
     assert len(operations()) > 50
@@ -57,7 +63,7 @@ def test_operation_tells_its_errors_in_their_one_shape() -> None:
 
 
 def test_usage_is_described_with_its_bounds_and_as_csv() -> None:
-    operation = PAGE["paths"]["/v1/usage"]["get"]
+    operation = page()["paths"]["/v1/usage"]["get"]
     parameters = {each["name"]: each["schema"] for each in operation["parameters"]}
     assert set(parameters) == {
         *("start", "end", "bucket", "group_by", "model", "key", "project"),
@@ -67,14 +73,14 @@ def test_usage_is_described_with_its_bounds_and_as_csv() -> None:
     assert parameters["model"]["maxLength"] == 300
     assert parameters["format"]["enum"] == ["json", "csv"]
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/csv"}
-    admin = PAGE["paths"]["/admin/usage"]["get"]["parameters"]
+    admin = page()["paths"]["/admin/usage"]["get"]["parameters"]
     assert {each["name"] for each in admin} == {*parameters, "tenant"}
 
 
 def test_operations_have_names_of_their_own() -> None:
     names = [
         operation["operationId"]
-        for methods in PAGE["paths"].values()
+        for methods in page()["paths"].values()
         for method, operation in methods.items()
         if method in METHODS
     ]
@@ -82,9 +88,9 @@ def test_operations_have_names_of_their_own() -> None:
 
 
 def test_every_schema_is_one() -> None:
-    for schema in PAGE["components"]["schemas"].values():
+    for schema in page()["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    assert "HTTPValidationError" not in json.dumps(PAGE)
+    assert "HTTPValidationError" not in json.dumps(page())
 
 
 def test_refusal_by_a_limit_fits_its_description() -> None:
@@ -99,7 +105,7 @@ def test_refusal_by_a_limit_fits_its_description() -> None:
         "used": 50,
         "reset_seconds": 12.25,
     }
-    schema = {"$ref": "#/components/schemas/Error", "components": PAGE["components"]}
+    schema = {"$ref": "#/components/schemas/Error", "components": page()["components"]}
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid({"error": body})
     assert not validator.is_valid({"error": body | {"used": "all"}})
