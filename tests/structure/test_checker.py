@@ -35,7 +35,7 @@ PATIENT = SandboxSettings(
     cpu_seconds=0.5,
     compile_seconds=0.2,
 )
-"""Only processor time decides, and twice of it: a busy machine changes no verdict."""
+"""Only processor time decides, and more of it to compile: a busy machine changes no verdict."""
 
 
 @pytest.fixture

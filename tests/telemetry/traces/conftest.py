@@ -8,7 +8,7 @@ from tests.support.stack import Stack, running_stack
 from tests.telemetry.traces.asking import start_scripted_worker
 from tests.telemetry.traces.collector import Collector, running_collector
 
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.01
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def start_worker(stack: Stack, collector: Collector, name: str) -> None:
         stack,
         name,
         SLUICE_WORKER_ID=name,
-        SLUICE_SCRIPTED_STEP_SECONDS="0.05",
+        SLUICE_SCRIPTED_STEP_SECONDS="0.03",
         SLUICE_LEASE_SECONDS=str(LEASE_SECONDS),
         SLUICE_DRAIN_SECONDS="0",
         SLUICE_LOG_FORMAT="json",
