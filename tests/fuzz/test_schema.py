@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 REQUESTS = {
     "/v1/completions": 30,
     "/v1/completions:estimate": 15,
-    "/v1/chat/completions": 30,
+    "/v1/chat/completions": 50,
     "/v1/chat/completions:estimate": 15,
     "/tokenize": 15,
     "/detokenize": 15,
