@@ -168,6 +168,8 @@ import gateway.commands.beat, gateway.commands.db, gateway.commands.gateway, gat
 import gateway.jobs.app, gateway.jobs.runner, gateway.serve
 import worker.__main__, worker.engine.scripted
 assert "tokenizers" in sys.modules
+# Only processes that trace load it.
+assert "opentelemetry.sdk.trace" not in sys.modules
 """
 
 

@@ -1,7 +1,4 @@
-"""Traces that are off: nothing is made, loaded, sent or carried; and what old messages lack."""
-
-import subprocess
-import sys
+"""Traces that are off: nothing is made, sent or carried; and what old messages lack."""
 
 import msgspec
 
@@ -11,7 +8,7 @@ from contract.tracing import span_of
 from gateway import tracing
 from gateway.settings import Settings
 from tests.support.loops import all_cases
-from tests.support.stack import REPOSITORY, running_stack
+from tests.support.stack import running_stack
 from tests.telemetry.traces.asking import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector
 
@@ -47,12 +44,6 @@ def test_everything_does_nothing_while_traces_are_off() -> None:
         assert tracing.context_of(PARENT) is None
         assert tracing.attempt_span(PARENT, earlier=None, attributes={}) is None
     tracing.stop()
-
-
-def test_sdk_of_traces_is_not_loaded_by_processes_that_do_not_trace() -> None:
-    modules = "gateway.app, worker.runner"
-    code = f"import sys, {modules}; sys.exit('opentelemetry.sdk.trace' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
 def test_nothing_is_exported_unless_it_is_switched_on(collector: Collector) -> None:
