@@ -43,8 +43,8 @@ def messages_for(name: str, chat: str) -> list[dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", SOURCES)
+@all_cases("variant", VARIANTS)
+@all_cases("name", SOURCES)
 def test_texts_are_those_of_transformers(reference: Any, name: str, variant: str) -> None:
     template = template_of(name)
     differing, rendered = [], 0
