@@ -267,7 +267,7 @@ async def test_every_change_is_audited_without_a_secret(
         assert secret.digest().hex() not in written
 
 
-@all_cases("scope", [Scope.MEMBERS, Scope.ADMIN, Scope.ADMIN_READ])
+@pytest.mark.parametrize("scope", [Scope.MEMBERS, Scope.ADMIN, Scope.ADMIN_READ])
 async def test_nobody_gives_a_scope_that_they_lack(keys: KeyService, scope: Scope) -> None:
     grantor = _principal(frozenset({Scope.KEYS, Scope.COMPLETIONS}))
     with pytest.raises(PermissionDeniedError, match=f"with the scope '{scope}'"):
