@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     # Each HTTP client reads the certificates of all authorities, which takes longer than most tests. No test
     # needs any of them.
-    os.environ.setdefault("SSL_CERT_FILE", str(config.rootpath / "tests/support/authority.pem"))
+    os.environ["SSL_CERT_FILE"] = str(config.rootpath / "tests/support/authority.pem")
     # The same examples in every default run; new ones, each failure with its seed, in long runs.
     hypothesis.settings.register_profile("default-run", derandomize=True, deadline=None)
     hypothesis.settings.register_profile("long-run", deadline=None, print_blob=True)

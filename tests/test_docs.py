@@ -13,7 +13,7 @@ from gateway import errors
 from gateway.dialects.chat import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])

@@ -19,7 +19,7 @@ from gateway.cli import COMMANDS
 from gateway.jobs.schedule import JOBS
 from gateway.jobs.webhooks import signature
 from gateway.settings import Settings
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
 ACCOUNTS = (REPOSITORY / "docs" / "accounts.md").read_text()

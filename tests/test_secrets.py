@@ -14,7 +14,7 @@ import pytest
 
 from gateway.auth.api_key import ApiKey
 from tests.support import secrets as scanner
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.secrets import Finding, scan_for_secrets
 
 KEY = ApiKey.generate().reveal()

@@ -6,8 +6,7 @@ import pytest
 
 from gateway.accounts.addresses import MAX_ADDRESSES, read_addresses
 from gateway.errors import InvalidParameterError
-from tests.support.cases import case
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases, case
 
 
 def test_networks_are_brought_to_their_usual_form() -> None:

@@ -19,10 +19,9 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
 from gateway.redis_client import connect
-from tests.support.cases import case
+from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database
 from tests.support.ledger import use
-from tests.support.loops import all_cases
 from tests.support.processes import free_port
 
 SOON = timedelta(seconds=0.05)

@@ -5,7 +5,7 @@ import io
 from datetime import UTC, datetime
 
 from gateway.accounts.csv_text import Cell, to_csv
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def test_rows_are_read_back_as_they_were() -> None:

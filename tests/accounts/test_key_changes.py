@@ -28,9 +28,8 @@ from gateway.errors import (
 )
 from gateway.redis_client import connect
 from tests.accounts.changes import announced, audited
-from tests.support.cases import case
+from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 from tests.support.processes import free_port
 
 

@@ -15,8 +15,8 @@ from gateway.accounts.limits import LimitScope
 from gateway.accounts.tables import DirtyHourRow, LedgerRow
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.errors import StoreUnavailableError
+from tests.support.cases import all_cases
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

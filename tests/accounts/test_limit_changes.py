@@ -12,7 +12,7 @@ from gateway.accounts.limits import (
     read_limit_changes,
 )
 from gateway.errors import InvalidParameterError
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def test_changes_are_merged_by_name_and_plan_takes_an_own_limit_away() -> None:

@@ -20,8 +20,8 @@ from gateway.errors import (
     PermissionDeniedError,
 )
 from tests.accounts.changes import announced, audited
+from tests.support.cases import all_cases
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 
 SUBJECT = "auth0|0123"
 

@@ -13,8 +13,8 @@ from gateway.accounts.database import Database
 from gateway.accounts.limits import LimitName, LimitScope
 from gateway.accounts.plan_service import PlanService
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+from tests.support.cases import all_cases
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 
 RPM, BUDGET = LimitName.REQUESTS_PER_MINUTE, LimitName.BUDGET
 NOTHING: dict[LimitName, int | None] = {}

@@ -16,8 +16,8 @@ from gateway.accounts.database import Database
 from gateway.accounts.price_service import MAX_PRICE_MICROS, PriceService
 from gateway.accounts.times import utc_now
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from tests.support.cases import all_cases
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 
 FLEX = ServiceTier.FLEX
 HOUR = timedelta(hours=1)

@@ -16,8 +16,8 @@ from gateway.accounts.schema import SchemaNotCurrentError, SchemaState
 from gateway.accounts.tables import Table
 from gateway.accounts.tenant_store import TenantStore
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from tests.support.cases import all_cases
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()

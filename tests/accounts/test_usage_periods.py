@@ -17,7 +17,7 @@ from gateway.accounts.usage_periods import (
     choose_sources,
     next_month,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 START = datetime(2026, 2, 27, tzinfo=UTC)
 moments = st.integers(0, 6 * 24 * 60).map(lambda minutes: START + timedelta(minutes=minutes))

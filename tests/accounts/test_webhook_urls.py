@@ -4,8 +4,7 @@ import pytest
 
 from gateway.accounts.webhook_urls import MAX_URL_CHARACTERS, check_url, host_of
 from gateway.errors import InvalidParameterError
-from tests.support.cases import case
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases, case
 
 PUBLIC = [
     "https://example.com",

@@ -17,8 +17,8 @@ from gateway.accounts.times import utc_now
 from gateway.accounts.webhook_service import MAX_WEBHOOKS, WebhookService, make_event
 from gateway.accounts.webhook_store import CLAIM, Delivery, EventName, WebhookStore
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+from tests.support.cases import all_cases
 from tests.support.kinds import every_database
-from tests.support.loops import all_cases
 
 URL = "https://example.com/hooks/T0KEN?key=hidden"
 SECOND = timedelta(seconds=1)

@@ -20,7 +20,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.wire import validate
 from gateway.stream.completion import Completion, Usage
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 SUBJECTS = (SubjectLimits(LimitScope.TENANT, "acme", Limits(budget_micros=5)),)
 

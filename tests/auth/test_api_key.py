@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auth.api_key import ALPHABET, ApiKey, MalformedKeyError, checksum
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 FORM = re.compile(r"sk-[A-Za-z0-9]{12}-[A-Za-z0-9]{40}")
 

@@ -28,7 +28,7 @@ from gateway.auth.jwks import CHECK_SECONDS, JwksError, JwksFile
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
 from gateway.settings import JwtAlgorithm, Settings
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 ISSUER = "https://login.example"
 AUDIENCE = "sluice"

@@ -3,7 +3,7 @@
 import pytest
 
 from contract.redis_url import check_redis_url, sentinel_address
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def test_url_of_sentinels_says_where_they_are_and_what_to_ask_them() -> None:

@@ -24,7 +24,7 @@ from tests.deploy.helm import (
     pods,
     render,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.secrets import scan_for_secrets
 
 KUBERNETES = ("1.27", "1.34")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from tests.deploy.helm import CHART, helm, template
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 EXTERNAL = CHART / "ci" / "external-values.yaml"
 POOL = "worker.pools[0]"

@@ -33,7 +33,7 @@ from tests.deploy.compose_file import (
     services,
     variables_of,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import CHECKPOINT, REPOSITORY
 
 SERVICES = list(services().values())

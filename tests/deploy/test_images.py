@@ -11,7 +11,7 @@ import pytest
 from gateway.cli import COMMANDS
 from tests.deploy.compose_file import services
 from tests.deploy.dockerfile import FOLDER, Stage, sources, stages
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 
 DEVICES = ("cpu", "gpu")

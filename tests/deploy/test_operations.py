@@ -14,7 +14,7 @@ import worker.__main__
 from gateway.cli import main
 from gateway.commands import plan
 from tests.deploy.compose_file import services
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 from worker.settings import Settings
 

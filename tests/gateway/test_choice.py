@@ -12,7 +12,7 @@ from gateway.dialects.choice import choose_model, choose_profile
 from gateway.dialects.profile import PROFILES
 from gateway.errors import InvalidParameterError, MissingParameterError
 from gateway.settings import Settings
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 NOBODY = Principal(
     tenant_id="acme",

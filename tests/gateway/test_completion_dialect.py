@@ -19,7 +19,7 @@ from tests.gateway.dialects.reading import (
     read_body,
     refusal,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 @all_cases(

@@ -26,7 +26,7 @@ from gateway.errors import (
     UnknownParameterError,
     UnsupportedParameterError,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 INVALID = InvalidParameterError("'n' must be >= 1. Given: 0.", param="n")
 

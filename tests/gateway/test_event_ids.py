@@ -5,7 +5,7 @@ from fastapi import Request
 
 from gateway.api.event_ids import Position, read_last_event_id, read_position, read_stream
 from gateway.errors import InvalidParameterError
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 ID = "cmpl-" + "a2" * 13
 CHAT_ID = f"chat{ID}"

@@ -14,7 +14,7 @@ from gateway.errors import (
     RequestCancelledError,
 )
 from gateway.stream.failures import to_api_error
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.INVALID_REQUEST: (BadRequestError, 400, False),

@@ -11,7 +11,7 @@ from gateway.accounts.scopes import Scope
 from tests.gateway.callers import caller, send, status_with
 from tests.gateway.conftest import eventually
 from tests.gateway.http import message_of
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import Stack
 
 

@@ -6,8 +6,8 @@ import httpx
 
 from contract.dialect import Dialect
 from tests.gateway.conftest import STEP_SECONDS, asking
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, texts_by_choice
-from tests.support.loops import all_cases
 
 
 async def ask(client: httpx.AsyncClient, dialect: Dialect, **parameters: Any) -> httpx.Response:

@@ -10,7 +10,7 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.redis_client import connect
 from tests.gateway.conftest import gateway_client
 from tests.gateway.http import message_of
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import Stack
 
 TENANT, OTHER = "audited", "unaudited"

@@ -11,8 +11,8 @@ from contract.outcomes import FailureCode
 from tests.gateway.coming_back import Events, Reader, await_status, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
+from tests.support.cases import all_cases
 from tests.support.events import DONE, numbered_events
-from tests.support.loops import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL
 

@@ -32,9 +32,9 @@ from tests.gateway.chats import (
 from tests.gateway.conftest import complete, eventually, nothing_left, serve
 from tests.gateway.http import message_of
 from tests.gateway.tenants import change_tenant
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
 from tests.support.fake_worker import chat_format
-from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 24

@@ -11,8 +11,8 @@ from contract.outcomes import FinishReason
 from tests.gateway.chats import CHATS, chat, chatting, joined, serve_chats, tool
 from tests.gateway.coming_back import Events, await_status, begin, begin_at, go_on, status_of
 from tests.gateway.http import message_of
+from tests.support.cases import all_cases
 from tests.support.events import numbered_events, parse_chunks
-from tests.support.loops import all_cases
 
 LONG: dict[str, Any] = {"max_tokens": 60, "n": 2, "temperature": 1}
 

@@ -12,8 +12,8 @@ from tests.gateway.callers import caller
 from tests.gateway.coming_back import Reader, await_status, begin, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve
 from tests.gateway.http import message_of
+from tests.support.cases import all_cases
 from tests.support.events import DONE, numbered_events, parse_chunks, texts_by_choice
-from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 UNKNOWN = "cmpl-" + "a" * 26

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import complete
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 async def body_of(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:

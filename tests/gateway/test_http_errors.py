@@ -25,7 +25,7 @@ from tests.gateway.conftest import (
     serve,
 )
 from tests.gateway.http import connection, head, message_of, post, read_response
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import MODEL, Stack
 
 INVALID = "invalid_request_error"

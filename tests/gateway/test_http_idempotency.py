@@ -15,8 +15,8 @@ from tests.gateway.callers import caller
 from tests.gateway.coming_back import Reader, go_on
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, serve
 from tests.gateway.http import message_of
+from tests.support.cases import all_cases
 from tests.support.events import numbered_events
-from tests.support.loops import all_cases
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 

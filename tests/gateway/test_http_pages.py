@@ -16,8 +16,8 @@ from contract.messages import Feature, WorkerState
 from gateway.dialects.completions import CompletionRequest
 from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
-from tests.support.loops import all_cases
 from tests.support.stack import MODEL, Stack
 
 GIVEN_ID = "my-Request_1.2"

@@ -10,7 +10,7 @@ from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.http import message_of
 from tests.gateway.test_http_access import token
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import Stack
 
 TENANT, OTHER = "studio", "rival"

@@ -13,7 +13,7 @@ from tests.gateway.conftest import MAX_BODY_BYTES, gateway_client, serve
 from tests.gateway.http import message_of
 from tests.gateway.prompt.building import tiny_tokenizer
 from tests.gateway.tenants import change_tenant
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import MODEL, Stack
 
 TEXT = "Once upon a time,\n Grüße 😀"

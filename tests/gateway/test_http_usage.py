@@ -23,7 +23,7 @@ from gateway.jobs.drain import Drain
 from tests.accounts.ledger_rows import NOON, add, record, totals
 from tests.gateway.conftest import complete, gateway_client
 from tests.gateway.http import message_of
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import Stack
 
 DAY = timedelta(days=1)

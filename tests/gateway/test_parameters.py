@@ -22,7 +22,7 @@ from tests.gateway.dialects.reading import (
     read_body,
     refusal,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 LARGEST = 2**31 - 1
 INTEGERS: dict[str, tuple[int, int]] = {

@@ -7,7 +7,7 @@ from gateway.api.endpoint import COMPLETIONS
 from gateway.api.plan import Plan
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 WINDOW = 100
 

@@ -16,8 +16,8 @@ from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
 from gateway.stream.sse import DONE, KEEP_ALIVE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events, texts_by_choice
-from tests.support.loops import all_cases
 
 HEAD = (
     b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m",'

@@ -20,7 +20,7 @@ from gateway.prompt.tokenizers import (
 )
 from gateway.structure.tools import has_tool_calls
 from tests.gateway.prompt.building import tiny_tokenizer
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 BOS = 0
 VOCABULARY = {"<s>": BOS, "</s>": 1, "a": 2, "b": 3, "c": 4}

@@ -13,7 +13,7 @@ from gateway.errors import GenerationFailedError, GenerationTimeoutError, Servic
 from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 async def whole(answer: Completion, *replies: Reply) -> dict[str, Any]:

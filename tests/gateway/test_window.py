@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.dialects.request import FIT, ContextLengthBehavior
 from gateway.errors import ContextLengthExceededError
 from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 TRUNCATE, ERROR = ContextLengthBehavior.TRUNCATE, ContextLengthBehavior.ERROR
 

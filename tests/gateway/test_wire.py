@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.dialects.wire import MAX_DEPTH, parse_object, validate
 from gateway.errors import InvalidJsonError, InvalidParameterError
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 class Anything(BaseModel):

@@ -1,7 +1,7 @@
 """What belongs to the public internet."""
 
 from gateway.outbound.addresses import is_public, looks_public
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 PUBLIC = [
     "93.184.216.34",

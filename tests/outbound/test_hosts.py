@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from gateway.outbound.hosts import parse_host_pattern
 from gateway.settings import Settings
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 ALLOWED = [
     ("example.com", "example.com", 443),

@@ -6,7 +6,7 @@ from gateway.quota.answers import Admitted, Meter, Refused
 from gateway.quota.headers import dollars, duration, headers_of
 from gateway.quota.refusals import refusal_error
 from tests.quota.building import NOON, key_of, project_of, tenant_of
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 NAMES = {name.value: 100 for name in LimitName}
 

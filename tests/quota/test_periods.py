@@ -9,7 +9,7 @@ from gateway.quota import store as store_module
 from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
 from gateway.quota.store import QuotaStore
 from tests.quota.building import SCRIPTS, Desk, TestClock, key_of, project_of, tenant_of
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def unix_ms(moment: datetime) -> int:

@@ -12,7 +12,7 @@ from gateway.structure.errors import RefusedError
 from gateway.structure.gbnf import from_gbnf
 from gateway.structure.gbnf_parser import parse_gbnf
 from tests.structure.recogniser import matches
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 Accepts = Callable[[str, str], bool]
 

@@ -16,7 +16,7 @@ from gateway.structure.tools import (
     ToolCall,
     parse_tool_calls,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 Accepts = Callable[[str, str], bool]
 

@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from gateway.dialects.request import Structure, StructureKind
 from gateway.structure.errors import RefusedError
 from gateway.structure.translate import to_lark
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 Accepts = Callable[[str, str], bool]
 

@@ -1,10 +1,14 @@
 """Many small cases in one test: most need no time, but milliseconds and a database each as tests of their own."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
-Case = TypeVar("Case")
+from _pytest.mark import ParameterSet
+
+Check = Callable[..., Any]
 
 
 @contextmanager
@@ -17,20 +21,62 @@ def case(value: object) -> Iterator[None]:
         raise
 
 
-def for_each(
-    cases: Iterable[Case], *, name: Callable[[Case], str]
-) -> Callable[[Callable[[Case], None]], Callable[[], None]]:
-    """Make one test of a check of each case. What a case raises says which one it is."""
-    known = list(cases)
-    assert known
+def all_cases(
+    names: str | tuple[str, ...] | list[str],
+    values: Iterable[Any],
+    *,
+    ids: Iterable[object] | Callable[[Any], object] | None = None,
+) -> Callable[[Check], Check]:
+    """Check all cases in one test, where `pytest.mark.parametrize` makes a test of each.
 
-    def decorate(check: Callable[[Case], None]) -> Callable[[], None]:
-        def test() -> None:
-            for each in known:
-                with case(name(each)):
-                    check(each)
+    Pytest needs milliseconds for a test, most cases microseconds. All cases share the test's fixtures, so
+    none may leave anything behind. What a case raises names it.
+    """
+    split = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
+    cases = list(_cases(split, values, ids))
+    assert cases
 
-        test.__name__, test.__doc__ = check.__name__, check.__doc__
+    def decorate(check: Check) -> Check:
+        if inspect.iscoroutinefunction(check):
+
+            @functools.wraps(check)
+            async def test(**fixtures: Any) -> None:
+                for name, arguments in cases:
+                    with case(name):
+                        await check(**arguments, **fixtures)
+
+        else:
+
+            @functools.wraps(check)
+            def test(**fixtures: Any) -> None:
+                for name, arguments in cases:
+                    with case(name):
+                        check(**arguments, **fixtures)
+
+        signature = inspect.signature(check)
+        kept = [each for name, each in signature.parameters.items() if name not in split]
+        assert len(kept) == len(signature.parameters) - len(split), "no parameter of the test"
+        test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return test
 
     return decorate
+
+
+def _cases(
+    names: list[str],
+    values: Iterable[Any],
+    ids: Iterable[object] | Callable[[Any], object] | None,
+) -> Iterator[tuple[object, dict[str, Any]]]:
+    listed = list(values)
+    given = list(ids) if ids is not None and not callable(ids) else [None] * len(listed)
+    for value, known in zip(listed, given, strict=True):
+        name = known
+        if isinstance(value, ParameterSet):
+            assert not value.marks, "a case of a loop has no marks of its own"
+            arguments, name = value.values, value.id or name
+        else:
+            arguments = (value,) if len(names) == 1 else tuple(value)
+        if name is None:
+            shown = [ids(each) if callable(ids) else each for each in arguments]
+            name = shown[0] if len(shown) == 1 else tuple(shown)
+        yield name, dict(zip(names, arguments, strict=True))

@@ -14,8 +14,7 @@ from ops.dashboards.catalogue import DASHBOARDS
 from ops.dashboards.frame import to_json
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
 from ops.dashboards.limits import Limit, alert_limit, alerts
-from tests.support.cases import for_each
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.telemetry.panels import Board, Panel, boards, with_values
 from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, asked, unknown
 
@@ -32,8 +31,8 @@ UNITS = {
 }
 COLUMNS = 24
 PANELS = [panel for board in boards() for panel in board.panels]
-each_panel = for_each(PANELS, name=lambda panel: panel.name)
-each_board = for_each(boards(), name=lambda board: board.uid)
+each_panel = all_cases("panel", PANELS, ids=lambda panel: panel.name)
+each_board = all_cases("board", boards(), ids=lambda board: board.uid)
 
 
 @all_cases("build", DASHBOARDS, ids=lambda build: build.__module__)

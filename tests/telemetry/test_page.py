@@ -14,7 +14,7 @@ import worker.telemetry
 from contract.health import HealthServer
 from contract.metrics import LightHistogram
 from tests.gateway.conftest import asking
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.processes import wait_until
 from tests.telemetry.conftest import Observed
 from tests.telemetry.page import PREFIX, documented, fetch, scrape

@@ -24,8 +24,7 @@ from ops.dashboards.limits import (
     alerts,
 )
 from ops.dashboards.limits import RUNBOOKS as ADDRESS
-from tests.support.cases import for_each
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 from tests.telemetry.promql import (
     LEVELS,
@@ -43,9 +42,9 @@ PAGE = REPOSITORY / "ops" / "README.md"
 SEVERITIES = {"critical", "warning"}
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 ALL_RULES = [rule for path in RULES for rule in rules_of(path)]
-each_rule = for_each(ALL_RULES, name=lambda rule: rule.get("alert") or rule["record"])
-each_alert = for_each(sorted(alerts()), name=str)
-each_runbook = for_each(RUNBOOKS, name=lambda path: path.stem)
+each_rule = all_cases("rule", ALL_RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+each_alert = all_cases("alert", sorted(alerts()))
+each_runbook = all_cases("path", RUNBOOKS, ids=lambda path: path.stem)
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None, reason="promtool (Debian: prometheus) is not installed"
 )
@@ -75,7 +74,7 @@ def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]) -> None:
     assert unknown(rule["expr"]) == []
 
 
-@for_each(RULE_TESTS, name=lambda path: path.stem)
+@all_cases("path", RULE_TESTS, ids=lambda path: path.stem)
 def test_what_tests_make_up_could_be_told(path: Path) -> None:
     for case in cases_of(path):
         for each in case["input_series"]:

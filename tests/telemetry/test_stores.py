@@ -17,8 +17,8 @@ from gateway import store_telemetry
 from gateway.accounts.database import Database
 from gateway.accounts.measuring import operation_of
 from gateway.redis_client import PipeliningExecutor, connect
+from tests.support.cases import all_cases
 from tests.support.certificates import self_signed
-from tests.support.loops import all_cases
 from tests.support.processes import free_port
 from tests.support.redis_server import SYSTEM, Encryption, RedisServer, running_redis
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contract.messages import ContentFormat
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.chat_format import (
     MAX_TEMPLATE_CHARACTERS,

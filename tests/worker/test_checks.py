@@ -17,7 +17,7 @@ from contract.sampling import (
     SamplingSpec,
     Xtc,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.worker.conftest import make_job
 from worker.checks import check_job
 from worker.engine.base import EngineInfo, InvalidRequestError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.arguments import engine_arguments
 from worker.samplers.arguments import PROCESSOR

@@ -8,7 +8,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from worker.engine.base import InvalidRequestError
 from worker.engine.images import FORMATS, MAX_PIXELS, MAX_PIXELS_TOGETHER, read_images
 

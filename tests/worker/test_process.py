@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from contract import keys, messages
 from contract.messages import Feature, JobFinished, WorkerCard, WorkerState
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contract.sampling import Mirostat, SamplerChain, SamplingSpec
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
 from worker.engine.resumption import (
     ResumedSequences,

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from typing_extensions import override
 
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.text import Detokenizer, StopMatcher, StopStrings
 

@@ -5,7 +5,7 @@ from random import Random
 
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.thinking_budget import ReasoningCount, forget_broken_character
 

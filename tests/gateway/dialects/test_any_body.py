@@ -18,8 +18,8 @@ from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import at_once
+from tests.support.cases import all_cases
 from tests.support.examples import examples
-from tests.support.loops import all_cases
 
 SCALARS = st.one_of(
     st.none(),

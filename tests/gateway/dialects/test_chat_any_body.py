@@ -20,8 +20,8 @@ from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat_body
 from tests.gateway.dialects.reading import VLLM, at_once
+from tests.support.cases import all_cases
 from tests.support.examples import examples
-from tests.support.loops import all_cases
 
 SCALARS = st.one_of(
     st.none(),

@@ -9,7 +9,7 @@ from gateway.dialects.chat import ChatCompletionRequest
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat, text
 from tests.gateway.dialects.reading import VLLM
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 FUNCTION: dict[str, Any] = {"name": "f", "description": None, "parameters": {}, "strict": None}
 TOOL = {"type": "function", "function": FUNCTION}

@@ -10,7 +10,7 @@ from gateway.dialects.refused import REFUSED_IN_CHATS
 from gateway.dialects.thinking import EFFORTS
 from tests.gateway.dialects.chat_reading import read_chat_body
 from tests.gateway.dialects.reading import OMLX, OPENAI
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 FRANCE = [
     {"role": "system", "content": "You are a helpful assistant."},

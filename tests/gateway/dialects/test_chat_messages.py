@@ -13,7 +13,7 @@ from tests.gateway.dialects.chat_reading import (
     read_chat,
     text,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def user(*parts: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tests.gateway.dialects.reading import (
     VLLM,
     unsupported,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 ONLY_OF_COMPLETIONS = {
     "add_special_tokens",

@@ -11,7 +11,7 @@ from gateway.dialects.support import CHAT_NEEDS, check_supported, supported_chat
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import image, read_chat
 from tests.gateway.dialects.reading import LLAMACPP
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]

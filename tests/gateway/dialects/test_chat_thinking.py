@@ -5,7 +5,7 @@ from typing import Any
 from gateway.dialects.request import ChatRequest
 from gateway.dialects.template_arguments import RESERVED, unread_parameters
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 BUDGETS: dict[str, Any] = {
     "thinking_budget": {"thinking_budget": 100},

@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}

@@ -28,7 +28,7 @@ from tests.gateway.dialects.reading import (
     read,
     refusal,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 TRUNCATE, ERROR = ContextLengthBehavior.TRUNCATE, ContextLengthBehavior.ERROR
 

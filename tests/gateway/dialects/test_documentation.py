@@ -8,7 +8,7 @@ import pytest
 from gateway.dialects.completions import CompletionRequest
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import VLLM, read
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}, "strict": None}}
 PNG = "data:image/png;base64,iVBORw0KGgo="

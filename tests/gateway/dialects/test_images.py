@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.dialects.reading import FIREWORKS, read, refusal
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 FILES = {
     "image/png": b"\x89PNG\r\n\x1a\n and so on",

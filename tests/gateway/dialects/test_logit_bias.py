@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from tests.gateway.dialects.reading import read, refusal
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def test_map_is_read_by_token_id() -> None:

@@ -7,7 +7,7 @@ from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.profile import Profile
 from gateway.dialects.refused import REFUSED
 from tests.gateway.dialects.reading import EVERY_PROFILE, OPENAI, read, refusal, unsupported
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 @all_cases("name", sorted(REFUSED))

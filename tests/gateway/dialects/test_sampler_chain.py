@@ -15,7 +15,7 @@ from tests.gateway.dialects.reading import (
     read,
     refusal,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 NATIVE = [OPENAI, FIREWORKS, MISTRALRS, OMLX, VLLM]
 BREAKERS = ["\n", ":", '"', "*"]

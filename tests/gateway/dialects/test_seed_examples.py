@@ -16,7 +16,7 @@ from tests.gateway.dialects.reading import (
     read,
     read_body,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 LLAMACPP_CURL = """
 {

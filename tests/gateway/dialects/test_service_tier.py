@@ -3,7 +3,7 @@
 from contract.tier import ServiceTier
 from gateway.dialects.profile import PROFILES
 from tests.gateway.dialects.reading import read, refusal
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 @all_cases(

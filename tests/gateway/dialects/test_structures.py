@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.dialects.request import Structure, StructureKind
 from tests.gateway.dialects.reading import read, refusal
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NESTED_TEXT = '{"a":' * 70 + "1" + "}" * 70

@@ -11,7 +11,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import NEEDS, check_supported, supported_parameters
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.reading import LLAMACPP, MISTRALRS, OPENAI, read
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 ALL: dict[str, Any] = {"features": list(Feature), "has_infill": True, "has_tools": True}
 NONE: dict[str, Any] = {"features": [], "has_infill": False, "has_tools": False}

@@ -29,8 +29,8 @@ from gateway.prompt.preparation import prepare
 from gateway.templates.template import ChatTemplate
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.gateway.prompt.chatting import ANSWER, ASK, CHATS, SOURCES, TOOL, form_of
+from tests.support.cases import all_cases
 from tests.support.examples import examples
-from tests.support.loops import all_cases
 
 TOKENIZER = tiny_tokenizer()
 MARKS: dict[str, Any] = {

@@ -10,7 +10,7 @@ from contract.messages import ContentFormat
 from gateway.prompt.conversation import for_template, tools_for_template
 from gateway.templates.template import ChatTemplate, RefusedMessagesError
 from tests.gateway.prompt.chatting import CHATS, SOURCES, SPECIAL_TOKENS, TOOL, form_of
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

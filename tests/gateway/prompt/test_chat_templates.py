@@ -22,7 +22,7 @@ from gateway.templates.template import (
     TooLongError,
     WrongTemplateError,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -18,7 +18,7 @@ from tests.gateway.prompt.building import (
     request_of,
     tiny_tokenizer,
 )
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")

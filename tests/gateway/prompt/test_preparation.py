@@ -27,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest, prepare
 from tests.gateway.prompt.building import BOS, card_of, letter_tokenizer, request_of, tiny_tokenizer
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 TRUNCATE = ContextLengthBehavior.TRUNCATE
 TOKENIZER = letter_tokenizer("<image>", "<|pad|>", adds_bos=True)

@@ -11,8 +11,8 @@ from gateway.stream.completion import Completion
 from gateway.stream.obfuscation import BLOCK_BYTES
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events
-from tests.support.loops import all_cases
 
 CHAT = ChatRequest(messages=[])
 LEGACY = ChatRequest(messages=[], uses_legacy_functions=True)

@@ -13,8 +13,8 @@ from gateway.dispatch.generation import Reply
 from gateway.stream.assembler import collect
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
-from tests.support.loops import all_cases
 
 USE = ToolUse([Tool("f", {}, is_strict=False)], ToolMode.AUTO)
 SCORED = [TokenLogprob("é", -0.5, 0, [("é", -0.5)])]

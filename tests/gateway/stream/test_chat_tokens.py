@@ -9,8 +9,8 @@ from gateway.dispatch.generation import Reply
 from gateway.stream.assembler import collect
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
-from tests.support.loops import all_cases
 
 HIDING = ChatRequest(messages=[], shows_reasoning=False)
 CHAT = ChatRequest(messages=[])

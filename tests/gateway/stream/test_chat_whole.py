@@ -11,7 +11,7 @@ from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
 from gateway.stream.tool_calls import call_id
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 CHAT = ChatRequest(messages=[])
 TOOLS = [Tool("f", {}, is_strict=False), Tool("g", {}, is_strict=False)]

@@ -18,8 +18,8 @@ from gateway.stream.assembler import collect
 from gateway.stream.logprobs import REPLACEMENT, LogprobLists, echo_base
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said, scored
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
-from tests.support.loops import all_cases
 from worker.logprobs import TokenTexts, prompt_logprobs
 
 CHECKPOINT = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"

@@ -14,8 +14,8 @@ from gateway.errors import ServiceUnavailableError, SlowReaderError
 from gateway.stream.completion import Completion
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said, scored
+from tests.support.cases import all_cases
 from tests.support.events import numbered_events
-from tests.support.loops import all_cases
 
 LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)])
 REPLIES = [

@@ -12,8 +12,8 @@ from gateway.stream.completion import Completion
 from gateway.stream.obfuscation import BLOCK_BYTES
 from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events, texts_by_choice
-from tests.support.loops import all_cases
 
 
 def streamed(answer: Completion, *replies: Reply) -> list[dict[str, Any]]:

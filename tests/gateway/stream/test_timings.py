@@ -11,8 +11,8 @@ from gateway.stream.completion import Completion
 from gateway.stream.sse import ChunkRenderer
 from gateway.stream.timings import Stopwatch
 from tests.gateway.replies import STOP, completion, ended, inbox, said
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
-from tests.support.loops import all_cases
 
 REPLIES = [
     said("a"),

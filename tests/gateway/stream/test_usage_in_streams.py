@@ -8,8 +8,8 @@ from gateway.dialects.profile import PROFILES
 from gateway.errors import GenerationFailedError
 from gateway.stream.sse import DONE, ChunkRenderer
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said
+from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events
-from tests.support.loops import all_cases
 
 COUNTS = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 FIREWORKS = [Dialect.FIREWORKS, Dialect.FIREWORKS_2026]

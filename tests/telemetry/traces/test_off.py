@@ -7,7 +7,7 @@ from contract.sampling import SamplingSpec
 from contract.tracing import span_of
 from gateway import tracing
 from gateway.settings import Settings
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.stack import running_stack
 from tests.telemetry.traces.asking import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector

@@ -4,7 +4,7 @@ import json
 
 import httpx
 
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 from tests.support.secrets import scan_for_secrets
 from tests.support.stack import MODEL, Stack
 from tests.telemetry.traces.asking import PROMPT, ask, client_trace

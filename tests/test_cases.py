@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.loops import all_cases
+from tests.support.cases import all_cases
 
 
 def test_each_combination_is_checked_with_the_fixtures_of_the_test() -> None:
