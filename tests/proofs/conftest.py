@@ -89,10 +89,10 @@ def scale(request: pytest.FixtureRequest) -> Scale:
             waits_as_told=True,
         )
     return Scale(
-        requests=400,
-        clients=16,
-        kills=3,
-        pause_seconds=1,
+        requests=150,
+        clients=10,
+        kills=2,
+        pause_seconds=0.5,
         outage_seconds=2,
         races=1,
         waits_as_told=False,

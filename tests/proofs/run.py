@@ -148,7 +148,7 @@ async def _open_accounts(office: Office, evidence: Evidence) -> None:
         "free": {},
         "limited": {"limits": limited},
         "prepaid": {"billing": Billing.PREPAID},
-        "people": {"limits": {"concurrent_requests": 5}},
+        "people": {"limits": {"concurrent_requests": 2}},
     }.items():
         await office.tenant(tenant, **options)  # type: ignore[arg-type]
         project = await office.project(tenant, limits={"requests_per_day": 1_000_000})

@@ -17,14 +17,14 @@ from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
-CLIENTS = 20
+CLIENTS = 12
 """On each gateway."""
 PROMPT_TOKENS = 10
 MAX_TOKENS = 40
 """More than a text has, so that each settlement gives something back."""
 MOST = cost_of(PROMPT_TOKENS, MAX_TOKENS)
 COST = cost_of(PROMPT_TOKENS, COMPLETION_TOKENS)
-MONEY = 5_003
+MONEY = 3_003
 """Micro-dollars: enough for a third as many reservations at a time as there are clients."""
 
 HOLDERS: dict[str, tuple[LimitScope, dict[str, int], Billing]] = {

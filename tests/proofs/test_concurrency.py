@@ -22,8 +22,8 @@ pytestmark = [
 
 ONE_AFTER_THE_OTHER = 60
 PLACES = 8
-CLIENTS = 60
-TIMES = 3
+CLIENTS = 30
+TIMES = 2
 WINDOW_FULL = 1_900
 """Tokens that take far longer than a client that leaves."""
 
@@ -33,9 +33,8 @@ async def one_place(office: Office, tenant: str, scope: LimitScope = LimitScope.
     return await office.holder(scope, tenant, {"concurrent_requests": 1})
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_client_that_sends_one_request_after_the_other_is_never_refused(
-    stack: Stack, office: Office, name: Callable[[], str], stream: bool
+    stack: Stack, office: Office, name: Callable[[], str]
 ) -> None:
     key = await one_place(office, name())
     answers = [
@@ -44,7 +43,8 @@ async def test_a_client_that_sends_one_request_after_the_other_is_never_refused(
             key.text,
             prompt="x",
             max_tokens=1 + number % 3,
-            stream=stream,
+            # Each way of answering comes behind each of the two.
+            stream=number // 2 % 2 == 0,
         )
         for number in range(ONE_AFTER_THE_OTHER)
     ]
@@ -81,7 +81,7 @@ async def test_no_more_run_than_there_are_places_on_both_gateways_together(
         running.append(
             await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running")
         )
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
     answers = await crowd
     assert {answer.status for answer in answers} == {200}
     assert 1 < max(running) <= PLACES

@@ -19,7 +19,7 @@ from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
-CLIENTS = 60
+CLIENTS = 40
 """On each gateway."""
 REQUESTS, TOKENS = 50, 20_000
 LIMITS = {"requests_per_minute": REQUESTS, "tokens_per_minute": TOKENS}

@@ -10,7 +10,7 @@ from tests.support.stack import Stack, metric
 
 PATIENCE_SECONDS = 120.0
 """Only a failure takes that long."""
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.05
 
 
 async def until(condition: Callable[[], bool], *, what: str) -> None:
