@@ -49,6 +49,12 @@ def database_of_acme(
 
 
 @pytest.fixture
+def empty_upgraded(tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> None:
+    """A database with the current schema and nothing else."""
+    copy_sqlite(tmp_path / "data" / "sluice.db")
+
+
+@pytest.fixture
 def upgraded(tmp_path: Path, database_of_acme: Path) -> None:
     """A database with the current schema and the tenant `acme`."""
     (tmp_path / "data").mkdir(mode=0o700)

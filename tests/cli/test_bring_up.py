@@ -4,14 +4,17 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.commands import bring_up
+from gateway.commands import bring_up, up
 from gateway.commands.bring_up import BringUp
 from gateway.commands.child import ChildSpec
 from gateway.commands.plan import Plan
+from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive
 from tests.support.redis_server import RedisServer
@@ -57,3 +60,30 @@ async def test_signal_during_the_start_leaves_nothing(
     assert capsys.readouterr().out.endswith("Stopped; no process is left.\n")
     assert not any(is_alive(int(log.read_text())) for log in logs.values())
     assert not (tmp_path / ".sluice" / "demo.env").exists()
+
+
+def test_model_that_cannot_be_loaded_ends_the_start(
+    tmp_path: Path,
+    database_url: str,
+    redis_server: RedisServer,
+    sluice: Sluice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the real worker alone; the file that an earlier run has left is gone."""
+    monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
+    make_plan = up.make_plan
+
+    def only_the_worker(*given: Any) -> Plan:
+        return replace(make_plan(*given), jobs=[], gateways=[])
+
+    monkeypatch.setattr(up, "make_plan", only_the_worker)
+    demo = tmp_path / ".sluice" / "demo.env"
+    demo.parent.mkdir()
+    demo.write_text("SLUICE_KEY=sk-made-up\n")
+    stores = ("--redis-url", redis_server.url, "--database-url", database_url)
+    result = sluice("up", *stores, "--engine", "scripted", "--model", "./no/such/model")
+    assert result.exit_code == 1
+    assert "The worker did not start" in result.output
+    assert "no/such/model" in result.output
+    assert "Traceback" not in result.output
+    assert not demo.exists()

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from click.testing import Result
 
 from gateway.commands.money import show_dollars
+from tests.support.cases import case
 
 Sluice = Callable[..., Result]
 
@@ -24,12 +26,14 @@ def _refusal(result: Result) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("group", ["plans", "prices", "credits", "webhooks"])
-def test_help_has_examples(sluice: Sluice, group: str) -> None:
-    result = sluice(group, "--help")
-    assert result.exit_code == 0
-    assert f"Examples:\n    sluice {group} " in result.output
-    assert f"  {group} " in sluice("--help").output
+def test_help_has_examples(sluice: Sluice) -> None:
+    listed = sluice("--help").output
+    for group in ("plans", "prices", "credits", "webhooks"):
+        with case(group):
+            result = sluice(group, "--help")
+            assert result.exit_code == 0
+            assert f"Examples:\n    sluice {group} " in result.output
+            assert f"  {group} " in listed
 
 
 def test_plan_is_made_changed_and_shown(sluice: Sluice) -> None:
@@ -58,19 +62,21 @@ def test_plan_is_made_changed_and_shown(sluice: Sluice) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [
-        ("requests=5", "'key_limits' has no member"),
-        ("requests_per_minute", "must be null or an integer"),
-        ("requests_per_minute=-1", "must be null or an integer"),
-        ("requests_per_minute=1.5", "must be null or an integer"),
-        ("requests_per_minute=" + "9" * 5000, "must be null or an integer"),
-        ("requests_per_minute=²", "must be null or an integer"),
-    ],
-)
-def test_wrong_limit_is_refused(sluice: Sluice, limit: str, message: str) -> None:
-    assert message in _refusal(sluice("plans", "create", "p", "--key-limit", limit))
+WRONG_LIMITS: list[tuple[Any, str]] = [
+    ("requests=5", "'key_limits' has no member"),
+    ("requests_per_minute", "must be null or an integer"),
+    ("requests_per_minute=-1", "must be null or an integer"),
+    ("requests_per_minute=1.5", "must be null or an integer"),
+    ("requests_per_minute=" + "9" * 5000, "must be null or an integer"),
+    ("requests_per_minute=²", "must be null or an integer"),
+]
+"""And what is reported of each."""
+
+
+def test_wrong_limit_is_refused(sluice: Sluice) -> None:
+    for limit, message in WRONG_LIMITS:
+        with case(limit[:40]):
+            assert message in _refusal(sluice("plans", "create", "p", "--key-limit", limit))
 
 
 def test_prices_are_given_in_dollars_and_kept_in_micro_dollars(sluice: Sluice) -> None:
@@ -92,25 +98,29 @@ def test_prices_are_given_in_dollars_and_kept_in_micro_dollars(sluice: Sluice) -
     assert [price["service_tier"] for price in history] == ["default", "flex"]
 
 
-@pytest.mark.parametrize("amount", ["0.1234567", "1e3", "", ".5", "1,5", "nan", "٣", "1_000"])
-def test_inexact_amount_is_refused(sluice: Sluice, amount: str) -> None:
-    output = _refusal(sluice("prices", "add", "m", "--prompt", amount, "--completion", "1"))
-    assert "at most six decimals" in output
+def test_inexact_amount_is_refused(sluice: Sluice) -> None:
+    for amount in ("0.1234567", "1e3", "", ".5", "1,5", "nan", "٣", "1_000"):
+        with case(amount):
+            output = _refusal(sluice("prices", "add", "m", "--prompt", amount, "--completion", "1"))
+            assert "at most six decimals" in output
     assert _json(sluice("prices", "list", "--json")) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--prompt", "-1"), "'prompt_micros' must be"),
-        (("--prompt", "1", "--cached", "2"), "'cached_micros' must be <= 'prompt_micros'"),
-        (("--prompt", "1", "--effective-at", "2020-01-01"), "must not be in the past"),
-        (("--prompt", "1", "--effective-at", "soon"), "is not a time such as"),
-        (("--prompt", "1", "--effective-at", "0001-01-01T00:00+14:00"), "is not a time such as"),
-    ],
-)
-def test_wrong_price_is_refused(sluice: Sluice, arguments: tuple[str, ...], message: str) -> None:
-    assert message in _refusal(sluice("prices", "add", "m", "--completion", "1", *arguments))
+WRONG_PRICES: list[tuple[Any, str]] = [
+    (("--prompt", "-1"), "'prompt_micros' must be"),
+    (("--prompt", "1", "--cached", "2"), "'cached_micros' must be <= 'prompt_micros'"),
+    (("--prompt", "1", "--effective-at", "2020-01-01"), "must not be in the past"),
+    (("--prompt", "1", "--effective-at", "soon"), "is not a time such as"),
+    (("--prompt", "1", "--effective-at", "0001-01-01T00:00+14:00"), "is not a time such as"),
+]
+"""And what is reported of each."""
+
+
+def test_wrong_price_is_refused(sluice: Sluice) -> None:
+    for arguments, message in WRONG_PRICES:
+        with case(arguments):
+            refused = sluice("prices", "add", "m", "--completion", "1", *arguments)
+            assert message in _refusal(refused)
 
 
 def test_credits_are_granted_adjusted_and_shown(sluice: Sluice) -> None:
@@ -141,20 +151,22 @@ def test_credits_are_granted_adjusted_and_shown(sluice: Sluice) -> None:
     assert '"cli:' in audit.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("grant", "acme", "0"), "'amount_micros' must be an integer from 1"),
-        (("grant", "acme", "-5"), "No such option"),
-        (("grant", "nobody", "5"), "There is no tenant"),
-        (("adjust", "acme", "5"), "Missing option '--note'"),
-        (("adjust", "acme", "5", "--note", ""), "'note' must say why"),
-        (("adjust", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
-        (("balance", "nobody"), "There is no tenant"),
-    ],
-)
-def test_wrong_credit_is_refused(sluice: Sluice, arguments: tuple[str, ...], message: str) -> None:
-    assert message in _refusal(sluice("credits", *arguments))
+WRONG_CREDITS: list[tuple[Any, str]] = [
+    (("grant", "acme", "0"), "'amount_micros' must be an integer from 1"),
+    (("grant", "acme", "-5"), "No such option"),
+    (("grant", "nobody", "5"), "There is no tenant"),
+    (("adjust", "acme", "5"), "Missing option '--note'"),
+    (("adjust", "acme", "5", "--note", ""), "'note' must say why"),
+    (("adjust", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
+    (("balance", "nobody"), "There is no tenant"),
+]
+"""And what is reported of each."""
+
+
+def test_wrong_credit_is_refused(sluice: Sluice) -> None:
+    for arguments, message in WRONG_CREDITS:
+        with case(arguments):
+            assert message in _refusal(sluice("credits", *arguments))
 
 
 def test_webhook_is_registered_tested_and_removed(
@@ -180,16 +192,16 @@ def test_webhook_is_registered_tested_and_removed(
     assert made["thresholds"] == [50, 80, 100]
 
 
-@pytest.mark.parametrize(
-    ("micros", "shown"),
-    [
-        (0, "$0.00"),
-        (1, "$0.000001"),
-        (150_000, "$0.15"),
-        (-3_500_000, "-$3.50"),
-        (1_234_567_000_000, "$1,234,567.00"),
-        (123_456, "$0.123456"),
-    ],
-)
-def test_amounts_are_shown_exactly(micros: int, shown: str) -> None:
-    assert show_dollars(micros) == shown
+SHOWN = {
+    0: "$0.00",
+    1: "$0.000001",
+    150_000: "$0.15",
+    -3_500_000: "-$3.50",
+    1_234_567_000_000: "$1,234,567.00",
+    123_456: "$0.123456",
+}
+"""Amounts by their micro-dollars."""
+
+
+def test_amounts_are_shown_exactly() -> None:
+    assert {micros: show_dollars(micros) for micros in SHOWN} == SHOWN

@@ -245,14 +245,14 @@ def test_child_ends_when_the_supervisor_is_killed(
         os.kill(grandchild, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (0, "exit status 0"),
-        (1, "exit status 1"),
-        (-9, "killed by SIGKILL"),
-        (-62, "killed by signal 62"),
-    ],
-)
-def test_exit_status_in_words(status: int, words: str) -> None:
-    assert describe_exit(status) == words
+WORDS = {
+    0: "exit status 0",
+    1: "exit status 1",
+    -9: "killed by SIGKILL",
+    -62: "killed by signal 62",
+}
+"""Of exit statuses."""
+
+
+def test_exit_status_in_words() -> None:
+    assert {status: describe_exit(status) for status in WORDS} == WORDS

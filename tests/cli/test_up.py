@@ -45,7 +45,7 @@ class Up:
         self.demo = folder / ".sluice" / "demo.env"
         self._out = folder / "out.txt"
         self.process: subprocess.Popen[bytes] | None = None
-        self.gateways = 1
+        self.gateways = self.workers = 1
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted", *arguments]
@@ -89,10 +89,15 @@ class Up:
                     found.append(int(entry.name))
         return found
 
+    @property
+    def processes(self) -> int:
+        """How many there are, with Redis and the two of the background jobs."""
+        return self.gateways + self.workers + 3
+
     def await_everything(self) -> None:
         """Wait until all processes run again, and requests are answered."""
         wait_until(
-            lambda: len(self.children()) == self.gateways + 5 and _complete(self.variables) == 200,
+            lambda: len(self.children()) == self.processes and _complete(self.variables) == 200,
             seconds=START_SECONDS,
             what="everything being there again",
         )
@@ -153,11 +158,11 @@ def _complete(variables: dict[str, str]) -> int:
 def running(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Up]:
-    """Two workers, slow enough to be killed under streams, and in long runs two gateways; the last test ends them."""
+    """A worker, slow enough to be killed under streams, and a gateway, in long runs two of each; the last test ends them."""
     up = Up(tmp_path_factory.mktemp("up"))
-    up.gateways = 2 if request.config.getoption("--long") else 1
-    [port, *_] = find_ports(free_port(), up.gateways)
-    more = ("--port", str(port), "--gateways", str(up.gateways), "--workers", "2")
+    up.gateways = up.workers = number = 2 if request.config.getoption("--long") else 1
+    [port, *_] = find_ports(free_port(), number)
+    more = ("--port", str(port), "--gateways", str(number), "--workers", str(number))
     up.start_and_wait(*more, "--", "--scripted-step-seconds", "0.02")
     yield up
     up.kill()
@@ -177,9 +182,9 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
     assert variables["SLUICE_KEY"] in running.output
     logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
-    assert len(running.children()) == running.gateways + 5
+    assert len(running.children()) == running.processes
     assert len(running.children("gateway.cli gateway")) == running.gateways
-    assert len(running.children("-m worker")) == 2
+    assert len(running.children("-m worker")) == running.workers
     for each in range(port, port + running.gateways):
         assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{each}"}) == 200
     for name in ("jobs", "beat"):
@@ -219,15 +224,14 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     for stream in streams:
         assert _text(stream.result()) == _text(undisturbed)
     running.await_everything()
-    assert running.output.count("ended (killed by SIGKILL); starting it again in 1 s") == 3
+    told = running.output.count("ended (killed by SIGKILL); starting it again in 1 s")
+    assert told == running.workers + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "words"),
-    [
-        (signal.SIGKILL, "killed by SIGKILL"),
-        pytest.param(signal.SIGTERM, "exit status 0", marks=pytest.mark.long),
-    ],
+    [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "exit status 0")],
 )
 def test_gateway_that_ends_comes_back(running: Up, number: signal.Signals, words: str) -> None:
     gateway = running.children("gateway.cli gateway")[0]
@@ -276,6 +280,7 @@ def test_dead_supervisor_takes_everything_with_it(running: Up) -> None:
     _kill_and_wait(running, 5)
 
 
+@pytest.mark.long
 def test_dead_supervisor_takes_what_it_has_started_with_it(running: Up) -> None:
     """In the folder of one that has ended, and as soon as the last process is there."""
     if running.children():
@@ -375,6 +380,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_model_that_cannot_be_loaded_ends_the_start(up: Up) -> None:
     process = up.start("--port", str(free_port()), "--model", "./no/such/model")
     assert process.wait(START_SECONDS) == 1

@@ -19,6 +19,7 @@ from contract import keys
 from gateway.accounts.database import Database
 from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
 from tests.accounts.ledger_rows import NOON, add, record
+from tests.support.cases import case
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 
@@ -110,25 +111,26 @@ def test_month_is_exported_as_csv_that_runs_no_formula(
     assert len(nothing.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("export", "--tenant", "acme", "--month", "2026-13"), 'Given: "2026-13".'),
-        (("export", "--tenant", "nobody", "--month", "2026-11"), 'There is no tenant "nobody".'),
-        (("show", "--start", "soon"), "'start' must be a date or time from 2000 to 2999"),
-        (("show", "--start", "2026-11-02", "--end", "2026-11-01"), "'start' must be before 'end'."),
-        (("show", "--start", "2020-01-01"), "at most 400 days"),
-        (("show", "--bucket", "hour", "--start", "2026-01-01", "--end", "2026-03-01"), "31 days"),
-        (("show", "--group-by", "colour"), "'group_by' must name any of tenant, project, key"),
-    ],
-)
-def test_wrong_question_is_one_sentence(
-    sluice: Sluice, upgraded: None, arguments: tuple[str, ...], message: str
-) -> None:
-    result = sluice("usage", *arguments)
-    assert result.exit_code == 1
-    [line] = result.stderr.splitlines()
-    assert message in line
+WRONG = [
+    (("export", "--tenant", "acme", "--month", "2026-13"), 'Given: "2026-13".'),
+    (("export", "--tenant", "nobody", "--month", "2026-11"), 'There is no tenant "nobody".'),
+    (("show", "--start", "soon"), "'start' must be a date or time from 2000 to 2999"),
+    (("show", "--start", "2026-11-02", "--end", "2026-11-01"), "'start' must be before 'end'."),
+    (("show", "--start", "2020-01-01"), "at most 400 days"),
+    (("show", "--bucket", "hour", "--start", "2026-01-01", "--end", "2026-03-01"), "31 days"),
+    (("show", "--group-by", "colour"), "'group_by' must name any of tenant, project, key"),
+]
+"""Questions, and what is reported of each."""
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_wrong_question_is_one_sentence(sluice: Sluice) -> None:
+    for arguments, message in WRONG:
+        with case(arguments):
+            result = sluice("usage", *arguments)
+            assert result.exit_code == 1
+            [line] = result.stderr.splitlines()
+            assert message in line
 
 
 @pytest.mark.usefixtures("upgraded")
