@@ -177,6 +177,7 @@ async def test_database_that_is_away_keeps_everything_in_redis(
     await database.aclose()
 
 
+@pytest.mark.long
 async def test_records_that_come_while_postgresql_is_stopped_get_there_later(
     redis: Redis, append: Append
 ) -> None:
@@ -204,10 +205,8 @@ async def test_records_that_come_while_postgresql_is_stopped_get_there_later(
         await asyncio.to_thread(server.close)
 
 
-async def test_drain_works_on_a_cluster(any_redis_server: RedisServer, tmp_path: Any) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/sluice.db"
-    await schema.upgrade(url)
-    database, client = Database(url), Redis.from_url(any_redis_server.url)
+async def test_drain_works_on_a_cluster(database: Database, any_redis_server: RedisServer) -> None:
+    client = Redis.from_url(any_redis_server.url)
     await client.flushall()
     records = _records(100)
     for record in records:
@@ -219,4 +218,3 @@ async def test_drain_works_on_a_cluster(any_redis_server: RedisServer, tmp_path:
     async with database.reading() as transaction:
         assert await transaction.scalar(select(func.count()).select_from(LedgerRow)) == 100
     await client.aclose()
-    await database.aclose()

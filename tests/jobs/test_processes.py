@@ -1,12 +1,11 @@
 """`sluice jobs` and `sluice beat` as real processes: killed, stopped, and without what they need."""
 
-import asyncio
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,6 @@ import pytest
 import redis
 
 from contract import keys
-from gateway.accounts import schema
 from gateway.accounts.usage import encode_usage
 from tests.support.processes import spawn, stop, wait_until
 from tests.support.redis_server import RedisServer, running_redis
@@ -84,10 +82,10 @@ class Deployment:
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
+def deployment(tmp_path: Path, copy_sqlite: Callable[[Path], str]) -> Iterator[Deployment]:
     with running_redis() as server:
         deployment = Deployment(server, tmp_path)
-        asyncio.run(schema.upgrade(f"sqlite+aiosqlite:///{deployment.database}"))
+        copy_sqlite(deployment.database)
         yield deployment
         for process in deployment.processes.values():
             stop(process)
@@ -97,7 +95,7 @@ def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothin
     deployment: Deployment, request: pytest.FixtureRequest
 ) -> None:
     kills = 3 if request.config.getoption("--long") else 1
-    total = 5_000 * kills
+    total = 3_000 * kills
     deployment.append(0, total)
     deployment.start("beat")
     for _ in range(kills):
