@@ -4,8 +4,9 @@
     python -m tests.chaos.program worker
 
 It runs the same command as `sluice` does. SIGUSR2 writes down what the process holds, SIGUSR1 kills the
-scripted engine of a worker. With `CHAOS_PLANTS` the process has all defects that can be armed, and with
-`CHAOS_SHORT_LEASES` its reservations expire soon.
+scripted engine of a worker. With `CHAOS_PLANTS` the process has all defects that can be armed, with
+`CHAOS_SHORT_LEASES` its reservations expire soon, and with `CHAOS_FAILING_LOOP` one of its loops fails as soon
+as the file of that name exists.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 STATE_FILE = "CHAOS_STATE_FILE"
 PLANTS = "CHAOS_PLANTS"
 SHORT_LEASES = "CHAOS_SHORT_LEASES"
+FAILING_LOOP = "CHAOS_FAILING_LOOP"
 
 
 def main() -> None:
@@ -42,8 +44,24 @@ def main() -> None:
 
         if SHORT_LEASES in os.environ:
             shorten_leases()
+        if FAILING_LOOP in os.environ:
+            _let_a_loop_fail(Path(os.environ[FAILING_LOOP]))
         sys.argv = ["sluice", role, *arguments]
         sluice(prog_name="sluice")
+
+
+def _let_a_loop_fail(trigger: Path) -> None:
+    """Give a gateway a loop that fails, as by a bug, once a file exists."""
+    from gateway.dispatch.catalogue import Catalogue
+
+    refresh = Catalogue.refresh
+
+    async def refresh_or_fail(self: Catalogue) -> None:
+        if trigger.exists():  # noqa: ASYNC240
+            raise KeyError
+        await refresh(self)
+
+    Catalogue.refresh = refresh_or_fail  # type: ignore[method-assign]
 
 
 def _run_worker(arguments: list[str]) -> None:

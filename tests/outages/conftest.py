@@ -1,4 +1,4 @@
-"""A deployment on one Redis, which is taken away, and whose processes are restarted."""
+"""Deployments whose Redis is taken away or fails over, and whose processes are restarted."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,8 @@ import pytest
 
 from tests.outages.deployment import Deployment, deployed
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer
+from tests.support.sentinels import WatchedRedis
+from tests.support.stack import Stack, running_stack
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +15,25 @@ def plain_deployment() -> Iterator[Deployment]:
     """A deployment on one server."""
     with deployed(RedisServer(SYSTEM or BUNDLED, append="everysec")) as deployment:
         yield deployment
+
+
+@pytest.fixture(scope="session", params=["bundled", pytest.param("system", marks=pytest.mark.long)])
+def watched_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """A master and a replica of Redis 6.2 or 7, the former with passwords, and background jobs."""
+    executable = BUNDLED if request.param == "bundled" else SYSTEM
+    if executable is None:
+        pytest.skip("redis-server is not installed")
+    password = "s:e/c@t" if request.param == "bundled" else ""
+    with running_stack(redis=WatchedRedis(executable, password=password)) as stack:
+        stack.start_jobs()
+        stack.start_beat()
+        yield stack
+
+
+@pytest.fixture
+def watched(watched_stack: Stack) -> WatchedRedis:
+    """Its Redis, whose replica has everything. The test that ends a sentinel must be the last one."""
+    redis = watched_stack.redis
+    assert isinstance(redis, WatchedRedis)
+    redis.await_replica()
+    return redis

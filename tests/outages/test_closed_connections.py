@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from contract.redis_url import redis_client
 from tests.support.redis_server import RedisServer
-from tests.support.sentinels import running_watched_redis
+from tests.support.sentinels import WatchedRedis
 
 
 async def write_to_a_closed_connection(url: str) -> None:
@@ -30,6 +30,6 @@ def test_command_fails_as_redis_does_and_not_as_the_event_loop(redis_server: Red
         uvloop.run(write_to_a_closed_connection(redis_server.url))
 
 
-def test_so_it_does_on_a_master_that_sentinels_know() -> None:
-    with running_watched_redis() as watched, pytest.raises(RedisError, match="closed already"):
+def test_so_it_does_on_a_master_that_sentinels_know(watched: WatchedRedis) -> None:
+    with pytest.raises(RedisError, match="closed already"):
         uvloop.run(write_to_a_closed_connection(watched.url))

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.settings import Settings
+from tests.chaos.program import FAILING_LOOP
 from tests.outages.deployment import SLOW_STEP_SECONDS
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.ledger import Books, open_books
@@ -26,22 +26,6 @@ pytestmark = pytest.mark.timeout(240)
 
 STREAM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "stream": True}
 ENDLESS = {**STREAM, "max_tokens": 1900}
-WITH_A_BUG = """
-import asyncio, os, pathlib
-from gateway.cli import main
-from gateway.dispatch.catalogue import Catalogue
-
-refresh = Catalogue.refresh
-
-async def refresh_or_fail(self):
-    if pathlib.Path(os.environ["BUG"]).exists():
-        raise KeyError("a bug")
-    await refresh(self)
-
-Catalogue.refresh = refresh_or_fail
-main()
-"""
-"""A gateway of which one loop fails as soon as a file exists."""
 
 
 @pytest.fixture(scope="module")
@@ -169,16 +153,11 @@ async def test_what_does_not_end_in_time_is_told_to_try_again_and_settled(
 
 
 async def test_a_gateway_that_loses_a_loop_to_a_bug_leaves_at_once_with_an_error(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(WITH_A_BUG)
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    environment = {"SLUICE_DRAIN_TIMEOUT": "600", "BUG": str(tmp_path / "bug")}
-    stack._start(
-        "leaving", [sys.executable, str(program), "gateway", "--port", str(port)], environment
-    )
-    stack.await_gateway("leaving", url)
+    environment = {"SLUICE_DRAIN_TIMEOUT": "600", FAILING_LOOP: str(tmp_path / "bug")}
+    monkeypatch.setattr(stack, "program", "tests.chaos.program")
+    url = await start(stack, **environment)
     stream = await begin(url, stack.key(), ENDLESS)
     await running(stack, 1)
     (tmp_path / "bug").touch()
