@@ -236,7 +236,7 @@ class Deployment:
 
     @property
     def armed_file(self) -> Path:
-        """The file that says which planted defect shows."""
+        """The file that says which planted defects show."""
         return self.stack.directory / "armed"
 
     def _state_file(self, name: str) -> Path:

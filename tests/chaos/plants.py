@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import structs
 
 ARMED_FILE = "CHAOS_ARMED_FILE"
-"""Names the file that says which defect shows now; none while it is not there."""
+"""Names the file that says which defects show now, one a line; none while it is not there."""
 
 
 class Plant(StrEnum):
@@ -38,16 +38,16 @@ def plant_all(role: str) -> None:
             give()
 
 
-def arm(file: Path, plant: Plant | None) -> None:
-    """Let one defect show from now on, or none."""
+def arm(file: Path, plants: Collection[Plant]) -> None:
+    """Let these defects show from now on, and no others."""
     draft = file.with_suffix(".draft")
-    draft.write_text(plant or "")
+    draft.write_text("\n".join(plants))
     draft.rename(file)
 
 
 def _is_armed(plant: Plant) -> bool:
     try:
-        return Path(os.environ[ARMED_FILE]).read_text() == plant
+        return plant in Path(os.environ[ARMED_FILE]).read_text().splitlines()
     except FileNotFoundError:
         return False
 

@@ -329,11 +329,11 @@ def first_recipes() -> list[Recipe]:
 
 
 def stopped_recipes(known: list[Recipe]) -> list[Recipe]:
-    """Return recipes that end at a stop string, which lies across the tokens of a known text."""
-    by_name = {recipe.name: recipe for recipe in known}
+    """Return those that end at a stop string, too, which lies across the tokens of a known text."""
     found = []
-    for name, member in _STOPPED.items():
-        recipe = by_name[name]
+    for recipe in known:
+        if (member := _STOPPED.get(recipe.name)) is None:
+            continue
         choice = recipe.expected[False].choices[0]
         text = choice.calls[0].arguments if member == "calls" else getattr(choice, member)
         at = round(len(text) * STOP_AT)
@@ -341,5 +341,5 @@ def stopped_recipes(known: list[Recipe]) -> list[Recipe]:
         at = text.find(" ", at) if " " in text[at:] else at
         stop = text[at - 2 : at + 3]
         body = {**recipe.body, "stop": [stop, "\x00never"]}
-        found.append(Recipe(f"{name}, stopped", body, path=recipe.path))
+        found.append(Recipe(f"{recipe.name}, stopped", body, path=recipe.path))
     return found

@@ -91,7 +91,7 @@ class Options:
     is_hasty: bool = False
     """Whether reservations and leases expire soon."""
     recipes: tuple[str, ...] = ()
-    """Names of the recipes that are used; none: all, and those with stop strings."""
+    """Names of the recipes that are used, also with their stop strings; none: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,8 @@ class Round:
     """One load on a deployment, and what is done to it meanwhile, where the options do not draw that."""
 
     disturb: Disturb
-    plant: Plant | None = None
-    """The defect that shows meanwhile."""
+    plants: Collection[Plant] = ()
+    """The defects that show meanwhile."""
     recipes: tuple[str, ...] = ()
     """Those of the deployment's that are used; none: all."""
     patience: float = PATIENCE_SECONDS
@@ -256,7 +256,7 @@ class Run:
         options, deployment = self._options, self.deployment
         round_ = round_ or Round(disturb=self._faults)
         before = await self._held()
-        arm(deployment.armed_file, round_.plant)
+        arm(deployment.armed_file, round_.plants)
         havoc = Havoc(deployment)
         recipes = [
             each for each in self._recipes if not round_.recipes or each.name in round_.recipes
@@ -284,7 +284,7 @@ class Run:
         violations += await self._settle(load.stories, havoc, before, round_.settle_seconds)
         violations += [Violation("processes", what) for what in deployment.unexpected_ends]
         deployment.unexpected_ends.clear()
-        arm(deployment.armed_file, None)
+        arm(deployment.armed_file, ())
         figures = Figures(options.seed, seconds, options.database)
         figures.skipped = {str(kind): why for kind, why in havoc.skipped.items()}
         figures.violations = len(violations)
@@ -429,8 +429,6 @@ async def _known_recipes(deployment: Deployment, key: str, names: Collection[str
     await _answer_all(urls[0], key, first)
     for recipe in first:
         recipe.check_reached()
-    if names:
-        return first
     stopped = stopped_recipes(first)
     await _answer_all(urls[-1], key, stopped)
     for recipe in stopped:

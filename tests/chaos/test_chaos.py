@@ -11,7 +11,25 @@ pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
 LONG_SECONDS = 15 * 60.0
 EVERY_SECONDS = 1.0
 CLIENTS = 12
-COMPLETIONS = 50
+FEW_CLIENTS = 7
+"""Of the default run."""
+COMPLETIONS = 30
+RECIPES = (
+    "seeded, n",
+    "several prompts",
+    "ends by itself",
+    "echo, log-probabilities",
+    "bytes, log-probabilities",
+    "best of, log-probabilities",
+    "chat, bytes",
+    "chat, reasoning",
+    "chat, reasoning hidden, log-probabilities",
+    "chat, tools, n",
+    "chat, tools, log-probabilities",
+    "chat, tool required",
+    "chat, functions",
+)
+"""Of the default run, which has time for a request or two of each: every part of an answer, and how it may end."""
 CLOCKED = ("gateway",)
 """Whose clock the default run sets, of which each fault happens once."""
 
@@ -32,9 +50,10 @@ def report(request: pytest.FixtureRequest) -> Report:
             database=database,
             seconds=None,
             every=EVERY_SECONDS,
-            clients=CLIENTS,
+            clients=FEW_CLIENTS,
             is_hasty=True,
             clocked=CLOCKED,
+            recipes=RECIPES,
             completions=COMPLETIONS + 1,
         )
     return uvloop.run(run(options))

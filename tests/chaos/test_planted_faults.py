@@ -1,9 +1,10 @@
 """A suite that finds nothing proves nothing: defects that are put into the processes must be found.
 
-All of them are in the same deployment, and armed one after the other.
+All of them are in the same deployment, and armed one after the other, or at once where that shows both.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -44,20 +45,20 @@ LEFT_OVER_SECONDS: Final = 2.0
 HUNG_SECONDS: Final = 60.0
 """How long anything else is waited for; only another defect takes that long."""
 
-FOUND: Final[dict[Plant, str]] = {
-    Plant.CALL_AGAIN: "told right",
-    Plant.READ_ANEW: "told right",
-    Plant.OTHER_CALL_IDS: "told right",
-    Plant.CHANGE_TOKENS: "told right",
-    Plant.TELL_TWICE: "told right",
-    Plant.CHARGE_MORE: "one record",
-    Plant.NEVER_RECLAIM: "ends",
-    Plant.NEVER_DROP: "nothing left over",
-    Plant.LEAVE_TASKS: "nothing left over",
-    Plant.RESERVE_TWICE: "nothing left over",
-    Plant.SKIP_SETTLING: "nothing left over",
+FOUND: Final[dict[Plant, tuple[str, str]]] = {
+    Plant.CALL_AGAIN: ("told right", ""),
+    Plant.READ_ANEW: ("told right", ""),
+    Plant.OTHER_CALL_IDS: ("told right", r"call \d+ begins with"),
+    Plant.CHANGE_TOKENS: ("told right", ""),
+    Plant.TELL_TWICE: ("told right", ""),
+    Plant.CHARGE_MORE: ("one record", "its rows count"),
+    Plant.NEVER_RECLAIM: ("ends", ""),
+    Plant.NEVER_DROP: ("nothing left over", "job: "),
+    Plant.LEAVE_TASKS: ("nothing left over", "_wait_for_ever"),
+    Plant.RESERVE_TWICE: ("nothing left over", r"open: [^.]+\.2$"),
+    Plant.SKIP_SETTLING: ("nothing left over", r"open: [^.]+$"),
 }
-"""The invariant that each defect breaks."""
+"""The invariant that each defect breaks, and how that is reported where another one of its round breaks the same."""
 
 
 class Disturber:
@@ -120,28 +121,37 @@ def _is_in_a_call(story: Story) -> bool:
     return any(call.arguments for each in story.transcript.choices.values() for call in each.calls)
 
 
-def _rounds(run: Run) -> dict[Plant | None, Round]:
-    """Return what makes each defect show; without any, all of it."""
+def _rounds(run: Run) -> list[Round]:
+    """Return what makes the defects show; those of one round do not hide each other. Without any, all of it."""
     disturber = Disturber(run)
-    disturbed: dict[Plant, tuple[Disturb, str]] = {
-        Plant.CALL_AGAIN: (disturber.in_calls, TALKATIVE),
-        Plant.READ_ANEW: (disturber.in_calls, TALKATIVE),
-        Plant.OTHER_CALL_IDS: (disturber.not_at_all, TALKATIVE),
-        Plant.CHANGE_TOKENS: (disturber.in_texts, GREEDY),
-        Plant.NEVER_RECLAIM: (disturber.in_texts, GREEDY),
-        Plant.NEVER_DROP: (disturber.in_texts_and_leave, GREEDY),
-    }
-    rounds: dict[Plant | None, Round] = {None: Round(disturb=disturber.in_everything)}
-    for plant, invariant in FOUND.items():
-        disturb, recipe = disturbed.get(plant, (disturber.not_at_all, GREEDY))
-        rounds[plant] = Round(
-            disturb=disturb,
-            plant=plant,
-            recipes=(recipe,),
-            patience=PATIENCE_SECONDS if invariant == "ends" else HUNG_SECONDS,
-            settle_seconds=LEFT_OVER_SECONDS if invariant == "nothing left over" else HUNG_SECONDS,
-        )
-    return rounds
+    return [
+        Round(disturb=disturber.in_everything),
+        _round(disturber.in_calls, TALKATIVE, Plant.CALL_AGAIN),
+        _round(disturber.in_calls, TALKATIVE, Plant.READ_ANEW),
+        _round(disturber.in_texts, GREEDY, Plant.CHANGE_TOKENS, Plant.CHARGE_MORE),
+        _round(disturber.in_texts, GREEDY, Plant.NEVER_RECLAIM, Plant.TELL_TWICE),
+        _round(
+            disturber.not_at_all,
+            TALKATIVE,
+            Plant.OTHER_CALL_IDS,
+            Plant.LEAVE_TASKS,
+            Plant.RESERVE_TWICE,
+            Plant.SKIP_SETTLING,
+        ),
+        # Last: what it leaves takes a while to go.
+        _round(disturber.in_texts_and_leave, GREEDY, Plant.NEVER_DROP),
+    ]
+
+
+def _round(disturb: Disturb, recipe: str, *plants: Plant) -> Round:
+    invariants = {FOUND[plant][0] for plant in plants}
+    return Round(
+        disturb=disturb,
+        plants=plants,
+        recipes=(recipe,),
+        patience=PATIENCE_SECONDS if "ends" in invariants else HUNG_SECONDS,
+        settle_seconds=LEFT_OVER_SECONDS if "nothing left over" in invariants else HUNG_SECONDS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -149,16 +159,23 @@ def reports() -> dict[Plant | None, Report]:
     """What came of each defect, and of none."""
 
     async def all_rounds() -> dict[Plant | None, Report]:
+        found: dict[Plant | None, Report] = {}
         async with running(OPTIONS) as run:
-            return {plant: await run.go(each) for plant, each in _rounds(run).items()}
+            for each in _rounds(run):
+                report = await run.go(each)
+                found |= dict.fromkeys(each.plants or [None], report)
+        return found
 
     return uvloop.run(all_rounds())
 
 
 @pytest.mark.parametrize("plant", Plant)
 def test_planted_fault_is_found(reports: dict[Plant | None, Report], plant: Plant) -> None:
-    report = reports[plant]
-    assert FOUND[plant] in {violation.invariant for violation in report.violations}, report.told()
+    report, (invariant, told) = reports[plant], FOUND[plant]
+    assert any(
+        violation.invariant == invariant and re.search(told, violation.what)
+        for violation in report.violations
+    ), report.told()
 
 
 def test_nothing_is_found_where_nothing_was_planted(reports: dict[Plant | None, Report]) -> None:
