@@ -193,6 +193,7 @@ def own_stack() -> Iterator[Stack]:
         yield stack
 
 
+@pytest.mark.long
 async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
     own_stack: Stack,
 ) -> None:

@@ -133,6 +133,7 @@ async def test_waiting_job_is_waiting_again(
     assert texts(await take(generation, 2)) == ["a"]
 
 
+@only(without_a_file=None)
 async def test_gateway_says_that_it_lives_before_its_jobs_are_run_again(
     server: RedisServer, desk: Desk, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

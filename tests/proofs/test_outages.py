@@ -19,7 +19,7 @@ from tests.proofs.until import until
 from tests.proofs.witness import Witness, watching
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import PostgresServer
-from tests.support.stack import Stack
+from tests.support.stack import Stack, http_status
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -194,17 +194,29 @@ async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
     ]
     await books.opened(len(running))
     await asyncio.to_thread(stack.redis.stop)
+    for url in stack.gateways:
+        assert await asyncio.to_thread(http_status, f"{url}/readyz") == 503
+    assert await asyncio.to_thread(http_status, f"{stack.url}/healthz") == 200
     refused = await asyncio.gather(
-        *(refusal(url, free) for url in stack.gateways for _ in range(REFUSALS))
+        *(
+            refusal(url, free, is_streamed=number % 2 == 0)
+            for url in stack.gateways
+            for number in range(REFUSALS)
+        )
     )
     refused += await asyncio.gather(
-        *(refusal(url, limited) for url in stack.gateways for _ in range(REFUSALS))
+        *(
+            refusal(url, limited, is_streamed=number % 2 == 0)
+            for url in stack.gateways
+            for number in range(REFUSALS)
+        )
     )
     await asyncio.to_thread(stack.redis.start)
     answers = await asyncio.gather(*running)
     for key in (free, limited):
         for url in stack.gateways:
             await served_again(url, key)
+    assert await asyncio.to_thread(http_status, f"{stack.url}/readyz") == 200
     await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
     await books.nothing_left()
 
@@ -215,11 +227,12 @@ async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
     assert len(rows) == len(await books.rows())
 
 
-async def refusal(url: str, key: Credential) -> Answer:
+async def refusal(url: str, key: Credential, *, is_streamed: bool) -> Answer:
     """Ask while Redis is away."""
-    answer = await ask(url, key.text, prompt="x", max_tokens=1)
+    answer = await ask(url, key.text, prompt="x", max_tokens=1, stream=is_streamed)
     assert answer.status == 503, answer.body
     assert answer.error["type"] == "service_unavailable"
+    assert answer.error["code"] == "store_unavailable"
     assert int(answer.headers["retry-after"]) >= 1
     assert int(answer.headers["retry-after-ms"]) > 0
     assert answer.headers["x-should-retry"] == "true"
