@@ -163,7 +163,8 @@ def reports() -> dict[Plant | None, Report]:
         async with running(OPTIONS) as run:
             for each in _rounds(run):
                 report = await run.go(each)
-                found |= dict.fromkeys(each.plants or [None], report)
+                shown: list[Plant | None] = [*each.plants]
+                found |= dict.fromkeys(shown or [None], report)
         return found
 
     return uvloop.run(all_rounds())

@@ -13,7 +13,7 @@ import pytest
 from gateway.commands import bring_up, up
 from gateway.commands.bring_up import BringUp
 from gateway.commands.child import ChildSpec
-from gateway.commands.plan import Plan
+from gateway.commands.plan import Plan, make_plan
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive
@@ -71,7 +71,6 @@ def test_model_that_cannot_be_loaded_ends_the_start(
 ) -> None:
     """With the real worker alone; the file that an earlier run has left is gone."""
     monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
-    make_plan = up.make_plan
 
     def only_the_worker(*given: Any) -> Plan:
         return replace(make_plan(*given), jobs=[], gateways=[])
