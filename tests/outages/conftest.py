@@ -32,8 +32,7 @@ def watched_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 @pytest.fixture
 def watched(watched_stack: Stack) -> WatchedRedis:
-    """Its Redis, whose replica has everything. The test that ends a sentinel must be the last one."""
+    """Its Redis."""
     redis = watched_stack.redis
     assert isinstance(redis, WatchedRedis)
-    redis.await_replica()
     return redis

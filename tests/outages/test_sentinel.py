@@ -29,6 +29,7 @@ async def until_written(executor: PipeliningExecutor, key: str) -> None:
 
 
 async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> None:
+    await asyncio.to_thread(watched.await_replica)
     client = connect(watched.url, max_connections=8)
     executor = PipeliningExecutor(client)
     await executor.execute_command("SET", "before", 1)
@@ -46,6 +47,7 @@ async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> 
 
 
 async def test_clients_and_background_jobs_leave_a_frozen_master(watched: WatchedRedis) -> None:
+    await asyncio.to_thread(watched.await_replica)
     clients = [connect(watched.url, max_connections=8) for _ in range(2)]
     executors = [PipeliningExecutor(client) for client in clients]
     for executor in executors:
@@ -80,6 +82,7 @@ async def drained(watched: WatchedRedis, number: int) -> None:
 
 
 async def test_any_sentinel_may_be_missing(watched: WatchedRedis) -> None:
+    """The last one here: the others want all sentinels."""
     await asyncio.to_thread(watched.stop_sentinel, 0)
     async with connect(watched.url, max_connections=2) as client:
         assert await client.ping()
