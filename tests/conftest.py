@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import make_url
+from typing_extensions import override
 from xdist.remote import Producer
 
 from gateway.accounts import schema
@@ -71,6 +72,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def _runs_tests(config: pytest.Config) -> bool:
     """Return whether this process runs tests itself, and does not leave them to processes of pytest-xdist."""
     return hasattr(config, "workerinput") or not config.getoption("numprocesses")
+
+
+class Folder(pytest.Package):
+    """A folder of tests, with whose last test its fixtures of the scope "package" end. It needs no `__init__.py`."""
+
+    @override
+    def setup(self) -> None:
+        """Import nothing."""
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector:
+    """Let fixtures end with their folder: an idle deployment takes 2 s of CPU time a minute."""
+    return Folder.from_parent(parent, path=path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

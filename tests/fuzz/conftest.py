@@ -25,7 +25,7 @@ def real(request: pytest.FixtureRequest) -> Stack:
     return attach(request.config)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scripted() -> Iterator[Stack]:
     """Two gateways and an engine without a model, which costs next to nothing."""
     with running_stack() as stack:

@@ -46,7 +46,7 @@ NEWS_SECONDS = 0.12
 """Time after which a gateway that is asked for a model has looked at the announcements again."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """Two gateways with short time-outs, and a worker whose engine steps a hundred times a second.
 
@@ -68,7 +68,7 @@ def stack() -> Iterator[Stack]:
         assert_no_key_in_logs(stack)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def key(stack: Stack) -> str:
     """A key of the tenant `acme` that may do everything a customer may."""
     return stack.key()

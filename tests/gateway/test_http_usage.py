@@ -33,7 +33,7 @@ NOVEMBER = {"start": "2026-11-01", "end": "2026-12-01T00:00:00Z"}
 Client = Callable[..., Awaitable[httpx.AsyncClient]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def records(stack: Stack) -> list[UsageRecord]:
     """What two tenants used in November."""
     ids = {name: key_id(stack, **options) for name, options in KEYS.items()}

@@ -125,8 +125,10 @@ async def test_what_is_lost_and_how_long_that_takes_is_measured(
     generation, claim = await begun(desk, worker)
     await worker.lose(claim)
     again = await other.claim_one()
+    # What comes before the next attempt has begun may be from a claim that still holds.
+    await other.say(again, "b")
     await worker.say(claim, "not this")
-    await other.say(again, "b", "c")
+    await other.say(again, "c")
     await take(generation, 3)
     assert metric("resumed_jobs_total", reason="lease_expired") == lost + 1
     assert metric("fenced_messages_total") == fenced + 1

@@ -10,14 +10,14 @@ from tests.support.sentinels import WatchedRedis
 from tests.support.stack import Stack, running_stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plain_deployment() -> Iterator[Deployment]:
     """A deployment on one server."""
     with deployed(RedisServer(SYSTEM or BUNDLED, append="everysec")) as deployment:
         yield deployment
 
 
-@pytest.fixture(scope="session", params=["bundled", pytest.param("system", marks=pytest.mark.long)])
+@pytest.fixture(scope="package", params=["bundled", pytest.param("system", marks=pytest.mark.long)])
 def watched_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A master and a replica of Redis 6.2 or 7, the former with passwords, and background jobs."""
     executable = BUNDLED if request.param == "bundled" else SYSTEM

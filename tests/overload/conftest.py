@@ -14,7 +14,7 @@ MAX_BODY_BYTES = 300_000
 MAX_UNREAD_BYTES = 200_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bounded() -> Iterator[Stack]:
     """A gateway that waits for headers and slow readers shortly, one with few connections, and a worker."""
     settings = {
@@ -37,7 +37,7 @@ async def store(bounded: Stack) -> AsyncIterator["Redis"]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def key(bounded: Stack) -> str:
     """A key that may ask for completions."""
     return bounded.key()

@@ -99,7 +99,7 @@ def scale(request: pytest.FixtureRequest) -> Scale:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server, which only this folder's tests use, and may stop."""
     with running_postgres() as server:
@@ -141,7 +141,7 @@ async def _set_price(stack: Stack) -> None:
 
 
 @pytest.fixture(
-    scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
+    scope="package", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
 )
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A deployment that every test shares; each makes tenants of its own."""
@@ -149,7 +149,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mortal_stack(postgres: PostgresServer) -> Iterator[Stack]:
     """A deployment on PostgreSQL whose processes are killed, and whose servers are stopped after that."""
     url = postgres.create_database()

@@ -28,7 +28,7 @@ class Observed:
     beat: str
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def observed() -> Iterator[Observed]:
     """One of each process; the tenant `acme` has a label of its own."""
     with running_stack() as stack:

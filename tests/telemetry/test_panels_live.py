@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import NamedTuple
 
+import httpx
 import pytest
 
+from tests.gateway.conftest import asking
 from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
@@ -34,6 +37,8 @@ pytestmark = [
 ANSWERED = 20
 """Requests after which a worker dies under load."""
 CLIENTS = 6
+PLACES = 2
+"""Of a worker's batch."""
 NAMESPACE = "live"
 
 PANELS = [panel for board in boards() for panel in board.panels]
@@ -84,7 +89,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
                 lambda: metric(stack.url, "sluice_gateway_requests_total") > ANSWERED,
                 what="the load",
             )
-            _let_a_worker_die(stack)
+            _let_a_worker_die(stack, keys[0])
             yield Seen(server, since)
 
 
@@ -110,20 +115,38 @@ def _start_worker(stack: Stack, name: str, *, port: int) -> None:
         name,
         SLUICE_ENGINE="scripted",
         SLUICE_SCRIPTED_STEP_SECONDS="0.02",
-        SLUICE_MAX_SEQUENCES="2",
+        SLUICE_MAX_SEQUENCES=str(PLACES),
         SLUICE_HEALTH_PORT=str(port),
     )
 
 
-def _let_a_worker_die(stack: Stack) -> None:
+def _let_a_worker_die(stack: Stack, key: str) -> None:
     """Kill a worker under load, wait until its jobs have gone on, and start it again."""
-    stack.kill("mortal")
-    wait_until(
-        lambda: metric(stack.url, "sluice_gateway_resumption_pause_seconds_count") > 0,
-        what="a job going on elsewhere",
-    )
+    headers = {"authorization": f"Bearer {key}"}
+    with (
+        httpx.Client(base_url=stack.url, headers=headers, timeout=PATIENCE_SECONDS) as client,
+        ExitStack() as streams,
+    ):
+        # One more than the other worker has places for.
+        for _ in range(PLACES + 1):
+            _open_stream(client, streams)
+        stack.kill("mortal")
+        wait_until(
+            lambda: metric(stack.url, "sluice_gateway_resumption_pause_seconds_count") > 0,
+            what="a job going on elsewhere",
+        )
     port = stack.worker_url("mortal").rpartition(":")[2]
     _start_worker(stack, "mortal", port=int(port))
+
+
+def _open_stream(client: httpx.Client, streams: ExitStack) -> None:
+    """Receive the first token of a stream that lasts. The queue may be full at first."""
+    while True:
+        body = asking(stream=True, max_tokens=1_500, ignore_eos=True)
+        response = streams.enter_context(client.stream("POST", "/v1/completions", json=body))
+        if response.status_code == httpx.codes.OK:
+            next(response.iter_lines())
+            return
 
 
 def test_every_panel_has_data(seen: Seen) -> None:
