@@ -18,7 +18,7 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port, spawn, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.stack import (
     CHECKPOINT,
@@ -173,7 +173,10 @@ def _seeing(folder: Path) -> Iterator[Stack]:
     """Run a worker whose model sees in the other deployment, which this process uses, too."""
     model = folder / "model"
     program = [sys.executable, "-m", "tests.support.vision_model", str(CHECKPOINT), str(model)]
-    subprocess.run(program, check=True, cwd=REPOSITORY, timeout=ENGINE_START_SECONDS)
+    with (folder / "model.log").open("wb") as log:
+        made = spawn(*program, cwd=REPOSITORY, stdout=log, stderr=log)
+    if made.wait(ENGINE_START_SECONDS):
+        raise RuntimeError(f"the model that sees was not made:\n{(folder / 'model.log').read_text()}")
     user = _User(folder.parent / ENGINES, ENGINES)
     try:
         user.stack.start_worker(

@@ -39,7 +39,13 @@ from typing_extensions import override
 from gateway.commands.tether import end_with
 from tests.support import measuring
 
-PROGRAMS: Final = ("gateway.cli", "worker", "tests.support.hasty", "tests.chaos.program")
+PROGRAMS: Final = (
+    "gateway.cli",
+    "worker",
+    "tests.chaos.program",
+    "tests.support.hasty",
+    "tests.support.vision_model",
+)
 """Modules that are run as forks; any other command is started as usual."""
 _IMPORTED: Final = {
     "beat": ("gateway.commands.beat", "gateway.jobs.app"),
@@ -202,6 +208,8 @@ def role_of(command: Sequence[str], environment: Mapping[str, str]) -> str | Non
     """Return the role of a command that is run as a fork, or None."""
     if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
         return None
+    if command[2] == "tests.support.vision_model":
+        return "engine"
     if command[2] != "worker":
         return command[3] if command[3] in _IMPORTED else None
     return "worker" if environment.get("SLUICE_ENGINE") == "scripted" else "engine"
