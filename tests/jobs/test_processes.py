@@ -101,7 +101,7 @@ def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothin
     for _ in range(kills):
         jobs = deployment.start("jobs")
         before = deployment.rows()
-        wait_until(partial(_has_grown, deployment, before), seconds=END_SECONDS, what="a drain")
+        wait_until(partial(_has_grown, deployment, before), what="a drain", longest_pause=0.01)
         jobs.kill()
         jobs.wait(END_SECONDS)
         assert deployment.undrained() > 0, "each time there was more to drain"

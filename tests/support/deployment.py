@@ -176,7 +176,9 @@ def _seeing(folder: Path) -> Iterator[Stack]:
     with (folder / "model.log").open("wb") as log:
         made = spawn(*program, cwd=REPOSITORY, stdout=log, stderr=log)
     if made.wait(ENGINE_START_SECONDS):
-        raise RuntimeError(f"the model that sees was not made:\n{(folder / 'model.log').read_text()}")
+        raise RuntimeError(
+            f"the model that sees was not made:\n{(folder / 'model.log').read_text()}"
+        )
     user = _User(folder.parent / ENGINES, ENGINES)
     try:
         user.stack.start_worker(

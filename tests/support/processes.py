@@ -58,9 +58,13 @@ def is_free(port: int) -> bool:
 
 
 def wait_until(
-    condition: Callable[[], bool], *, what: str, seconds: float = PROCESS_PATIENCE_SECONDS
+    condition: Callable[[], bool],
+    *,
+    what: str,
+    seconds: float = PROCESS_PATIENCE_SECONDS,
+    longest_pause: float = 0.2,
 ) -> None:
-    """Poll `condition` until it holds.
+    """Poll `condition` until it holds, after pauses that grow to `longest_pause` seconds.
 
     Raise TimeoutError, saying `what` did not happen, after `seconds`, or PROCESS_PATIENCE_SECONDS if that is longer.
     """
@@ -72,7 +76,7 @@ def wait_until(
             raise TimeoutError(f"{what} did not happen within {seconds} s")
         time.sleep(pause)
         # What takes seconds is asked for less often: each question takes processor time of several processes.
-        pause = min(pause * 1.2, 0.2)
+        pause = min(pause * 1.2, longest_pause)
 
 
 def stop(process: subprocess.Popen[bytes], *, seconds: float = PATIENCE_SECONDS) -> int:
