@@ -59,7 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # needs any of them.
     os.environ["SSL_CERT_FILE"] = str(config.rootpath / "tests/support/authority.pem")
     # The same examples in every default run; new ones, each failure with its seed, in long runs.
-    hypothesis.settings.register_profile("default-run", derandomize=True, deadline=None)
+    hypothesis.settings.register_profile(
+        "default-run", derandomize=True, deadline=None, max_examples=50
+    )
     hypothesis.settings.register_profile("long-run", deadline=None, print_blob=True)
     is_long = config.getoption("--long")
     hypothesis.settings.load_profile("long-run" if is_long else "default-run")

@@ -104,6 +104,7 @@ async def _read_once(stack: Stack, key: str, asked: Asked) -> Transcript:
         body=asked.streamed,
         on_event=on_event,
     )
+    assert reply.is_complete, f"{asked.body}: the connection broke off behind {transcript}"
     if not reply.is_stream:
         transcript.add(reply.json)
     return transcript

@@ -130,8 +130,9 @@ def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) ->
     (worker, _) = WORKERS
     start_workers(stack, [worker])
     key, core = stack.key(), engine_core(stack, worker)
-    chats = [asked(number) for number in range(STREAMS // 2)]
-    streams = [*chats, *(asked_completion(number) for number in range(STREAMS // 2))]
+    # Each kind once.
+    chats = [asked(number) for number in range(len(KINDS))]
+    streams = [*chats, *(asked_completion(number) for number in range(len(KINDS)))]
 
     async def prove() -> None:
         expected = await undisturbed(stack, key, streams)

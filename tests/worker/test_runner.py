@@ -526,17 +526,19 @@ async def test_job_that_takes_time_to_submit_keeps_nobody_waiting(
 
 
 async def test_job_cancelled_while_it_is_submitted_leaves_nothing_behind(
-    redis: Redis, redis_server: RedisServer, gateway: Gateway
+    redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as (_, engine, _):
+    async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as started:
+        runner, engine, _ = started
         assert isinstance(engine, SlowToRead)
         slow = make_job(grammar="start: /a/", n=3, max_tokens=500)
         await gateway.enqueue(slow)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await redis.zcard(keys.leases(MODEL)):
+            while slow.id not in runner._generations:
                 await asyncio.sleep(0.01)
-        assert await gateway.queue.cancel(slow.id, slow.tenant)
-        await asyncio.sleep(0.1)
+            assert await gateway.queue.cancel(slow.id, slow.tenant)
+            while slow.id in runner._generations:
+                await asyncio.sleep(0.01)
         engine.may_go_on.set()
         after = make_job()
         await gateway.enqueue(after)
