@@ -75,8 +75,8 @@ async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
         # What has not begun is refused where a crowded machine hides the worker that is left.
         while _is_refused(transcript := await _read_once(stack, key, asked)):
             await asyncio.sleep(1)
-    assert transcript.is_done, f"{asked.body} has no end"
     assert transcript.error is None, f"{asked.body}: {transcript.error} behind {transcript}"
+    assert transcript.is_done, f"{asked.body} has no end"
     return transcript
 
 
