@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -74,6 +75,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def _runs_tests(config: pytest.Config) -> bool:
     """Return whether this process runs tests itself, and does not leave them to processes of pytest-xdist."""
     return hasattr(config, "workerinput") or not config.getoption("numprocesses")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let the processes of pytest-xdist be forks of one that has imported most of the code."""
+    forked = f"popen//python={sys.executable} -m tests.support.preloaded python"
+    config.option.tx = [forked if each == "popen" else each for each in config.option.tx]
 
 
 class Folder(pytest.Package):

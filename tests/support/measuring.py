@@ -45,14 +45,17 @@ def pytest_load_initial_conftests() -> None:
 
 
 def begin() -> None:
-    """Measure what this process imports from now on, and its forks; write that when they end."""
-    if FOLDER_VARIABLE not in os.environ:
+    """Measure what this process imports from now on, and its forks; write that when they end.
+
+    In a fork of a process that is measured, this changes nothing.
+    """
+    if FOLDER_VARIABLE not in os.environ or Slipcover.lines_from_code is _nothing:
         return
     # Held until this process and its forks have ended; not inherited by programs.
     running = (Path(os.environ[FOLDER_VARIABLE]) / _RUNNING).open("ab")
     fcntl.flock(running, fcntl.LOCK_SH)
     # Only the report needs to know what could have been executed.
-    Slipcover.lines_from_code = Slipcover.branches_from_code = staticmethod(lambda _: ())
+    Slipcover.lines_from_code = Slipcover.branches_from_code = staticmethod(_nothing)
     measured = Slipcover(branch=True, d_miss_threshold=_NEVER)
     matcher = FileMatcher(sources=_SOURCES, omit=_LEFT_OUT)
     ImportManager(measured, matcher).__enter__()
@@ -74,6 +77,11 @@ def begin() -> None:
     atexit.register(write)
     os._exit = write_and_end  # Children of multiprocessing, and workers, end this way.
     os.register_at_fork(after_in_child=measured.signal_child_process)
+
+
+def _nothing(_: object) -> tuple[()]:
+    """Return that no code could be executed."""
+    return ()
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """Processes of Sluice that start in a tenth of a second: forks of one that has imported their code.
 
-    python -m tests.support.preloaded ROLE FOLDER
+    python -m tests.support.preloaded serve ROLE FOLDER READY_FD
+    python -m tests.support.preloaded python -c CODE
 
 Importing a gateway takes three seconds of a processor, importing vLLM fourteen, and a run of the tests starts
 hundreds of gateways, workers and job runners. Each fork is a process of its own, with the environment, the
-arguments, the signals and the exit of a program that was started by its command.
+arguments, the signals and the exit of a program that was started by its command. `python` stands in for an
+interpreter: it is how pytest-xdist starts its processes, which import most of the code.
 
 A run has one server of forks for each role, which its first user starts and all processes of the run share. It
 ends with the run. Forks that are left when their starter ends get SIGTERM.
@@ -39,6 +41,9 @@ from typing_extensions import override
 from gateway.commands.tether import end_with
 from tests.support import measuring
 
+_MODULE: Final = "tests.support.preloaded"
+"""This one, whose name is another one where it is run."""
+
 PROGRAMS: Final = (
     "gateway.cli",
     "worker",
@@ -62,13 +67,25 @@ _IMPORTED: Final = {
     ),
     "gateway": ("gateway.commands.gateway", "gateway.serve"),
     "jobs": ("gateway.commands.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
+    "tests": (
+        "gateway.accounts.schema",
+        "gateway.app",
+        "gateway.jobs.runner",
+        "hypothesis.strategies",
+        "openai",
+        "pytest",
+        "torch",
+        "worker.main",
+        "worker.samplers.chain",
+    ),
     "worker": ("worker.main",),
 }
 """By role. A process has the metrics of what it has imported, so each role has a server of its own."""
 _READ_AT_START: Final = ("LD_", "PYTHON", "COVERAGE_", "OMP_", "VLLM_", "TORCH")
 """Beginnings of variables that the linker, an interpreter or a library reads when it starts."""
 _NUMBER: Final = struct.Struct("i")
-_HANDLES: Final = 3
+_HANDLES: Final = 4
+"""Of a request: where the exit code is sent, and standard input, output and error."""
 
 _FOLDER_VARIABLE: Final = "SLUICE_TESTS_SERVERS"
 """Names the folder of the run's servers."""
@@ -150,13 +167,12 @@ class Preloaded:
 
     def start(self, command: list[str], options: Mapping[str, Any]) -> Fork | None:
         """Start a command of `PROGRAMS`. Return None for what needs an interpreter of its own."""
-        known = {"cwd", "env", "stdout", "stderr", "process_group"}
+        known = {"cwd", "env", "stdin", "stdout", "stderr", "process_group"}
         if not known.issuperset(options) or self._differs(options.get("env", os.environ)):
             return None
         stdout, stderr = options.get("stdout"), options.get("stderr")
         if stdout in (None, subprocess.PIPE) or stderr in (None, subprocess.PIPE):
             return None
-        files: list[Any] = [stdout, stdout if stderr == subprocess.STDOUT else stderr]
         theirs, status = socket.socketpair()
         request = {
             "argv": command[2:],
@@ -165,7 +181,9 @@ class Preloaded:
             "process_group": options.get("process_group"),
         }
         content = json.dumps(request).encode()
-        with theirs:
+        with theirs, Path(os.devnull).open("rb") as nothing:
+            files: list[Any] = [options.get("stdin", nothing), stdout]
+            files.append(stdout if stderr == subprocess.STDOUT else stderr)
             handles = [theirs.fileno(), *(file.fileno() for file in files)]
             socket.send_fds(self._control, [struct.pack("I", len(content))], handles)
             self._control.sendall(content)
@@ -188,7 +206,7 @@ def _start_server(role: str, folder: Path) -> None:
     with log.open("wb") as output:
         # In a session of its own: a key that interrupts pytest is not for it.
         server = subprocess.Popen(
-            [sys.executable, "-m", __name__, role, str(folder), str(listening)],
+            [sys.executable, "-m", _MODULE, "serve", role, str(folder), str(listening)],
             pass_fds=[listening],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.DEVNULL,
@@ -303,8 +321,8 @@ def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None
     end_with(server)
     if request["process_group"] is not None:
         os.setpgid(0, request["process_group"])
-    for handle in handles[1:]:
-        os.dup2(handle, handles.index(handle))
+    for number, handle in enumerate(handles[1:]):
+        os.dup2(handle, number)
     for handle in handles:
         os.close(handle)
     os.chdir(request["cwd"])
@@ -322,9 +340,8 @@ def _fork_engine_cores() -> None:
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
-def main() -> None:
-    """Serve forks, and run the program in each."""
-    role, folder, listening = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def _serve(role: str, folder: Path, listening: int) -> None:
+    """Serve forks until the run has ended, and run the program in each."""
     run = os.open(folder / _RUN, os.O_RDONLY)
     measuring.begin()
     for module in _IMPORTED[role]:
@@ -338,8 +355,35 @@ def main() -> None:
     listener.listen()
     os.close(listening)
     module, *arguments = _Server(listener, run).serve()
+    if module == "-c":
+        exec(arguments[0], {"__name__": "__main__"})
+        return
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _stand_in(code: str) -> int:
+    """Run code in a fork that has this process's standard input and output. Return its exit code."""
+    files = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    server = Preloaded("tests")  # It ends the fork when this connection is closed.
+    fork = server.start([sys.executable, "-m", "-c", code], files)
+    if fork is None:
+        os.execv(sys.executable, [sys.executable, "-u", "-c", code])
+    # Whoever reads from the fork is to see when it ends.
+    for file in (sys.stdin, sys.stdout):
+        os.close(file.fileno())
+    return fork.wait()
+
+
+def main() -> None:
+    """Run the command line."""
+    match sys.argv[1:]:
+        case ["serve", role, folder, listening]:
+            _serve(role, Path(folder), int(listening))
+        case ["python", *_, code]:
+            os._exit(_stand_in(code) & 0xFF)
+        case _:
+            sys.exit(__doc__)
 
 
 if __name__ == "__main__":
