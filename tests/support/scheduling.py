@@ -8,32 +8,31 @@ VLLM: Final = "what imports vLLM"
 SAMPLERS: Final = "the engines of the samplers"
 TOGETHER: Final = {
     # Tests that share an engine or a deployment run in the process that started it. What takes
-    # longest begins first, so that no process is left with it at the end. What keeps a core busy and what
-    # mostly waits take turns, so that they run side by side.
+    # longest begins first, so that no process is left with it at the end.
     "tests/worker/test_resumption_vllm.py": VLLM,
     "tests/worker/test_chat_resumption_vllm.py": VLLM,
     "tests/worker/test_vllm_engine.py": VLLM,
-    "tests/outages/": "outages",
+    "tests/samplers/test_engine.py": SAMPLERS,
+    "tests/samplers/test_resumption.py": SAMPLERS,
+    "tests/chaos/test_planted_faults.py": "planted faults",
     "tests/e2e/test_hostile_structure.py": "hostile structures",
     # Alone with the shared deployment, best before others use it.
     "tests/e2e/test_disconnect.py": "hostile structures",
-    "tests/chaos/test_planted_faults.py": "planted faults",
-    "tests/samplers/test_engine.py": SAMPLERS,
-    "tests/samplers/test_resumption.py": SAMPLERS,
-    "tests/overload/": "overload",
-    "tests/kills/": "killed workers",
-    "tests/chaos/test_chaos.py": "chaos",
-    "tests/fuzz/": "fuzz",
     "tests/proofs/test_everything_dies.py": "deployment that dies",
     "tests/proofs/test_outages.py": "deployment that dies",
+    "tests/fuzz/": "fuzz",
+    "tests/kills/": "killed workers",
+    "tests/proofs/": "proofs",
+    "tests/chaos/test_chaos.py": "chaos",
     "tests/worker/test_vision.py": VLLM,
     "tests/worker/test_vllm_metrics.py": VLLM,
     "tests/samplers/test_v1.py": VLLM,
     "tests/worker/test_parser_format.py": VLLM,
     "tests/worker/parsing/": VLLM,
     "tests/structure/test_translate.py": VLLM,
-    "tests/proofs/": "proofs",
+    "tests/outages/": "outages",
     "tests/cli/test_up.py": "sluice up",
+    "tests/overload/": "overload",
 }
 """Files and folders, in this order; one process runs all that have the same name."""
 EARLY: Final = ("tests/e2e/", "tests/gateway/", "tests/samplers/")
