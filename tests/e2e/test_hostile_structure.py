@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.structure.test_checker import BOUNDED, HOSTILE
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 HEALTHY_STREAMS = 8
@@ -71,7 +72,10 @@ def parameter(kind: str, source: Any) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, name: str) -> tuple[int, dict[str, Any]]:
-    """Send one structure; return the status and the error, empty if there is none."""
+    """Send one structure; return the status and the error, empty if there is none.
+
+    The deployment's sandboxes wait for the processor, so that no structure is answered "try again".
+    """
     kind, source = (HOSTILE | BOUNDED)[name]
     body = {"model": MODEL, "prompt": "x", "max_tokens": 8, **parameter(kind, source)}
     answer = await http.post(
@@ -99,9 +103,11 @@ async def test_hostile_structures_do_not_disturb_healthy_streams(
 ) -> None:
     headers, hostile_headers = ({"authorization": f"Bearer {key}"} for key in keys)
     over = asyncio.Event()
+    # A structure may wait for a sandbox, for its start, and for what it makes of the structure.
+    patience = 3 * PATIENCE_SECONDS
     async with (
-        httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=60) as healthy,
-        httpx.AsyncClient(base_url=stack.url, headers=hostile_headers, timeout=60) as hostile,
+        httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=patience) as healthy,
+        httpx.AsyncClient(base_url=stack.url, headers=hostile_headers, timeout=patience) as hostile,
     ):
         undisturbed = Healthy()
         await undisturbed.read(healthy)
@@ -113,7 +119,7 @@ async def test_hostile_structures_do_not_disturb_healthy_streams(
         for name in names:
             before = [each.events for each in streams]
             statuses[name], error = await ask(hostile, name)
-            assert statuses[name] < 500 or error["code"] == "overloaded", error
+            assert statuses[name] < 500, error
             if OUT_OF_TIME in error.get("message", ""):
                 after = [each.events for each in streams]
                 meanwhile[name] = [b - a for a, b in zip(before, after, strict=True)]

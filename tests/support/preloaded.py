@@ -49,6 +49,7 @@ PROGRAMS: Final = (
     "worker",
     "tests.chaos.program",
     "tests.support.hasty",
+    "tests.support.patient",
     "tests.support.vision_model",
 )
 """Modules that are run as forks; any other command is started as usual."""
