@@ -1,0 +1,164 @@
+"""A queue that is asked for many times what its worker can do, by a clock that the test sets.
+
+Clients and worker are played here, so that the worker's pace is the same on every machine.
+"""
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from redis.asyncio import Redis
+
+from contract.queue import EnqueueReport, EnqueueResult, JobQueue, LeaseReport, Room
+from gateway.dispatch.overload import SHORTEST_RETRY_SECONDS, UNKNOWN_RETRY_SECONDS
+from tests.contract.test_queue import LEASE_MS, MODEL, admit, job
+from tests.quota.building import NOON, TestClock
+
+SEQUENCES, SECONDS_OF_JOB = 4, 0.6
+MOST_OF_TENANT = 8
+CAPACITY = SEQUENCES + MOST_OF_TENANT
+PATIENCE_SECONDS = 3.0
+PRESSING = 60
+"""Clients that ask again a second after each refusal."""
+KNOWN_AFTER_SECONDS = 10.0
+"""The pace of the queue, which is not believed before it was measured for five seconds."""
+COUNTED = 500
+"""Refusals."""
+
+
+@dataclass
+class Play:
+    """What happens at which second, in order."""
+
+    queue: JobQueue
+    clock: TestClock
+    limits: dict[str, float]
+    now: float = 0.0
+    waiting: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    """What follows the end of each job that waits."""
+    _events: list[tuple[float, int, Callable[[], Awaitable[None]]]] = field(default_factory=list)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    _running: int = 0
+
+    def at(self, second: float, event: Callable[[], Awaitable[None]]) -> None:
+        """Let an event happen."""
+        heapq.heappush(self._events, (second, next(self._numbers), event))
+
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Let happen what is due, one after the other."""
+        while not is_over() and self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            await self.clock.set(NOON + round(self.now * 1000))
+            await event()
+
+    async def ask(self, then: Callable[[], Awaitable[None]]) -> tuple[str, EnqueueReport]:
+        """Put a job on the queue if it has room; `then` follows the job's end."""
+        job_id = f"job-{next(self._numbers)}"
+        report = await admit(self.queue, job(job_id), **self.limits)  # type: ignore[arg-type]
+        if report.result is EnqueueResult.ENQUEUED:
+            self.waiting[job_id] = then
+            await self._claim()
+        return job_id, report
+
+    async def _claim(self) -> None:
+        room = Room(10**9, SEQUENCES - self._running, SEQUENCES, empty=not self._running)
+        result = await self.queue.claim("w1", room, most_jobs=SEQUENCES, lease_ms=LEASE_MS)
+        for claim in result.claims:
+            self._running += 1
+            then = self.waiting.pop(claim.job.id)
+
+            async def end(
+                job_id: str = claim.job.id, then: Callable[[], Awaitable[None]] = then
+            ) -> None:
+                self._running -= 1
+                assert await self.queue.finish("w1", LeaseReport(job_id, 1, 60))
+                await self._claim()
+                await then()
+
+            self.at(self.now + SECONDS_OF_JOB, end)
+
+
+@pytest.fixture
+def queue(any_redis: "Redis") -> JobQueue:
+    """An empty queue."""
+    return JobQueue(any_redis, MODEL)
+
+
+@pytest.mark.parametrize("times", [5, 10])
+async def test_whoever_comes_back_as_told_soon_finds_a_place(
+    clock: TestClock, queue: JobQueue, times: int
+) -> None:
+    play = Play(queue, clock, {"most_waiting": 16, "most_waiting_of_tenant": MOST_OF_TENANT})
+    told: list[list[float]] = []
+    """To each client."""
+    served = 0
+
+    async def count() -> None:
+        nonlocal served
+        served += 1
+
+    def insist(told: list[float]) -> Callable[[], Awaitable[None]]:
+        async def ask() -> None:
+            _, report = await play.ask(count)
+            assert report.waiting_jobs <= MOST_OF_TENANT
+            if report.result is not EnqueueResult.ENQUEUED:
+                assert report.result is EnqueueResult.TENANT_FULL
+                seconds = report.retry_after_seconds or UNKNOWN_RETRY_SECONDS
+                told.append(max(seconds, SHORTEST_RETRY_SECONDS))
+                play.at(play.now + told[-1], ask)
+
+        return ask
+
+    # A backlog that is long enough for the pace of the queue to be known.
+    for _ in range(CAPACITY):
+        play.at(0.0, insist([]))
+    await play.run(lambda: served == CAPACITY)
+    began, served = play.now, 0
+    for _ in range(times * CAPACITY):
+        told.append([])
+        play.at(began, insist(told[-1]))
+    await play.run(lambda: served == len(told))
+    assert served == len(told)
+    took = play.now - began
+    refused = [each for each in told if each]
+    assert len(refused) == (times - 1) * CAPACITY
+    # What they were told spreads them over the time that all of it takes.
+    assert max(each[0] for each in refused) > took / 2
+    returns = Counter(map(len, refused))
+    assert returns[1] >= 0.9 * len(refused), returns
+    assert max(returns) <= 2, returns
+
+
+async def test_who_would_die_in_the_queue_is_not_let_in(clock: TestClock, queue: JobQueue) -> None:
+    """Nobody waits for the whole time that a request may wait, only to be refused then."""
+    play = Play(queue, clock, {"longest_wait_seconds": PATIENCE_SECONDS})
+    refusals = Counter[str]()
+
+    async def refuse(why: str) -> None:
+        refusals[why] += 1
+        play.at(play.now + 1, press)
+
+    async def press() -> None:
+        job_id, report = await play.ask(press)
+        if report.result is not EnqueueResult.ENQUEUED:
+            assert report.result is EnqueueResult.TOO_LATE
+            await refuse("would wait too long")
+            return
+
+        async def give_up() -> None:
+            if play.waiting.pop(job_id, None):
+                assert await queue.cancel(job_id, "a")
+                await refuse("waited too long")
+
+        play.at(play.now + PATIENCE_SECONDS, give_up)
+
+    for _ in range(PRESSING):
+        play.at(0.0, press)
+    # At first nobody knows how fast the queue is.
+    await play.run(lambda: play.now >= KNOWN_AFTER_SECONDS)
+    refusals.clear()
+    await play.run(lambda: refusals.total() == COUNTED)
+    assert refusals["waited too long"] <= 0.1 * COUNTED, refusals
