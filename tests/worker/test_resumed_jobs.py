@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from contract.messages import (
     Delta,
@@ -26,8 +28,8 @@ from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, make_job, resumed, running_worker
-from worker.engine.base import SequenceEnd, SequenceOutput
-from worker.engine.scripted import Script
+from worker.engine.base import EngineStep, SequenceEnd, SequenceOutput
+from worker.engine.scripted import Script, ScriptedEngine
 from worker.generation import Generation
 from worker.logprobs import TokenTexts
 from worker.replies import MOST_DELTAS_IN_FRAME, Outbox
@@ -333,6 +335,27 @@ async def test_malformed_resumption_is_refused(
     assert message in end.message
 
 
+class Unfinished(ScriptedEngine):
+    """Makes so many steps and no more, until it dies: its jobs do not end, however late a test stops them."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self.steps_left = 0
+        self._died = asyncio.Event()
+
+    @override
+    async def step(self) -> EngineStep:
+        if not self.steps_left:
+            await self._died.wait()
+        self.steps_left -= 1
+        return await super().step()
+
+    @override
+    def die(self) -> None:
+        super().die()
+        self._died.set()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -351,10 +374,18 @@ async def test_job_goes_on_at_another_worker(
     job = make_job(**{"seed": 3, "max_tokens": 60, **changes})
     script = Script(step_seconds=0.001 if job.max_tokens > 100 else 0.01)
     undisturbed = msgspec.structs.replace(job, id=f"{job.id}-u", handle=10**6 + job.handle)
+    choices = range(job.sequences if job.is_ranked else job.n)
     async with running_worker(redis_server, Script(), worker="first"):
         await gateway.enqueue(undisturbed)
         await gateway.finished(undisturbed)
-    async with running_worker(redis_server, script, worker="second") as (runner, engine, task):
+    steps = max(len(gateway.token_ids(undisturbed, choice)) for choice in choices)
+    async with running_worker(redis_server, script, worker="second", engine_type=Unfinished) as (
+        runner,
+        engine,
+        task,
+    ):
+        assert isinstance(engine, Unfinished)
+        engine.steps_left = steps - 1
         await gateway.begin(job)
         if reason is ReturnReason.DRAINING:
             runner.stop()
@@ -370,7 +401,6 @@ async def test_job_goes_on_at_another_worker(
     await gateway.queue.requeue(resumed(gateway, job), 1, is_returned=True)
     async with running_worker(redis_server, Script(), worker="third"):
         await gateway.finished(job)
-        choices = range(job.sequences if job.is_ranked else job.n)
         for choice in choices:
             mine, theirs = (gateway.deltas(each, choice) for each in (job, undisturbed))
             assert {delta.attempt for delta in mine} <= {1, 2}
