@@ -49,12 +49,20 @@ async def streamed_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> li
         return [chunk async for chunk in stream]
 
 
-def wait_until_listed(client: OpenAI, model: str) -> None:
-    """Wait until the gateway has heard of a model, which may take a second."""
+def wait_until_served(client: OpenAI, model: str, *, is_served: bool = True) -> None:
+    """Wait until the gateway knows that a worker claims jobs of a model, or that none does; it may take a second."""
+
+    def is_ready() -> bool | None:
+        # A model that is still being loaded is listed, too.
+        listed: dict[str, bool] = {
+            each.id: each.model_dump()["ready"] for each in client.models.list()
+        }
+        return listed.get(model)
+
     wait_until(
-        lambda: model in [listed.id for listed in client.models.list()],
+        lambda: is_ready() is is_served,
         seconds=10,
-        what=f"{model} being listed",
+        what=f"{model} being {'' if is_served else 'un'}served",
     )
 
 

@@ -17,11 +17,10 @@ from openai import (
 
 from gateway.accounts.limits import LimitName
 from gateway.accounts.scopes import Scope
-from tests.e2e.asking import wait_until_listed
+from tests.e2e.asking import wait_until_served
 from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.asking import assistant, chat, streamed, user
 from tests.e2e.chat.tools import WEATHER
-from tests.support.processes import wait_until
 from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -195,11 +194,7 @@ def model_that_left(stack: Stack, client: OpenAI) -> str:
     """A model that a worker served for a moment."""
     name = "sluice-talker"
     stack.start_worker("talker", SLUICE_ENGINE="scripted", SLUICE_MODEL_NAME=name)
-    wait_until_listed(client, name)
+    wait_until_served(client, name)
     assert stack.stop("talker") == 0
-    wait_until(
-        lambda: client.models.retrieve(name).model_dump()["ready"] is False,
-        seconds=10,
-        what="the gateway having heard that the worker left",
-    )
+    wait_until_served(client, name, is_served=False)
     return name
