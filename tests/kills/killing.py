@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import SERVICE_UNAVAILABLE
 from typing import Any
 
 import uvloop
 
-from tests.chaos.client import DONE, Event, talk
+from tests.chaos.client import DONE, Event, Reply, talk
 from tests.chaos.run import RESUMED, keep_logs
 from tests.chaos.transcript import Transcript
 from tests.proofs.until import engine_tokens, until
@@ -72,21 +73,30 @@ def start_workers(stack: Stack, names: Sequence[str] = WORKERS) -> None:
 async def read(stack: Stack, key: str, asked: Asked) -> Transcript:
     """Return what one stream tells, which must come to its end."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        # What has not begun is refused where a crowded machine hides the worker that is left.
-        while _is_refused(transcript := await _read_once(stack, key, asked)):
-            await asyncio.sleep(1)
+        transcript, retry_after = await _read_once(stack, key, asked)
+        while retry_after is not None:
+            await asyncio.sleep(retry_after)
+            transcript, retry_after = await _read_once(stack, key, asked)
     assert transcript.error is None, f"{asked.body}: {transcript.error} behind {transcript}"
     assert transcript.is_done, f"{asked.body} has no end"
     return transcript
 
 
-def _is_refused(transcript: Transcript) -> bool:
-    """Whether there was no worker for a request."""
+def _retry_after(reply: Reply, transcript: Transcript) -> float | None:
+    """Return after how many seconds a client may try again what has not begun; None for all else.
+
+    On a crowded machine a gateway may miss the worker, answers of Redis or the end of a grammar's compilation.
+    """
     error = transcript.error
-    return error is not None and error["code"] == "no_worker" and not transcript.choices
+    if error is None or transcript.choices:
+        return None
+    if reply.status == SERVICE_UNAVAILABLE:
+        return reply.retry_after
+    return 1.0 if error["code"] == "no_worker" else None
 
 
-async def _read_once(stack: Stack, key: str, asked: Asked) -> Transcript:
+async def _read_once(stack: Stack, key: str, asked: Asked) -> tuple[Transcript, float | None]:
+    """Return what one stream tells, and after how many seconds to try again if it was refused for now."""
     transcript = Transcript()
 
     def on_event(event: Event) -> bool:
@@ -107,7 +117,7 @@ async def _read_once(stack: Stack, key: str, asked: Asked) -> Transcript:
     assert reply.is_complete, f"{asked.body}: the connection broke off behind {transcript}"
     if not reply.is_stream:
         transcript.add(reply.json)
-    return transcript
+    return transcript, _retry_after(reply, transcript)
 
 
 async def keep_reading(
