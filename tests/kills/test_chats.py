@@ -27,11 +27,15 @@ from tests.kills.killing import (
     undisturbed,
 )
 from tests.kills.test_completions import asked as asked_completion
-from tests.proofs.until import generating
+from tests.proofs.until import engine_tokens, generating
 from tests.support.processes import is_alive
-from tests.support.stack import Stack, metric
+from tests.support.stack import ENGINE_START_SECONDS, Stack, metric, wait_for_metric
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
+
+MOST_KILLS = 5
+ENGINES_DIED = f'{RESUMED}{{reason="engine_died"}}'
+RESTARTS = "sluice_worker_engine_restarts_total"
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "take_note": {
@@ -129,7 +133,7 @@ def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) ->
     """Chats and completions share the streams. At the end the worker is killed, too, and leaves no process."""
     (worker, _) = WORKERS
     start_workers(stack, [worker])
-    key, core = stack.key(), engine_core(stack, worker)
+    key = stack.key()
     # Each kind once.
     chats = [asked(number) for number in range(len(KINDS))]
     streams = [*chats, *(asked_completion(number) for number in range(len(KINDS)))]
@@ -137,21 +141,29 @@ def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) ->
     async def prove() -> None:
         expected = await undisturbed(stack, key, streams)
         check_kinds(expected[: len(chats)])
-        async with asyncio.TaskGroup() as tasks:
-            reading = [tasks.create_task(read(stack, key, each)) for each in streams]
-            await generating(stack, worker=worker, tokens=TOKENS_BEFORE_A_KILL)
-            os.kill(core, signal.SIGKILL)
-        resumed = [each.result() for each in reading]
-        differences = [
-            each.difference(other) for each, other in zip(resumed, expected, strict=True)
-        ]
-        assert not any(differences), differences
+        # On a crowded machine a kill may come when all streams have ended; then it proves nothing.
+        for kills in range(1, MOST_KILLS + 1):
+            tokens = engine_tokens(stack, worker)
+            async with asyncio.TaskGroup() as tasks:
+                reading = [tasks.create_task(read(stack, key, each)) for each in streams]
+                await generating(stack, worker=worker, after=tokens, tokens=TOKENS_BEFORE_A_KILL)
+                core = engine_core(stack, worker)
+                os.kill(core, signal.SIGKILL)
+            differences = [
+                each.result().difference(other)
+                for each, other in zip(reading, expected, strict=True)
+            ]
+            assert not any(differences), differences
+            assert not is_alive(core)
+            # The next engine may still be starting if no stream waits for it.
+            wait_for_metric(stack.worker_url(worker), RESTARTS, kills, seconds=ENGINE_START_SECONDS)
+            if metric(stack.url, ENGINES_DIED):
+                break
+        else:
+            pytest.fail(f"none of {MOST_KILLS} kills met a stream")
         await kill_worker(stack, worker)
 
     uvloop.run(prove())
-    # The kill met streams, or this proves nothing.
-    assert metric(stack.url, RESUMED) > 0
-    assert not is_alive(core)
 
 
 @pytest.mark.long
