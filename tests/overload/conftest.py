@@ -8,7 +8,8 @@ from redis.asyncio import Redis
 from tests.support.stack import Stack, running_stack
 
 HEADER_SECONDS = 1.0
-SEND_SECONDS = 1.5
+SEND_SECONDS = 6.0
+"""On a busy machine the gateway needs seconds to have more unread bytes than it keeps."""
 MOST_CONNECTIONS = 12
 MAX_BODY_BYTES = 300_000
 MAX_UNREAD_BYTES = 200_000

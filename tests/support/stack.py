@@ -217,10 +217,10 @@ def running_stack(
         redis = redis or RedisServer(executable)
         redis.start()
         database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
-        asyncio.run(schema.upgrade(database_url))
         environment = {"SLUICE_REDIS_URL": redis.url, "SLUICE_DATABASE_URL": database_url}
         stack = Stack(Path(folder), redis, environment)
         try:
+            asyncio.run(schema.upgrade(database_url))
             yield stack
         finally:
             stack.close()
