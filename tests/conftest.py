@@ -68,8 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("long-run" if is_long else "default-run")
     if not hasattr(config, "workerinput"):
         begin_run()
-    if not hasattr(config, "workerinput") and not config.option.verbose:
-        config.pluginmanager.register(Progress(config))
+        if not config.option.verbose:
+            config.pluginmanager.register(Progress(config))
 
 
 def _runs_tests(config: pytest.Config) -> bool:

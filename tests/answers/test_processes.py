@@ -194,8 +194,11 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
         claimed = await jobs_claimed(stack)
         once = asyncio.create_task(mortal.client.post(PATH, json=only_once, headers=headers))
         response = await mortal.client.post(PATH, json=in_background | {"background": True})
-        while await jobs_claimed(stack) < claimed + 2:
-            await asyncio.sleep(0.02)
+
+        async def have_both_begun() -> bool:
+            return await jobs_claimed(stack) >= claimed + 2
+
+        await eventually(have_both_begun, what="two more jobs being claimed")
         await mortal.kill()
         killed.set()
         with pytest.raises(httpx.TransportError):

@@ -29,7 +29,7 @@ def main() -> int:
         manners={each: MANNERS[each] for each in arguments.manners or MANNERS},
     )
     report = uvloop.run(run(options, say=_say))
-    lines = [report.told(), "", report.slowest(), "", report.figures.table()]
+    lines = [report.text(), "", report.slowest(), "", report.figures.table()]
     lines += [f"Skipped: {kind}: {why}" for kind, why in report.figures.skipped.items()]
     _write("\n".join(lines))
     if arguments.json:

@@ -44,7 +44,7 @@ def judge_stories(
     """Return what clients were told that they must not be told, or were not told."""
     found = []
     for story in stories:
-        found += [Violation("told right", what, story) for what in story.complaints]
+        found += [Violation("right answers", what, story) for what in story.complaints]
         if story.ending is Ending.HUNG:
             found.append(Violation("ends", "nothing ended it", story))
         elif story.transcript.error is not None:

@@ -119,7 +119,7 @@ class Report:
     violations: list[Violation]
     figures: Figures
 
-    def told(self, *, most_of_a_kind: int = 3) -> str:
+    def text(self, *, most_of_a_kind: int = 3) -> str:
         """Return the seed, the faults, and some violations of each kind with their stories."""
         lines = [
             f"seed {self.options.seed}, {self.options.database}, {len(self.violations)} violations"

@@ -61,7 +61,7 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 def test_every_invariant_holds(report: Report) -> None:
     print(report.figures.table())  # noqa: T201  (figures for whoever runs pytest with -rP)
-    assert not report.violations, report.told()
+    assert not report.violations, report.text()
 
 
 def test_the_run_was_what_it_should_be(report: Report) -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
-from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, text_of, texts_by_seed
+from tests.e2e.seeds.calling import (
+    LLAMACPP,
+    Body,
+    Caller,
+    check_defaults,
+    each_dialect,
+    text_of,
+    texts_by_seed,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -36,14 +44,7 @@ def test_conflict_05_sampler_defaults(caller: Caller, dialect: str) -> None:
         defaults, others = OF_LLAMACPP, NEUTRAL
     if dialect == "llamacpp-2026":
         defaults = defaults | {"repeat_penalty": 1.0}
-    implicit, explicit, changed = at_once(
-        lambda: texts_by_seed(caller, dialect, body),
-        lambda: texts_by_seed(caller, dialect, body | defaults),
-        lambda: texts_by_seed(caller, dialect, body | others),
-    )
-
-    assert explicit == implicit
-    assert changed != implicit
+    check_defaults(caller, dialect, body, defaults=defaults, others=others)
 
 
 @each_dialect("penalizes_prompt")

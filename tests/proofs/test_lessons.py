@@ -385,7 +385,7 @@ async def use(stack: Stack, key: Credential, number: int) -> None:
                 )
                 if answer.status != 503:
                     return answer.status
-                # On a crowded machine a gateway may not hear of Redis or the worker in time, and says when to retry.
+                # On a crowded machine a gateway may miss an answer of Redis or of the worker, and names the time of a retry.
                 await asyncio.sleep(float(answer.headers["retry-after"]))
 
     statuses = Counter(await asyncio.gather(*(one(index) for index in range(number))))

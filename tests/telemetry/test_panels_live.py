@@ -147,6 +147,7 @@ def _open_stream(client: httpx.Client, streams: ExitStack) -> None:
         if response.status_code == httpx.codes.OK:
             next(response.iter_lines())
             return
+        time.sleep(float(response.headers["retry-after-ms"]) / 1000)
 
 
 def test_every_panel_has_data(seen: Seen) -> None:

@@ -169,6 +169,19 @@ def texts_by_seed(
     return caller.texts(dialect, *(body | {"seed": seed} for seed in seeds))
 
 
+def check_defaults(
+    caller: Caller, dialect: str, body: Body, *, defaults: Body, others: Body
+) -> None:
+    """Assert that a dialect's defaults change nothing where they are given, and that other values do."""
+    implicit, explicit, changed = at_once(
+        lambda: texts_by_seed(caller, dialect, body),
+        lambda: texts_by_seed(caller, dialect, body | defaults),
+        lambda: texts_by_seed(caller, dialect, body | others),
+    )
+    assert explicit == implicit
+    assert changed != implicit
+
+
 def joined(chunks: list[Body], index: int = 0) -> str:
     """Return the text of one streamed choice."""
     return "".join(

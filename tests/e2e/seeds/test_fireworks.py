@@ -12,11 +12,11 @@ from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     Body,
     Caller,
+    check_defaults,
     check_usage,
     finishes,
     joined,
     text_of,
-    texts_by_seed,
     texts_of,
 )
 
@@ -63,15 +63,8 @@ def test_answer_has_what_the_document_lists(caller: Caller) -> None:
 
 
 def test_defaults_are_those_of_the_document(caller: Caller) -> None:
-    body = {"prompt": OPEN}
-
-    implicit, explicit, changed = at_once(
-        lambda: texts_by_seed(caller, DIALECT, body),
-        lambda: texts_by_seed(caller, DIALECT, body | DEFAULTS),
-        lambda: texts_by_seed(caller, DIALECT, body | {"temperature": 0.2, "top_k": 2}),
-    )
-    assert explicit == implicit
-    assert changed != implicit
+    others = {"temperature": 0.2, "top_k": 2}
+    check_defaults(caller, DIALECT, {"prompt": OPEN}, defaults=DEFAULTS, others=others)
 
 
 def test_max_tokens_default_is_16(caller: Caller) -> None:

@@ -9,10 +9,10 @@ from tests.e2e.examples import COUNTING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     Body,
     Caller,
+    check_defaults,
     check_usage,
     finishes,
     text_of,
-    texts_by_seed,
     texts_of,
 )
 
@@ -75,13 +75,7 @@ def test_defaults_are_those_of_the_document(caller: Caller) -> None:
     body = {"prompt": OPEN, "max_tokens": 32}
     others = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
 
-    implicit, explicit, changed = at_once(
-        lambda: texts_by_seed(caller, DIALECT, body),
-        lambda: texts_by_seed(caller, DIALECT, body | DEFAULTS),
-        lambda: texts_by_seed(caller, DIALECT, body | others),
-    )
-    assert explicit == implicit
-    assert changed != implicit
+    check_defaults(caller, DIALECT, body, defaults=DEFAULTS, others=others)
 
 
 @each_at_once("limit", [{}, {"max_tokens": -1}, {"max_tokens": None}])
