@@ -25,7 +25,8 @@ from xdist.remote import Producer
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
-from tests.support.preloaded import begin_run
+from tests.support.patient import wait_for_redis
+from tests.support.preloaded import begin_run, prepare
 from tests.support.progress import Progress
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.scheduling import FileScheduling, rank_of
@@ -68,6 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("long-run" if is_long else "default-run")
     if not hasattr(config, "workerinput"):
         begin_run()
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not _runs_tests(config):
+            # A whole run: vLLM is imported while the tests are collected.
+            prepare("engine")
         if not config.option.verbose:
             config.pluginmanager.register(Progress(config))
 
@@ -130,6 +134,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling:
     """Share the tests between processes so that those which share servers stay together."""
     return FileScheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience_with_redis() -> None:
+    """No gateway in this process gives up a Redis that waits for the processor."""
+    wait_for_redis()
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,7 @@ def deployed(
     # Either database is tried with another Redis, where there are two.
     executable = BUNDLED if url is None else SYSTEM or BUNDLED
     with running_stack(executable=executable, database_url=url) as stack:
-        stack.program = "tests.support.hasty"
+        stack.program = "tests.proofs.program"
         stack.environment |= environment or {}
         asyncio.run(_set_price(stack))
         # They start side by side.

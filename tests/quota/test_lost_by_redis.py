@@ -209,7 +209,10 @@ async def test_what_is_on_its_way_fails_at_once_when_the_executor_is_closed(
     server.thaw()
 
 
-async def test_commands_fail_soon_while_redis_is_frozen(server: RedisServer) -> None:
+async def test_commands_fail_soon_while_redis_is_frozen(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "FLUSH_TIMEOUT_SECONDS", 1.5)
     client = connect(server.url, max_connections=64)
     executor = PipeliningExecutor(client)
     await executor.execute_command("SET", "a", 1)

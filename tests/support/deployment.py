@@ -153,8 +153,6 @@ def _engines(_folder: Path) -> Iterator[Stack]:
     traced = {**collector.environment, "OTEL_TRACES_SAMPLER": "parentbased_always_off"}
     waiting = {"SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MAX_WAITING_JOBS_OF_TENANT)}
     with running_stack() as stack:
-        # A structure that is answered "try again" on a busy machine would show nothing.
-        stack.program = "tests.support.patient"
         stack.launch_worker(
             environment={
                 "SLUICE_MAX_SEQUENCES": str(MAX_SEQUENCES),

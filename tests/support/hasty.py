@@ -9,7 +9,8 @@ LEASE_SECONDS = 12.0
 """More than twice as long as any fault of a short run keeps a gateway from renewing."""
 RENEW_SECONDS = 2.0
 SWEEP_SECONDS = 1.0
-ALIVE_SECONDS, HEARTBEAT_SECONDS = 3, 1.0
+HEARTBEAT_SECONDS = 1.0
+"""Of six, after which others take a gateway for dead."""
 
 
 def shorten_leases() -> None:
@@ -19,7 +20,7 @@ def shorten_leases() -> None:
     from gateway.quota import reservations
 
     # These are final for the product, which reads them as globals of their modules.
-    vars(dispatcher).update(ALIVE_SECONDS=ALIVE_SECONDS, HEARTBEAT_SECONDS=HEARTBEAT_SECONDS)
+    vars(dispatcher).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS)
     vars(reservations).update(LEASE_MS=round(LEASE_SECONDS * 1000), RENEW_SECONDS=RENEW_SECONDS)
     jobs = [
         replace(job, schedule=SWEEP_SECONDS) if job.name == "sweep" else job

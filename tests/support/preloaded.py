@@ -1,6 +1,6 @@
 """Processes of Sluice that start in a tenth of a second: forks of one that has imported their code.
 
-    python -m tests.support.preloaded serve ROLE FOLDER READY_FD
+    python -m tests.support.preloaded serve ROLE FOLDER LISTENER_FD
     python -m tests.support.preloaded python -c CODE
 
 Importing a gateway takes three seconds of a processor, importing vLLM fourteen, and a run of the tests starts
@@ -48,6 +48,7 @@ PROGRAMS: Final = (
     "gateway.cli",
     "worker",
     "tests.chaos.program",
+    "tests.proofs.program",
     "tests.support.hasty",
     "tests.support.patient",
     "tests.support.vision_model",
@@ -108,6 +109,17 @@ def begin_run() -> Path:
     return Path(os.environ[_FOLDER_VARIABLE])
 
 
+def prepare(role: str) -> Path:
+    """Let the server of a role import its code, if none does. Return its address."""
+    folder = begin_run()
+    address = folder / role
+    with (folder / f"{role}.lock").open("ab") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        if not address.exists():
+            _start_server(role, folder)
+    return address
+
+
 class Fork(subprocess.Popen[bytes]):
     """A fork as its starter sees it. Its output goes to files: it has no pipes."""
 
@@ -157,14 +169,9 @@ class Preloaded:
 
     def __init__(self, role: str) -> None:
         self._environment = dict(os.environ)
-        folder = begin_run()
+        self._log = _log_of(role, begin_run())
         self._control = socket.socket(socket.AF_UNIX)
-        with (folder / f"{role}.lock").open("ab") as starting:
-            fcntl.flock(starting, fcntl.LOCK_EX)
-            address = folder / role
-            if not address.exists():
-                _start_server(role, folder)
-        self._control.connect(str(address))
+        self._control.connect(str(prepare(role)))
 
     def start(self, command: list[str], options: Mapping[str, Any]) -> Fork | None:
         """Start a command of `PROGRAMS`. Return None for what needs an interpreter of its own."""
@@ -186,9 +193,12 @@ class Preloaded:
             files: list[Any] = [options.get("stdin", nothing), stdout]
             files.append(stdout if stderr == subprocess.STDOUT else stderr)
             handles = [theirs.fileno(), *(file.fileno() for file in files)]
-            socket.send_fds(self._control, [struct.pack("I", len(content))], handles)
-            self._control.sendall(content)
-        (pid,) = _NUMBER.unpack(self._control.recv(_NUMBER.size, socket.MSG_WAITALL))
+            try:
+                socket.send_fds(self._control, [struct.pack("I", len(content))], handles)
+                self._control.sendall(content)
+                (pid,) = _NUMBER.unpack(self._control.recv(_NUMBER.size, socket.MSG_WAITALL))
+            except (ConnectionError, struct.error) as error:
+                raise RuntimeError(f"A server of forks ended:\n{self._log.read_text()}") from error
         return Fork(command, pid, status)
 
     def _differs(self, environment: Mapping[str, str]) -> bool:
@@ -201,26 +211,26 @@ class Preloaded:
 
 
 def _start_server(role: str, folder: Path) -> None:
-    """Start the server of a role, and wait until it listens, which takes as long as its imports."""
-    ready, listening = os.pipe()
-    log = folder / f"{role}.log"
-    with log.open("wb") as output:
-        # In a session of its own: a key that interrupts pytest is not for it.
+    """Start the server of a role. Whoever connects to it waits for its imports."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / role))
+    listener.listen()
+    # In a session of its own: a key that interrupts pytest is not for it.
+    with listener, _log_of(role, folder).open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, "serve", role, str(folder), str(listening)],
-            pass_fds=[listening],
+            [sys.executable, "-m", _MODULE, "serve", role, str(folder), str(listener.fileno())],
+            pass_fds=[listener.fileno()],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    os.close(listening)
-    os.read(ready, 1)
-    os.close(ready)
-    if not (folder / role).exists():
-        raise RuntimeError(f"The server of forks of {role} ended:\n{log.read_text()}")
     server.returncode = 0  # It may outlive this process, which does not wait for it.
+
+
+def _log_of(role: str, folder: Path) -> Path:
+    return folder / f"{role}.log"
 
 
 def role_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -351,11 +361,7 @@ def _serve(role: str, folder: Path, listening: int) -> None:
         _fork_engine_cores()
     gc.collect()
     gc.freeze()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / role))
-    listener.listen()
-    os.close(listening)
-    module, *arguments = _Server(listener, run).serve()
+    module, *arguments = _Server(socket.socket(fileno=listening), run).serve()
     if module == "-c":
         exec(arguments[0], {"__name__": "__main__"})
         return

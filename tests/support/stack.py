@@ -39,7 +39,7 @@ class Stack:
     directory: Path
     redis: RedisServer | WatchedRedis
     environment: dict[str, str]
-    program: str = "gateway.cli"
+    program: str = "tests.support.patient"
     """Module that is run as `sluice`."""
     gateways: list[str] = field(default_factory=list)
     """Base URLs."""
