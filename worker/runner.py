@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 MOST_JOBS_PER_CLAIM = 16
 MOST_OUTPUTS_PER_READ = 32
 _RING_TIMEOUT_SECONDS = 3
+_RENEWALS_PER_LEASE = 3
 _WATCH_SECONDS = 1.0
 _HAND_BACK_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
@@ -504,7 +505,7 @@ class Runner:
             await self._abort_unwanted()
 
     async def _extend_leases(self) -> None:
-        await asyncio.sleep(self._lease_ms / 3000)
+        await asyncio.sleep(self._lease_ms / 1000 / _RENEWALS_PER_LEASE)
         running = [each.report for each in self._generations.values()]
         for report in await self._leases.extend(running):
             generation = self._generations.get(report.job_id)

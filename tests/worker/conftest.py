@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from tokenizers import Tokenizer
+from typing_extensions import override
 
 from contract import clock, keys, messages
 from contract.messages import (
@@ -32,6 +34,7 @@ from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
+from worker.engine.base import EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.link import Link
 from worker.runner import Runner
@@ -43,11 +46,28 @@ ROOT = Path(__file__).parents[2]
 MODEL_FOLDER = ROOT / "worker" / "demo_model" / "checkpoint"
 MODEL = "demo"
 WORKER = "w1"
+ENDLESS = 50_000
+"""Tokens that no scripted engine generates before a test has ended."""
+LEASE_MS = 60_000
+"""Of workers in the process of the tests: no stall of the machine makes it run out."""
 
 
 def connect(server: RedisServer, *, retries: int = 3) -> Redis:
     """Return a client that gives a command up after `retries` more attempts."""
-    return Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), retries))
+    # Without a time-out: a server that waits for the processor is no server that is away.
+    return Redis.from_url(server.url, retry=Retry(NoBackoff(), retries))
+
+
+@pytest.fixture(autouse=True)
+def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers that end write and hand back all they have, however long a busy machine takes."""
+    monkeypatch.setattr("worker.runner._HAND_BACK_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def eager_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers renew leases, and so hear of lost ones, five times a second, though leases are long."""
+    monkeypatch.setattr("worker.runner._RENEWALS_PER_LEASE", LEASE_MS / 200)
 
 
 @pytest.fixture
@@ -97,7 +117,7 @@ def make_job(**changes: Any) -> GenerationJob:
         "prompt_token_ids": [300, 301, 302],
         "max_tokens": 8,
         "sampling": sampling,
-        "deadline_ms": clock.now_ms() + 60_000,
+        "deadline_ms": clock.now_ms() + 600_000,
         "stream": True,
     }
     if "n" in changes:
@@ -153,6 +173,14 @@ class Gateway:
         """Read until all these jobs have finished or failed."""
         wanted = {job.handle for job in jobs}
         await self.read_until(lambda: wanted <= self.ended_handles(), seconds=seconds)
+
+    async def lost(self, *jobs: GenerationJob) -> None:
+        """Wait until the leases of these jobs have run out, each of which is reported once for a while."""
+        missing = {job.id for job in jobs}
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while missing:
+                missing -= {lost.job_id for lost in await self.queue.reclaim()}
+                await asyncio.sleep(0.01)
 
     def ends(self) -> list[JobFinished | JobFailed]:
         ends: list[JobFinished | JobFailed] = []
@@ -218,20 +246,57 @@ async def gateway(redis: Redis) -> Gateway:
     return gateway
 
 
+class Stepwise(ScriptedEngine):
+    """Makes as many steps as a test allows: what the test does in between finds its jobs where they were."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self._allowed = asyncio.Semaphore(0)
+        self.most = 0
+        """Sequences that it had at once."""
+
+    def allow(self, steps: int = ENDLESS) -> None:
+        """Let it make some more steps."""
+        for _ in range(steps):
+            self._allowed.release()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has made, or begun, every step that it may make."""
+        return self._allowed.locked()
+
+    @override
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        await super().submit(requests)
+        self.most = max(self.most, len(self._running) + len(self._waiting))
+
+    @override
+    async def step(self) -> EngineStep:
+        await self._allowed.acquire()
+        return await super().step()
+
+    @override
+    def die(self) -> None:
+        super().die()
+        self._allowed.release()
+
+
 @contextlib.asynccontextmanager
 async def running_worker(
     redis_server: RedisServer,
     script: Script,
     *,
     worker: str = WORKER,
-    lease_ms: int = 6_000,
+    lease_ms: int = LEASE_MS,
     most_pending_deltas: int = 100_000,
     gather_seconds: float = 0.0,
-    stall_seconds: float = 60.0,
+    stall_seconds: float = 600.0,
     engine_type: type[ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[tuple[Runner, ScriptedEngine, "asyncio.Task[None]"]]:
     """Run a worker with the scripted engine on its own connection."""
-    engine = engine_type(MODEL_FOLDER, script)
+    # Room for endless jobs.
+    window = script.context_window or 2 * ENDLESS
+    engine = engine_type(MODEL_FOLDER, replace(script, context_window=window))
     await engine.start()
     async with connect(redis_server, retries=0) as client:
         link = Link(

@@ -25,13 +25,20 @@ from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
-from tests.worker.conftest import MODEL, Gateway, make_job, resumed, running_worker
+from tests.worker.conftest import (
+    ENDLESS,
+    MODEL,
+    Gateway,
+    Stepwise,
+    make_job,
+    resumed,
+    running_worker,
+)
 from worker.engine.base import EngineRequest, EngineStep, SequenceEnd
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.runner import Runner
 
 STEADY = Script(step_seconds=0.005)
-LEASE_MS = 600
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 
 
@@ -54,6 +61,10 @@ class Counting(ScriptedEngine):
         for output in step.outputs:
             self.sampled[self._salts[output.sequence_id]] += len(output.token_ids)
         return step
+
+
+class CountingStepwise(Stepwise, Counting):
+    """Counts its samples, and makes the steps that a test allows."""
 
 
 class Caching(Counting):
@@ -120,14 +131,16 @@ class Bench:
 
 
 @pytest.fixture
-async def run(redis_server: RedisServer, gateway: Gateway) -> AsyncIterator[Callable[..., Any]]:
-    """Starts a worker with a short lease; it is stopped with the test."""
+async def run(
+    redis_server: RedisServer, gateway: Gateway, eager_renewals: None
+) -> AsyncIterator[Callable[..., Any]]:
+    """Starts a worker that soon hears of lost leases; it is stopped with the test."""
     workers = []
 
     async def start(
         *jobs: GenerationJob, engine_type: type[Counting] = Counting, script: Script = STEADY
     ) -> Bench:
-        context = running_worker(redis_server, script, lease_ms=LEASE_MS, engine_type=engine_type)
+        context = running_worker(redis_server, script, engine_type=engine_type)
         runner, engine, _ = await context.__aenter__()
         workers.append(context)
         assert isinstance(engine, Counting)
@@ -185,13 +198,13 @@ async def test_job_without_completion_tokens(run: Callable[..., Any]) -> None:
 async def test_job_cancelled_on_its_way(
     run: Callable[..., Any], changes: dict[str, Any], factor: int
 ) -> None:
-    job = salted(max_tokens=1500, **changes)
+    job = salted(max_tokens=ENDLESS, **changes)
     bench = await run(job, engine_type=Caching)
     await bench.sampled(job, 20)
     await bench.cancel(job)
     receipt = await bench.receipt(job)
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id] * factor, 3, 2)
-    assert 20 <= bench.engine.sampled[job.id] < 1500
+    assert bench.engine.sampled[job.id] >= 20
     assert (await bench.gateway.queue.status()).leased_jobs == 0
     await bench.gateway.read()
     assert not bench.gateway.ended_handles()
@@ -210,7 +223,7 @@ async def test_job_cancelled_before_the_prompt_is_read(run: Callable[..., Any]) 
 async def test_cancelled_job_whose_worker_was_not_told(
     run: Callable[..., Any], redis: "Redis"
 ) -> None:
-    job = salted(max_tokens=1500)
+    job = salted(max_tokens=ENDLESS)
     bench = await run(job)
     await bench.sampled(job, 5)
     # As if its id had been taken from the control list and lost on the way.
@@ -219,9 +232,13 @@ async def test_cancelled_job_whose_worker_was_not_told(
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
 
 
-async def test_job_whose_deadline_passes(run: Callable[..., Any]) -> None:
-    job = salted(deadline_ms=clock.now_ms() + 1500, max_tokens=1500, n=2)
+async def test_job_whose_deadline_passes(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = salted(max_tokens=ENDLESS, n=2)
     bench = await run(job)
+    await bench.sampled(job, 5)
+    monkeypatch.setattr(clock, "now_ms", lambda: job.deadline_ms)
     receipt = await bench.receipt(job)
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
     assert receipt.completion_tokens > 0
@@ -247,7 +264,7 @@ async def test_job_of_a_gateway_that_dies(
     run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.3)
-    job, unclaimed = salted(max_tokens=1500), salted(gateway="dead")
+    job, unclaimed = salted(max_tokens=ENDLESS), salted(gateway="dead")
     bench = await run(job, unclaimed)
     assert await bench.receipt(unclaimed) == JobReceipt(JobState.ENDED, 0, 0, 0)
     await bench.sampled(job, 5)
@@ -257,7 +274,7 @@ async def test_job_of_a_gateway_that_dies(
 
 
 async def test_job_that_is_settled_already(run: Callable[..., Any], redis: "Redis") -> None:
-    job = salted(max_tokens=1500)
+    job = salted(max_tokens=ENDLESS)
     bench = await run(job)
     await bench.sampled(job, 5)
     await bench.gateway.queue.forget([job.id])
@@ -267,7 +284,7 @@ async def test_job_that_is_settled_already(run: Callable[..., Any], redis: "Redi
 
 
 async def test_job_that_went_to_another_worker(run: Callable[..., Any], redis: "Redis") -> None:
-    job = salted(max_tokens=1500)
+    job = salted(max_tokens=ENDLESS)
     bench = await run(job)
     await bench.sampled(job, 5)
     await redis.hset(keys.job(MODEL, job.id), mapping={"worker": "another", "completion": "7"})
@@ -283,14 +300,12 @@ async def test_job_that_went_to_another_worker(run: Callable[..., Any], redis: "
 
 
 async def test_job_that_is_handed_back(run: Callable[..., Any]) -> None:
-    running, cancelled = salted(max_tokens=1500), salted(max_tokens=1500)
+    running, cancelled = salted(max_tokens=ENDLESS), salted(max_tokens=ENDLESS)
     bench = await run(running, cancelled)
     for job in (running, cancelled):
         await bench.sampled(job, 5)
     await bench.runner.drain(0.0)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(await bench.gateway.queue.reclaim()) < 2:
-            await asyncio.sleep(0.01)
+    await bench.gateway.lost(running, cancelled)
     await bench.cancel(cancelled)
     receipt = await bench.receipt(cancelled)
     assert receipt == (JobState.ENDED, bench.engine.sampled[cancelled.id], 3, 0)
@@ -322,7 +337,7 @@ async def test_job_that_ends_before_its_second_attempt_begins(
 async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
     run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = salted(max_tokens=1500)
+    job = salted(max_tokens=ENDLESS)
     bench = await run(job)
     await bench.sampled(job, 5)
     old = LeaseReport(job.id, 1, 5, 3)
@@ -330,14 +345,23 @@ async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
     async def not_yet(*_: Any) -> bool:
         raise OSError
 
-    monkeypatch.setattr(bench.runner._queue, "finish", not_yet)
-    await redis.hset(keys.job(MODEL, job.id), "attempt", "2")
-    generation = bench.runner._generations[job.id]
-    generation.attempt = 2
-    bench.runner._leases.end([old])
-    await asyncio.sleep(LEASE_MS / 1000)
-    assert bench.runner._generations[job.id] is generation
-    monkeypatch.undo()
+    async def renewed() -> None:
+        """Wait until the lease has been renewed, and with it what is told of it."""
+        end = await redis.zscore(keys.leases(MODEL), job.id)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await redis.zscore(keys.leases(MODEL), job.id) == end:
+                await asyncio.sleep(0.01)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.runner._queue, "finish", not_yet)
+        await redis.hset(keys.job(MODEL, job.id), "attempt", "2")
+        generation = bench.runner._generations[job.id]
+        generation.attempt = 2
+        bench.runner._leases.end([old])
+        # The first renewal may have been on its way before.
+        for _ in range(3):
+            await renewed()
+        assert bench.runner._generations[job.id] is generation
     await bench.cancel(job)
     receipt = await bench.receipt(job)
     assert receipt == (JobState.ENDED, bench.engine.sampled[job.id], 3, 0)
@@ -353,10 +377,14 @@ async def test_jobs_cancelled_at_random_add_up_to_what_the_engine_sampled(
         n = rng.randint(1, 3)
         best_of = n + rng.choice([0, 0, 2])
         jobs.append(salted(n=n, best_of=best_of, max_tokens=rng.randint(1, 60)))
-    bench = await run(*jobs, script=Script(step_seconds=0.003, max_sequences=40))
+    bench = await run(*jobs, script=Script(max_sequences=40), engine_type=CountingStepwise)
     for job in rng.sample(jobs, 50):
-        await asyncio.sleep(rng.uniform(0, 0.02))
+        bench.engine.allow(rng.randint(0, 6))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while bench.engine._running and not bench.engine.is_held:
+                await asyncio.sleep(0.001)
         await bench.gateway.queue.cancel(job.id, job.tenant)
+    bench.engine.allow()
     receipts = [await bench.receipt(job) for job in jobs]
     told = {job.id: receipt.completion_tokens for job, receipt in zip(jobs, receipts, strict=True)}
     assert told == {job.id: bench.engine.sampled[job.id] for job in jobs}

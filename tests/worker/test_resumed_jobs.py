@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tokenizers import Tokenizer
-from typing_extensions import override
 
 from contract.messages import (
     Delta,
@@ -27,9 +25,9 @@ from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
-from tests.worker.conftest import Gateway, make_job, resumed, running_worker
-from worker.engine.base import EngineStep, SequenceEnd, SequenceOutput
-from worker.engine.scripted import Script, ScriptedEngine
+from tests.worker.conftest import Gateway, Stepwise, make_job, resumed, running_worker
+from worker.engine.base import SequenceEnd, SequenceOutput
+from worker.engine.scripted import Script
 from worker.generation import Generation
 from worker.logprobs import TokenTexts
 from worker.replies import MOST_DELTAS_IN_FRAME, Outbox
@@ -335,27 +333,6 @@ async def test_malformed_resumption_is_refused(
     assert message in end.message
 
 
-class Unfinished(ScriptedEngine):
-    """Makes so many steps and no more, until it dies: its jobs do not end, however late a test stops them."""
-
-    def __init__(self, folder: Path, script: Script) -> None:
-        super().__init__(folder, script)
-        self.steps_left = 0
-        self._died = asyncio.Event()
-
-    @override
-    async def step(self) -> EngineStep:
-        if not self.steps_left:
-            await self._died.wait()
-        self.steps_left -= 1
-        return await super().step()
-
-    @override
-    def die(self) -> None:
-        super().die()
-        self._died.set()
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -379,13 +356,14 @@ async def test_job_goes_on_at_another_worker(
         await gateway.enqueue(undisturbed)
         await gateway.finished(undisturbed)
     steps = max(len(gateway.token_ids(undisturbed, choice)) for choice in choices)
-    async with running_worker(redis_server, script, worker="second", engine_type=Unfinished) as (
+    async with running_worker(redis_server, script, worker="second", engine_type=Stepwise) as (
         runner,
         engine,
         task,
     ):
-        assert isinstance(engine, Unfinished)
-        engine.steps_left = steps - 1
+        assert isinstance(engine, Stepwise)
+        # However late it is stopped, it has not ended.
+        engine.allow(steps - 1)
         await gateway.begin(job)
         if reason is ReturnReason.DRAINING:
             runner.stop()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,18 @@ from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
+    ENDLESS,
+    LEASE_MS,
     MODEL,
     WORKER,
     Gateway,
+    Stepwise,
     make_job,
     resumed,
     running_worker,
 )
 from worker import gateways as gateways_module
+from worker import runner as runner_module
 from worker.engine.base import (
     EngineDeadError,
     EngineRequest,
@@ -77,12 +80,23 @@ async def nothing_leased(gateway: Gateway) -> None:
             await asyncio.sleep(0.01)
 
 
+async def waiting_for_rings(redis: Redis, number: int) -> None:
+    """Wait until so many clients wait for an entry of a list."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await redis.info("clients"))["blocked_clients"] != number:
+            await asyncio.sleep(0.005)
+
+
 async def test_frames_come_in_order_numbered_and_complete(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     jobs = [make_job(max_tokens=30, n=2) for _ in range(20)]
-    async with running_worker(redis_server, STEADY):
+    async with running_worker(redis_server, STEADY, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
         await gateway.enqueue(*jobs)
+        # They come in several claims.
+        await until(lambda: running(engine) == 40)
+        engine.allow()
         await gateway.finished(*jobs)
     assert [frame.number for frame in gateway.frames] == list(range(1, len(gateway.frames) + 1))
     assert {frame.worker for frame in gateway.frames} == {WORKER}
@@ -131,11 +145,14 @@ async def test_cancelled_in_the_queue_never_runs(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     jobs = [make_job(max_tokens=50) for _ in range(3)]
-    script = Script(step_seconds=0.01, max_sequences=1)
-    async with running_worker(redis_server, script):
+    script = Script(max_sequences=1)
+    async with running_worker(redis_server, script, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        engine.allow(1)
         await gateway.enqueue(*jobs)
         await gateway.read_until(lambda: bool(gateway.deltas(jobs[0])))
         assert await gateway.queue.cancel(jobs[1].id, jobs[1].tenant)
+        engine.allow()
         await gateway.finished(jobs[0], jobs[2])
     assert not gateway.deltas(jobs[1])
 
@@ -144,7 +161,7 @@ async def test_cancelled_in_the_queue_never_runs(
 async def test_cancel_frees_the_engine_at_once(
     redis_server: RedisServer, gateway: Gateway, prefill_seconds: float
 ) -> None:
-    job = make_job(max_tokens=1000, n=4)
+    job = make_job(max_tokens=ENDLESS, n=4)
     script = Script(step_seconds=0.01, prefill_seconds_per_token=prefill_seconds)
     async with running_worker(redis_server, script) as (_, engine, _):
         await gateway.enqueue(job)
@@ -158,11 +175,12 @@ async def test_cancel_frees_the_engine_at_once(
     assert not gateway.ended_handles(), "it did not end by itself"
 
 
+@pytest.mark.usefixtures("eager_renewals")
 async def test_lost_lease_stops_the_job(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=1000)
-    async with running_worker(redis_server, STEADY, lease_ms=300) as (_, engine, _):
+    job = make_job(max_tokens=ENDLESS)
+    async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
         await until(lambda: running(engine) == 1)
         await redis.hset(keys.job(MODEL, job.id), "worker", "another")
@@ -172,29 +190,40 @@ async def test_lost_lease_stops_the_job(
     assert await redis.hget(keys.job(MODEL, job.id), "worker") == b"another"
 
 
+def test_leases_are_renewed_while_they_hold() -> None:
+    assert runner_module._RENEWALS_PER_LEASE == 3
+
+
+@pytest.mark.usefixtures("eager_renewals")
 async def test_leases_are_kept_while_jobs_run(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=1000)
-    lease_ms = 1500
-    async with running_worker(redis_server, STEADY, lease_ms=lease_ms):
+    job = make_job(max_tokens=ENDLESS)
+    async with running_worker(redis_server, STEADY):
         await gateway.begin(job)
-        ends: set[float] = set()
+        ends: list[float] = []
         leases: Any
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(ends) < 3:
                 leases = await redis.zrange(LEASES, 0, -1, withscores=True)
-                ends |= {end for _, end in leases}
+                [(job_id, end)] = leases
+                assert job_id.decode() == job.id
+                if end not in ends:
+                    ends.append(end)
                 await asyncio.sleep(0.01)
-    # Each one is later than that before, and made while that one still holds.
-    assert max(after - before for before, after in pairwise(sorted(ends))) < lease_ms
+        seconds, _ = await redis.time()
+    assert ends == sorted(ends)
+    # Each is as long as the first one from when it was made.
+    assert ends[-1] > seconds * 1000
+    assert ends[-1] - ends[0] < LEASE_MS
 
 
+@pytest.mark.usefixtures("eager_renewals")
 async def test_progress_is_charged_with_the_lease(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=1000)
-    async with running_worker(redis_server, STEADY, lease_ms=300) as (_, engine, _):
+    job = make_job(max_tokens=ENDLESS)
+    async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
         charged = 0
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -202,7 +231,7 @@ async def test_progress_is_charged_with_the_lease(
                 await asyncio.sleep(0.01)
                 charged = int(await redis.hget(keys.job(MODEL, job.id), "charged") or 0)
         (sequence,) = engine._running.values()
-        assert charged <= sequence.generated < 1000
+        assert charged <= sequence.generated
 
 
 async def test_waiting_jobs_are_claimed_as_room_appears(
@@ -210,25 +239,25 @@ async def test_waiting_jobs_are_claimed_as_room_appears(
 ) -> None:
     jobs = [make_job(max_tokens=10) for _ in range(12)]
     script = Script(step_seconds=0.005, max_sequences=4)
-    async with running_worker(redis_server, script) as (_, engine, _):
+    async with running_worker(redis_server, script, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
         await gateway.enqueue(*jobs)
-        most = 0
-        while len(gateway.ended_handles()) < 12:
-            most = max(most, running(engine))
-            await gateway.read()
-    assert most == 4
+        await until(lambda: running(engine) == 4)
+        engine.allow()
+        await gateway.finished(*jobs)
+    assert engine.most == 4
 
 
 async def test_kv_cache_bounds_what_is_claimed(redis_server: RedisServer, gateway: Gateway) -> None:
     jobs = [make_job(max_tokens=50, prompt_token_ids=[300] * 50) for _ in range(6)]
     script = Script(step_seconds=0.005, kv_cache_tokens=250)
-    async with running_worker(redis_server, script) as (_, engine, _):
+    async with running_worker(redis_server, script, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
         await gateway.enqueue(*jobs)
-        most = 0
-        while len(gateway.ended_handles()) < 6:
-            most = max(most, running(engine))
-            await gateway.read()
-    assert most == 2
+        await until(lambda: running(engine) == 2)
+        engine.allow()
+        await gateway.finished(*jobs)
+    assert engine.most == 2
 
 
 async def test_job_larger_than_the_cache_runs_alone(
@@ -242,14 +271,16 @@ async def test_job_larger_than_the_cache_runs_alone(
 
 
 async def test_idle_worker_does_not_poll(
-    redis: Redis, redis_server: RedisServer, gateway: Gateway
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert runner_module._RING_TIMEOUT_SECONDS == 3
+    monkeypatch.setattr(runner_module, "_RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, STEADY):
-        await asyncio.sleep(0.2)
+        await waiting_for_rings(redis, 2)
         before = (await redis.info("stats"))["total_commands_processed"]
         await asyncio.sleep(0.5)
         after = (await redis.info("stats"))["total_commands_processed"]
-    assert after - before <= 6
+    assert after - before == 1, "more than the question itself"
 
 
 async def test_deadline_before_the_claim(redis_server: RedisServer, gateway: Gateway) -> None:
@@ -264,10 +295,13 @@ async def test_deadline_before_the_claim(redis_server: RedisServer, gateway: Gat
     assert not gateway.deltas(job)
 
 
-async def test_deadline_of_a_running_job(redis_server: RedisServer, gateway: Gateway) -> None:
-    job = make_job(deadline_ms=clock.now_ms() + 500, max_tokens=1000)
+async def test_deadline_of_a_running_job(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
-        await gateway.enqueue(job)
+        await gateway.begin(job)
+        monkeypatch.setattr(clock, "now_ms", lambda: job.deadline_ms)
         await gateway.finished(job)
         await until(lambda: running(engine) == 0)
     end = gateway.end(job)
@@ -296,7 +330,7 @@ async def test_running_job_of_a_gateway_that_dies_is_aborted(
 ) -> None:
     monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.5)
     assert gateways_module.GRACE_SECONDS == 5.0
-    job = make_job(max_tokens=2000)
+    job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
         await until(lambda: running(engine) == 1)
@@ -324,10 +358,10 @@ async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.5)
-    job = make_job(max_tokens=2000, is_background=True, stream=False)
+    job = make_job(max_tokens=ENDLESS, is_background=True, stream=False)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
-        await until(lambda: running(engine) == 1)
+        await until(lambda: any(each.generated for each in engine._running.values()))
         await redis.delete(keys.gateway_alive("g1"))
         await until(lambda: running(engine) == 0)
         await handed_back(gateway, job)
@@ -397,11 +431,11 @@ async def test_drain_finishes_what_runs_and_claims_nothing(
 async def test_drain_hands_back_what_takes_too_long(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=1000)
+    job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (runner, engine, task):
         await gateway.begin(job)
         await runner.drain(0.1)
-        await asyncio.wait_for(task, 2.0)
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
         assert running(engine) == 0
     await gateway.read()
     assert not gateway.ended_handles()
@@ -414,13 +448,13 @@ async def test_drain_hands_back_what_takes_too_long(
 async def test_dead_engine_hands_everything_back(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    jobs = [make_job(max_tokens=1000) for _ in range(3)]
+    jobs = [make_job(max_tokens=ENDLESS) for _ in range(3)]
     async with running_worker(redis_server, STEADY) as (_, engine, task):
         await gateway.enqueue(*jobs)
         await gateway.read_until(lambda: all(gateway.deltas(job) for job in jobs))
         engine.die()
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(task, 2.0)
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
     assert await lost_jobs(gateway) == {(job.id, 1) for job in jobs}
     await gateway.read()
     for job in jobs:
@@ -432,7 +466,10 @@ async def test_requeued_job_runs_as_the_next_attempt(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     job = make_job(max_tokens=40)
-    async with running_worker(redis_server, STEADY, worker="first") as (runner, _, task):
+    first_worker = running_worker(redis_server, STEADY, worker="first", engine_type=Stepwise)
+    async with first_worker as (runner, engine, task):
+        assert isinstance(engine, Stepwise)
+        engine.allow(5)
         await gateway.begin(job)
         runner.stop()
         await task
@@ -452,10 +489,14 @@ async def test_two_workers_share_the_queue(redis_server: RedisServer, gateway: G
     jobs: list[GenerationJob] = [make_job(max_tokens=20) for _ in range(40)]
     script = Script(step_seconds=0.005, max_sequences=4)
     async with (
-        running_worker(redis_server, script, worker="a"),
-        running_worker(redis_server, script, worker="b"),
+        running_worker(redis_server, script, worker="a", engine_type=Stepwise) as (_, one, _),
+        running_worker(redis_server, script, worker="b", engine_type=Stepwise) as (_, two, _),
     ):
         await gateway.enqueue(*jobs)
+        await until(lambda: running(one) == running(two) == 4)
+        for engine in (one, two):
+            assert isinstance(engine, Stepwise)
+            engine.allow()
         await gateway.finished(*jobs)
     assert {frame.worker for frame in gateway.frames} == {"a", "b"}
     for job in jobs:
@@ -468,11 +509,9 @@ async def test_wake_up_is_immediate(
     gateway = Gateway(redis)
     monkeypatch.setattr("worker.runner._RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, Script()):
-        # Each time the worker waits for the doorbell alone.
+        # Each time the worker waits for its doorbell and for cancelled jobs.
         for _ in range(3):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not (await redis.info("clients"))["blocked_clients"]:
-                    await asyncio.sleep(0.005)
+            await waiting_for_rings(redis, 2)
             job = make_job(max_tokens=1)
             await gateway.enqueue(job)
             await gateway.finished(job)
@@ -531,7 +570,7 @@ async def test_job_cancelled_while_it_is_submitted_leaves_nothing_behind(
     async with running_worker(redis_server, STRUCTURED, engine_type=SlowToRead) as started:
         runner, engine, _ = started
         assert isinstance(engine, SlowToRead)
-        slow = make_job(grammar="start: /a/", n=3, max_tokens=500)
+        slow = make_job(grammar="start: /a/", n=3, max_tokens=ENDLESS)
         await gateway.enqueue(slow)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while slow.id not in runner._generations:
@@ -590,7 +629,7 @@ async def test_job_that_the_engine_gives_up_on_fails_alone(
 ) -> None:
     async with running_worker(redis_server, STRUCTURED, engine_type=GivesUp) as (_, engine, _):
         structured = make_job(grammar="start: /a/", max_tokens=3, n=2)
-        plain, other = make_job(max_tokens=3), make_job(max_tokens=500)
+        plain, other = make_job(max_tokens=3), make_job(max_tokens=ENDLESS)
         await gateway.enqueue(other, structured, plain)
         await gateway.finished(structured, plain)
         await gateway.read_until(lambda: len(gateway.token_ids(other)) > 20)
