@@ -4,10 +4,12 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 
+import pytest
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import is_alive, wait_until
 from worker.engine.processes import EngineProcesses
 
 
@@ -23,18 +25,6 @@ def sleep_with_a_child(found: "Connection[int, int] | None") -> None:
     time.sleep(600)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-
-
 def start() -> tuple[int, int]:
     """Start a process that has a child. Return both ids."""
     context = multiprocessing.get_context("spawn")
@@ -45,7 +35,10 @@ def start() -> tuple[int, int]:
     return process.pid, mine.recv()
 
 
-def test_processes_and_their_children_are_killed_and_no_others() -> None:
+def test_processes_and_their_children_are_killed_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.engine.processes._GONE_SECONDS", PATIENCE_SECONDS)
     other, child_of_other = start()
     processes = EngineProcesses()
     core, child = start()
@@ -54,7 +47,7 @@ def test_processes_and_their_children_are_killed_and_no_others() -> None:
     for pid in (hung, child_of_hung):
         os.kill(pid, signal.SIGSTOP)
     os.kill(core, signal.SIGKILL)
-    wait_until(lambda: not is_alive(core))
+    wait_until(lambda: not is_alive(core), what="its end")
     assert is_alive(child), "orphaned"
     processes.kill()
     assert not any(map(is_alive, (child, hung, child_of_hung)))

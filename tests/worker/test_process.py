@@ -35,6 +35,8 @@ from worker.main import EXIT_NOT_STARTED, serve
 from worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+LONG = 2_000
+"""Tokens that take twenty seconds."""
 
 
 @contextlib.asynccontextmanager
@@ -122,14 +124,16 @@ async def test_ready_worker_is_in_the_catalogue(
 async def test_sigterm_drains_announces_and_exits_0(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=300)
+    # What a test has to see lasts until it cancels the other job.
+    job, other = make_job(max_tokens=100), make_job(max_tokens=LONG)
     async with worker_process(redis_server) as process:
         await ready(gateway)
-        await gateway.begin(job)
+        await gateway.begin(other, job)
         process.send_signal(signal.SIGTERM)
         await drains(redis)
         assert (await gateway.queue.status()).ready_workers == 0
         await gateway.finished(job)
+        assert await gateway.queue.cancel(other.id, other.tenant)
         assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
     assert isinstance(gateway.end(job), JobFinished)
     assert await card_of(redis) is None
@@ -138,7 +142,7 @@ async def test_sigterm_drains_announces_and_exits_0(
 async def test_second_signal_hands_back_at_once(
     redis: Redis, redis_server: RedisServer, gateway: Gateway
 ) -> None:
-    job = make_job(max_tokens=1000)
+    job = make_job(max_tokens=LONG)
     async with worker_process(redis_server) as process:
         await ready(gateway)
         await gateway.begin(job)
@@ -156,7 +160,7 @@ async def test_health_endpoints(redis: Redis, redis_server: RedisServer, gateway
         assert (await get(port, "/healthz"))[0] == 200
         assert (await get(port, "/readyz"))[0] == 200
         assert (await get(port, "/other"))[0] == 404
-        job = make_job(max_tokens=500)
+        job = make_job(max_tokens=LONG)
         await gateway.begin(job)
         process.send_signal(signal.SIGTERM)
         await drains(redis)

@@ -21,6 +21,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import (
+    ENDLESS,
     MODEL,
     MODEL_FOLDER,
     Gateway,
@@ -36,6 +37,8 @@ from worker.settings import Settings
 from worker.supervisor import Supervisor
 
 STEADY = Script(step_seconds=0.01)
+SLOW = Script(step_seconds=0.05)
+"""Jobs of some hundred tokens do not end before their engine does."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,15 +85,21 @@ class Factory:
         self.script = script
         self.made: list[Hanging] = []
         self.broken: set[int] = set()
+        self.may_start = asyncio.Event()
+        """While it is not set, engines wait with their start, and the worker tells what it waits for."""
+        self.may_start.set()
 
     def __call__(self) -> Engine:
         engine = Hanging(MODEL_FOLDER, self.script)
-        if len(self.made) in self.broken:
+        is_broken, start_engine = len(self.made) in self.broken, engine.start
 
-            async def start() -> None:
+        async def start() -> None:
+            if is_broken:
                 raise RuntimeError("no memory")
+            await self.may_start.wait()
+            await start_engine()
 
-            engine.start = start  # type: ignore[method-assign]
+        engine.start = start  # type: ignore[method-assign]
         self.made.append(engine)
         return engine
 
@@ -105,6 +114,7 @@ async def serving(
         "redis_url": SecretStr(redis_server.url),
         "worker_id": "w1",
         "gather_seconds": 0.0,
+        "lease_seconds": 60,
         **settings,
     }
     task = asyncio.create_task(serve(Settings(**fields), factory))
@@ -112,7 +122,7 @@ async def serving(
         yield task
         if not task.done():
             os.kill(os.getpid(), signal.SIGTERM)
-            assert await asyncio.wait_for(task, 20) == EXIT_STOPPED
+            assert await asyncio.wait_for(task, PATIENCE_SECONDS) == EXIT_STOPPED
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -124,7 +134,7 @@ async def card_of(redis: Redis) -> WorkerCard | None:
 
 
 async def announced(redis: Redis, state: WorkerState) -> WorkerCard:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (card := await card_of(redis)) is None or card.state is not state:
             await asyncio.sleep(0.01)
     return card
@@ -139,12 +149,14 @@ async def returned(gateway: Gateway, job: Any) -> JobReturned:
 async def test_job_goes_on_after_its_engine(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, how: str
 ) -> None:
-    factory = Factory()
+    factory = Factory(SLOW)
     job = make_job(max_tokens=400, seed=9)
     whole = make_job(max_tokens=400, seed=9)
     async with serving(redis_server, factory, stall_seconds=0.5):
         await ready(gateway)
         await gateway.begin(job)
+        factory.script = Script()
+        factory.may_start.clear()
         if how == "dies":
             factory.made[0].die()
         else:
@@ -158,7 +170,7 @@ async def test_job_goes_on_after_its_engine(
         again = resumed(gateway, job)
         requeued = await gateway.queue.requeue(again, 1, is_returned=True)
         assert requeued is RequeueResult.REQUEUED
-        factory.script = Script()
+        factory.may_start.set()
         card = await announced(redis, WorkerState.READY)
         assert card.engine_restarts == 1
         await gateway.enqueue(whole)
@@ -180,6 +192,7 @@ async def test_engine_is_tried_until_it_starts(
     restarts = REGISTRY.get_sample_value("sluice_worker_engine_restarts_total") or 0
     async with serving(redis_server, factory):
         await ready(gateway)
+        factory.may_start.clear()
         factory.made[0].die()
         await announced(redis, WorkerState.RESTARTING)
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -191,6 +204,7 @@ async def test_engine_is_tried_until_it_starts(
         assert REGISTRY.get_sample_value(
             "sluice_worker_state", {"sluice_worker_state": "restarting"}
         )
+        factory.may_start.set()
         card = await announced(redis, WorkerState.READY)
         assert card.engine_restarts == 1
         job = make_job()
@@ -248,12 +262,7 @@ async def test_signal_while_restarting_ends_at_once(
     factory = Factory()
     async with serving(redis_server, factory) as task:
         await ready(gateway)
-        if when == "start":
-
-            async def start(_: Any) -> None:
-                await asyncio.sleep(60)
-
-            monkeypatch.setattr(Hanging, "start", start)
+        factory.may_start.clear()
         factory.made[0].die()
         await announced(redis, WorkerState.RESTARTING)
         if when == "start":
@@ -261,7 +270,8 @@ async def test_signal_while_restarting_ends_at_once(
                 while len(factory.made) < 2:
                     await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.wait_for(task, 5) == EXIT_STOPPED
+        # Half of the pause.
+        assert await asyncio.wait_for(task, 30) == EXIT_STOPPED
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await card_of(redis) is not None:
             await asyncio.sleep(0.01)
@@ -295,8 +305,10 @@ async def test_probes_while_restarting(
 
 
 async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
-    redis_server: RedisServer, gateway: Gateway
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The hung engine holds up a claim, for which the worker waits.
+    monkeypatch.setattr("worker.runner._HAND_BACK_SECONDS", 0.5)
     job = make_job(max_tokens=150)
     worker = running_worker(redis_server, STEADY, stall_seconds=0.4, engine_type=Hanging)
     async with worker as (_, engine, task):
@@ -309,8 +321,9 @@ async def test_hang_is_no_matter_of_an_idle_engine_or_of_one_that_steps(
         stuck = make_job()
         await gateway.enqueue(stuck)
         with pytest.raises(EngineDeadError, match=r"no step for 0\.4 s"):
-            await asyncio.wait_for(task, 20)
-    back = await returned(gateway, stuck)
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
+        # While there is somebody who writes what was not written in time.
+        back = await returned(gateway, stuck)
     assert (back.reason, back.has_progressed) == (ReturnReason.ENGINE_DIED, False)
 
 
@@ -321,7 +334,7 @@ async def test_drain_of_a_hanging_engine_gives_back_in_time(
     worker = running_worker(redis_server, STEADY, engine_type=Hanging)
     async with worker as (runner, engine, task):
         assert isinstance(engine, Hanging)
-        job, late = make_job(max_tokens=1000), make_job()
+        job, late = make_job(max_tokens=ENDLESS), make_job()
         await gateway.begin(job)
         engine.hangs = True
         await gateway.enqueue(late)
@@ -329,6 +342,7 @@ async def test_drain_of_a_hanging_engine_gives_back_in_time(
             while (await gateway.queue.status()).leased_jobs < 2:
                 await asyncio.sleep(0.01)
         await runner.drain(0.2)
-        await asyncio.wait_for(task, 10)
-    assert (await returned(gateway, job)).reason is ReturnReason.DRAINING
-    assert (await returned(gateway, late)).reason is ReturnReason.DRAINING
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
+        # While there is somebody who writes what was not written in time.
+        assert (await returned(gateway, job)).reason is ReturnReason.DRAINING
+        assert (await returned(gateway, late)).reason is ReturnReason.DRAINING

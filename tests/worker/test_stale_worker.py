@@ -31,7 +31,8 @@ async def test_stopped_worker_drops_what_another_one_runs(
         for job in jobs:
             result = await gateway.queue.requeue(resumed(gateway, job), 1)
             assert result is RequeueResult.REQUEUED
-        second_worker = worker_process(redis_server, LEASE, "--worker-id=w2")
+        faster = ("--worker-id=w2", "--scripted-step-seconds=0.003")
+        second_worker = worker_process(redis_server, LEASE, *faster)
         async with second_worker as second:
             await gateway.read_until(
                 lambda: all(gateway.deltas(job)[-1].attempt == 2 for job in jobs)

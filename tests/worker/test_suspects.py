@@ -11,7 +11,7 @@ from typing_extensions import override
 from contract.messages import GenerationJob, JobFinished, ReturnReason
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
-from tests.worker.conftest import Gateway, make_job, running_worker
+from tests.worker.conftest import ENDLESS, Gateway, make_job, running_worker
 from worker.engine.base import EngineDeadError, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 
@@ -61,14 +61,19 @@ async def test_suspects_wait_for_each_others_first_token(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
     suspects = [suspect(number, max_tokens=20, n=2) for number in range(6)]
-    others = [make_job(cache_salt="other", max_tokens=200) for _ in range(6)]
+    others = [make_job(cache_salt="other", max_tokens=80) for _ in range(6)]
     # The engine makes steps for others while a suspect's prompt is read.
     script = Script(step_seconds=0.01, prefill_seconds_per_token=0.03)
     async with running_worker(redis_server, script, engine_type=Watching) as (_, engine, _):
         assert isinstance(engine, Watching)
+        engine.may_step.clear()
         await gateway.enqueue(*suspects, *others)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while engine.order.count("other") < len(others):
+                await asyncio.sleep(0.01)
+        assert "suspect-1" not in engine.order, "only others do not wait"
+        engine.may_step.set()
         await gateway.finished(*suspects, *others)
-        assert engine.order.index("suspect-1") > engine.order.index("other"), "others do not wait"
     assert engine.most == 1
     for job in suspects:
         assert isinstance(gateway.end(job), JobFinished)
@@ -101,13 +106,20 @@ async def test_only_jobs_that_were_in_the_engine_are_told_of_its_death(
 ) -> None:
     deadly = suspect(0, prompt_token_ids=[300, DEADLY])
     waiting = suspect(1)
-    running = make_job(max_tokens=1500)
+    running = make_job(max_tokens=ENDLESS)
     script = Script(step_seconds=0.01, deadly_token_id=DEADLY, prefill_seconds_per_token=0.2)
-    async with running_worker(redis_server, script, engine_type=Watching) as (_, _, task):
+    async with running_worker(redis_server, script, engine_type=Watching) as started:
+        runner, engine, task = started
+        assert isinstance(engine, Watching)
         await gateway.begin(running)
+        engine.may_step.clear()
         await gateway.enqueue(deadly, waiting)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while waiting.id not in runner._generations or "suspect-0" not in engine.order:
+                await asyncio.sleep(0.01)
+        engine.may_step.set()
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
     jobs = (running, deadly, waiting)
     await gateway.read_until(lambda: all(gateway.returned(job) for job in jobs))
     told = [

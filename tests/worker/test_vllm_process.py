@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from contract import clock, keys, messages
+from contract import keys, messages
 from contract.messages import GenerationJob, JobFinished, ReturnReason, WorkerState
 from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
@@ -34,9 +34,8 @@ def _all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def endless(max_tokens: int) -> GenerationJob:
-    """Return a job with time for engines that start slowly on a busy machine."""
-    deadline_ms = clock.now_ms() + 600_000
-    return make_job(max_tokens=max_tokens, sampling=ENDLESS, deadline_ms=deadline_ms)
+    """Return a job that has so many tokens."""
+    return make_job(max_tokens=max_tokens, sampling=ENDLESS)
 
 
 def engine_core(pid: int) -> int:

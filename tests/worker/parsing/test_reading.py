@@ -71,7 +71,7 @@ class Blocked(Plain):
     def feed(self, token_id: int, text: str) -> Parsed:
         if threading.current_thread() is not threading.main_thread():
             self.waits.set()
-            assert self.may_go_on.wait(10)
+            assert self.may_go_on.wait(PATIENCE_SECONDS)
         return super().feed(token_id, text)
 
 
