@@ -22,6 +22,9 @@ from tests.support.usage import usage_record
 
 END_SECONDS = 120.0
 """Only a failure takes that long."""
+RECORDS = 3_000
+"""Which take several transactions to drain."""
+MOST_LATE_KILLS = 5
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -73,7 +76,7 @@ class Deployment:
 
     def rows(self) -> int:
         """Rows of the ledger, each of which must be of another request."""
-        with closing(sqlite3.connect(self.database, timeout=10)) as connection:
+        with closing(sqlite3.connect(self.database, timeout=END_SECONDS)) as connection:
             count, requests = connection.execute(
                 "SELECT count(*), count(DISTINCT request_id) FROM usage_ledger"
             ).fetchone()
@@ -95,16 +98,22 @@ def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothin
     deployment: Deployment, request: pytest.FixtureRequest
 ) -> None:
     kills = 3 if request.config.getoption("--long") else 1
-    total = 3_000 * kills
-    deployment.append(0, total)
+    total = met = 0
     deployment.start("beat")
-    for _ in range(kills):
-        jobs = deployment.start("jobs")
+    # On a crowded machine a drain may have ended before it is killed; then that proves nothing.
+    for _ in range(kills + MOST_LATE_KILLS):
+        deployment.append(total, RECORDS)
+        total += RECORDS
         before = deployment.rows()
+        jobs = deployment.start("jobs")
         wait_until(partial(_has_grown, deployment, before), what="a drain", longest_pause=0.01)
         jobs.kill()
         jobs.wait(END_SECONDS)
-        assert deployment.undrained() > 0, "each time there was more to drain"
+        met += deployment.undrained() > 0
+        if met == kills:
+            break
+    else:
+        pytest.fail(f"{met} kills met a drain")
     deployment.start("jobs")
     wait_until(
         lambda: deployment.undrained() == 0, seconds=END_SECONDS, what="the end of the drain"

@@ -18,7 +18,7 @@ from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
 from gateway.accounts.tables import RollupRow
 from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import to_ms, utc_now
-from gateway.accounts.usage import UsageRecord
+from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.auth.key_service import KeyService
 from gateway.jobs import reconcile as reconcile_module
 from gateway.jobs.drain import Drain
@@ -143,12 +143,15 @@ async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
         while not stop.is_set():
             number += 1
             record = _record(number, key)
-            await append(record)
+            # All in one step, as a settle does it.
+            pipeline = redis.pipeline(transaction=True)
+            pipeline.xadd(keys.usage(BUCKET), {"u": encode_usage(record)})
+            tokens = record.prompt_tokens + record.completion_tokens
             for subject in (key, TENANT):
-                await _plant(redis, subject, "q", 1)
-                tokens = record.prompt_tokens + record.completion_tokens
-                await _plant(redis, subject, "t", tokens)
-                await _plant(redis, subject, "s", record.cost_micros)
+                account = keys.account(BUCKET, subject.subject)
+                for name, by in (("q", 1), ("t", tokens), ("s", record.cost_micros)):
+                    pipeline.hincrby(account, name, by)
+            await pipeline.execute()
             if number % 5 == 0:
                 await Drain(redis, database).run()
             await asyncio.sleep(0.05)

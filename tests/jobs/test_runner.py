@@ -39,7 +39,9 @@ def runner(settings: Settings) -> Iterator[Runner]:
         yield runner
 
 
-def _job(run: Callable[[Services], Awaitable[Any]], *, limit_seconds: float = 10.0) -> Job:
+def _job(
+    run: Callable[[Services], Awaitable[Any]], *, limit_seconds: float = PATIENCE_SECONDS
+) -> Job:
     return Job(name="test", run=run, schedule=1.0, expires_seconds=1.0, limit_seconds=limit_seconds)
 
 

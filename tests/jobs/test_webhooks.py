@@ -118,6 +118,7 @@ async def test_event_arrives_once_and_its_signature_is_right(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     sender = WebhookSender(database, outbound)
+    began = int(datetime.now(UTC).timestamp())
     assert await sender.run() == 1
     assert await sender.run() == 0
     [(first, headers, body)] = receiver.requests
@@ -127,7 +128,7 @@ async def test_event_arrives_once_and_its_signature_is_right(
     event = await _event(database)
     assert json.loads(body)["id"] == headers["sluice-event-id"] == event.id
     time, _, signed = headers["sluice-signature"].removeprefix("t=").partition(",v1=")
-    assert abs(int(time) - datetime.now(UTC).timestamp()) < 10
+    assert began <= int(time) <= datetime.now(UTC).timestamp()
     expected = hmac.new(webhook.secret.encode(), time.encode() + b"." + body, hashlib.sha256)
     assert signed == expected.hexdigest()
     assert webhook.secret not in str(receiver.requests)
@@ -150,17 +151,17 @@ async def test_failure_is_noted_and_tried_again_after_growing_pauses(
 ) -> None:
     receiver.status = 500
     sender = WebhookSender(database, outbound)
-    pauses = []
-    for attempt in range(1, 4):
+    for attempt, pause_seconds in enumerate((30, 60, 120), start=1):
         before = utc_now()
         assert await sender.run() == 0
+        after = utc_now()
         assert await sender.run() == 0, "it is not due again yet"
         event = await _event(database)
         assert (event.attempts, event.last_error) == (attempt, "answered with status 500")
         assert event.next_attempt_at is not None
-        pauses.append(round((event.next_attempt_at - before) / timedelta(seconds=15)))
+        pause = timedelta(seconds=pause_seconds)
+        assert before <= event.next_attempt_at - pause <= after
         await _make_due(database)
-    assert pauses == [2, 4, 8]
     receiver.status = 204
     assert await sender.run() == 1
     assert len(receiver.requests) == 4
@@ -217,7 +218,7 @@ async def test_silent_receiver_is_not_waited_for(
     receiver: Receiver, outbound: Outbound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.jobs.outbound.TIMEOUT_SECONDS", 0.2)
-    receiver.delay_seconds = 1
+    receiver.delay_seconds = 600
     with pytest.raises(DeliveryError, match="no answer in time"):
         await outbound.post(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
 
