@@ -7,8 +7,18 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from gateway.structure import pool
+from tests.support.patience import PATIENCE_SECONDS
+
 CHECKPOINT = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 EOS_ID = 1
+
+
+@pytest.fixture(autouse=True)
+def patient_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sandboxes start as late as a busy machine lets them."""
+    for name in ("_START_SECONDS", "_LOAD_SECONDS"):
+        monkeypatch.setattr(pool, name, PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="session")
