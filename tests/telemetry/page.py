@@ -10,6 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import REPOSITORY
 
 PREFIX = "sluice_"
@@ -74,7 +75,7 @@ class Scrape:
 def fetch(url: str, accept: str = "text/plain") -> tuple[str, str]:
     """Return the content type and the text of `url`/metrics."""
     request = urllib.request.Request(f"{url}/metrics", headers={"accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
         return response.headers["content-type"], response.read().decode()
 
 

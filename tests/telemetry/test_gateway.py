@@ -15,7 +15,7 @@ from tests.gateway.conftest import asking, eventually
 from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL
 from tests.telemetry.conftest import MOST_WAITING, STEP_SECONDS, TOLD_TENANT, Observed, client_of
-from tests.telemetry.page import Scrape, scrape
+from tests.telemetry.page import scrape
 
 HTTP = "sluice_gateway_http_requests_total"
 REFUSED = "sluice_gateway_refused_requests_total"
@@ -27,7 +27,14 @@ Growth = Callable[..., float]
 
 @pytest.fixture
 async def growth(observed: Observed) -> Growth:
-    """By how much a counter of the gateway has grown since the test began."""
+    """By how much a counter of the gateway has grown since the test began, and all before it had ended."""
+
+    async def is_idle() -> bool:
+        told = await asyncio.to_thread(scrape, observed.gateway)
+        busy = ("sluice_gateway_requests_in_progress", "sluice_gateway_reserved_requests")
+        return not any(told.value(name) for name in busy)
+
+    await eventually(is_idle, what="the end of earlier requests")
     before = await asyncio.to_thread(scrape, observed.gateway)
 
     def grown(name: str, **labels: str) -> float:
@@ -36,10 +43,29 @@ async def growth(observed: Observed) -> Growth:
     return grown
 
 
+async def grows(growth: Growth, by: float, name: str, **labels: str) -> None:
+    """Wait until a counter has grown by so much, which may be a moment after the answer; it grows by no more."""
+
+    async def has_grown() -> bool:
+        return await asyncio.to_thread(growth, name, **labels) >= by
+
+    await eventually(has_grown, what=f"{name} of {labels} growing by {by}")
+    assert await asyncio.to_thread(growth, name, **labels) == by
+
+
+async def answered(client: httpx.AsyncClient, **parameters: object) -> httpx.Response:
+    """Return the answer to a completion, for which a busy gateway may ask to come again."""
+    while True:
+        response = await client.post("/v1/completions", json=asking(**parameters))
+        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            return response
+        await asyncio.sleep(float(response.headers["retry-after"]))
+
+
 async def streamed(client: httpx.AsyncClient, **parameters: object) -> dict[str, int]:
     """Read a stream to its end; return its usage."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    response = await client.post("/v1/completions", json=asking(**options, **parameters))
+    response = await answered(client, **options, **parameters)
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if "{" in line]
     usage: dict[str, int] = json.loads(events[-1])["usage"]
     return usage
@@ -55,13 +81,13 @@ async def test_requests_are_counted_by_the_template_of_their_route(
     await client.request("PROPFIND", "/v1/models")
     await client.get("/v1/models")
     template = "/v1/completions/{completion_id}"
-    assert growth(HTTP, route=template, method="GET", status="404") == 3
-    assert growth(HTTP, route="other", method="GET", status="404") == 3
-    assert growth(HTTP, route="/v1/models", method="PUT", status="405") == 1
-    assert growth(HTTP, route="/v1/models", method="other", status="405") == 1
-    assert growth(HTTP, route="/v1/models", method="GET", status="200") == 1
+    await grows(growth, 3, HTTP, route=template, method="GET", status="404")
+    await grows(growth, 3, HTTP, route="other", method="GET", status="404")
+    await grows(growth, 1, HTTP, route="/v1/models", method="PUT", status="405")
+    await grows(growth, 1, HTTP, route="/v1/models", method="other", status="405")
+    await grows(growth, 1, HTTP, route="/v1/models", method="GET", status="200")
     duration = "sluice_gateway_http_request_duration_seconds_count"
-    assert growth(duration, route=template, method="GET") == 3
+    await grows(growth, 3, duration, route=template, method="GET")
 
 
 async def test_a_request_that_cannot_be_read_is_counted_without_its_route(
@@ -72,7 +98,7 @@ async def test_a_request_that_cannot_be_read_is_counted_without_its_route(
     writer.write(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n")
     assert b" 431 " in await reader.readline()
     writer.close()
-    assert growth(HTTP, route="other", method="other", status="431") == 1
+    await grows(growth, 1, HTTP, route="other", method="other", status="431")
 
 
 async def test_the_duration_of_a_stream_is_that_of_all_of_it(
@@ -81,7 +107,7 @@ async def test_the_duration_of_a_stream_is_that_of_all_of_it(
     tokens = 40
     await streamed(client, max_tokens=tokens)
     labels = {"route": "/v1/completions", "method": "POST"}
-    assert growth("sluice_gateway_http_request_duration_seconds_count", **labels) == 1
+    await grows(growth, 1, "sluice_gateway_http_request_duration_seconds_count", **labels)
     seconds = growth("sluice_gateway_http_request_duration_seconds_sum", **labels)
     assert seconds > tokens * STEP_SECONDS / 2
 
@@ -101,7 +127,7 @@ async def test_refusals_are_counted_by_their_code(
     codes = [response.json()["error"]["code"] for response in refused]
     assert len(set(codes)) == len(codes)
     for code in codes:
-        assert growth(REFUSED, reason=code) == 1, code
+        await grows(growth, 1, REFUSED, reason=code)
     assert growth("sluice_gateway_admitted_requests_total") == 0
     await client.get("/v1/completions/cmpl-unknown")
     assert growth(REFUSED) == len(refused), "a look at an earlier answer is no generation request"
@@ -120,8 +146,12 @@ async def test_a_model_that_sleeps_is_told_by_name_until_it_is_removed(
         )
         answer = await client.post("/v1/completions", json=asking(model=SLEEPING))
         assert answer.json()["error"]["code"] == "no_worker"
-        assert refusals(observed) == {"no_worker": 1, "model_loading": 0}
-        assert ready_workers(observed) == {MODEL: 1, SLEEPING: 0}
+        await eventually(
+            lambda: refusals(observed) == {"no_worker": 1, "model_loading": 0}, what="the refusal"
+        )
+        await eventually(
+            lambda: ready_workers(observed) == {MODEL: 1, SLEEPING: 0}, what="one ready worker"
+        )
         await Catalogue(redis).remove(SLEEPING)
         await eventually(
             lambda: ready_workers(observed) == {MODEL: 1},
@@ -166,26 +196,28 @@ async def test_a_full_queue_is_an_admission_and_a_refusal(
     too_many = ["x"] * (MOST_WAITING + 1)
     response = await client.post("/v1/completions", json=asking(prompt=too_many))
     assert response.status_code == 503
-    assert growth(REFUSED, reason=response.json()["error"]["code"]) == 1
-    assert growth("sluice_gateway_admitted_requests_total", model=MODEL, tier="default") == 1
+    await grows(growth, 1, REFUSED, reason=response.json()["error"]["code"])
+    admitted = "sluice_gateway_admitted_requests_total"
+    await grows(growth, 1, admitted, model=MODEL, tier="default")
 
 
 async def test_tokens_and_requests_have_the_label_of_a_tenant_that_is_told_only(
     observed: Observed, client: httpx.AsyncClient, growth: Growth
 ) -> None:
-    usage = (await client.post("/v1/completions", json=asking())).json()["usage"]
+    usage = (await answered(client)).json()["usage"]
     async with client_of(observed, "rival") as rival:
         rivals = await streamed(rival, max_tokens=5)
         await rival.post("/v1/completions", json=asking(temperature="hot"))
     for tenant, spent in ((TOLD_TENANT, usage), ("other", rivals)):
-        assert growth(TENANT_TOKENS, tenant=tenant, kind="prompt") == spent["prompt_tokens"]
-        assert growth(TENANT_TOKENS, tenant=tenant, kind="completion") == spent["completion_tokens"]
+        for kind in ("prompt", "completion"):
+            tokens = spent[f"{kind}_tokens"]
+            await grows(growth, tokens, TENANT_TOKENS, tenant=tenant, kind=kind)
     requests = "sluice_gateway_tenant_requests_total"
-    assert growth(requests, tenant=TOLD_TENANT, status="200") == 1
-    assert growth(requests, tenant="other", status="200") == 1
-    assert growth(requests, tenant="other", status="400") == 1
+    await grows(growth, 1, requests, tenant=TOLD_TENANT, status="200")
+    await grows(growth, 1, requests, tenant="other", status="200")
+    await grows(growth, 1, requests, tenant="other", status="400")
     completion = usage["completion_tokens"] + rivals["completion_tokens"]
-    assert growth("sluice_gateway_completion_tokens_total", model=MODEL) == completion
+    await grows(growth, completion, "sluice_gateway_completion_tokens_total", model=MODEL)
     labels = await asyncio.to_thread(tenants_of, observed.gateway)
     assert labels == {TOLD_TENANT, "other"}
 
@@ -205,32 +237,38 @@ async def test_times_of_tokens_are_those_of_the_engine(
     client: httpx.AsyncClient, growth: Growth
 ) -> None:
     tokens = 30
-    await streamed(client, max_tokens=tokens, n=2, temperature=1.0)
     latency = "sluice_gateway_inter_token_latency_seconds"
-    replies = growth(f"{latency}_count", model=MODEL)
-    assert 2 <= replies <= 2 * (tokens - 1)
+    streams = replies = 0
+    # A gateway that stands still meanwhile gets all tokens of a choice in one reply.
+    while replies < 2:
+        await streamed(client, max_tokens=tokens, n=2, temperature=1.0)
+        streams += 1
+        await grows(growth, streams, "sluice_gateway_request_duration_seconds_count", model=MODEL)
+        replies = int(growth(f"{latency}_count", model=MODEL))
+    assert replies <= streams * 2 * (tokens - 1)
     mean = growth(f"{latency}_sum", model=MODEL) / replies
-    assert STEP_SECONDS / 2 < mean < 20 * STEP_SECONDS
+    # Of the right unit, however often the gateway stands still.
+    assert STEP_SECONDS / 2 < mean < 500 * STEP_SECONDS
     first = "sluice_gateway_time_to_first_token_seconds"
-    assert growth(f"{first}_count", model=MODEL) == 1
+    await grows(growth, streams, f"{first}_count", model=MODEL)
     assert growth(f"{latency}_bucket", model=MODEL, le="+Inf") == replies
     # Nobody waits for the first token of an answer that is told as a whole.
-    await client.post("/v1/completions", json=asking())
-    assert growth(f"{first}_count", model=MODEL) == 1
-    assert growth("sluice_gateway_request_duration_seconds_count", model=MODEL) == 2
+    await answered(client)
+    await grows(growth, streams + 1, "sluice_gateway_request_duration_seconds_count", model=MODEL)
+    assert growth(f"{first}_count", model=MODEL) == streams
 
 
 async def test_tokens_of_a_client_that_went_away_are_counted_when_they_are_settled(
     client: httpx.AsyncClient, growth: Growth
 ) -> None:
-    async with client.stream(
-        "POST", "/v1/completions", json=asking(stream=True, max_tokens=1_500)
-    ) as response:
+    body = asking(stream=True, max_tokens=1_500)
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == httpx.codes.OK
         await anext(response.aiter_lines())
     counted = "sluice_gateway_completion_tokens_total"
     await eventually(lambda: asyncio.to_thread(growth, counted, model=MODEL), what="the settling")
     assert 0 < growth(counted, model=MODEL) < 1_500
-    assert growth("sluice_gateway_disconnects_total") == 1
+    await grows(growth, 1, "sluice_gateway_disconnects_total")
 
 
 async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
@@ -253,19 +291,18 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
         await eventually(both_run, what="two jobs running")
         waiting = send(client, rival, max_tokens=5)
 
-        async def all_wait() -> Scrape | None:
+        async def all_wait() -> bool:
             told = await asyncio.to_thread(scrape, observed.gateway)
             waits = told.value("sluice_queue_waiting_jobs", model=MODEL)
             tenants = told.value("sluice_queue_waiting_tenants", model=MODEL)
             oldest = told.value("sluice_queue_oldest_wait_seconds", model=MODEL)
-            return told if (waits, tenants) == (2, 2) and oldest > 0.5 else None
+            is_told = (waits, tenants) == (2, 2) and oldest > 0.5
+            of_gateway = ("reserved_requests", "jobs_in_flight", "requests_in_progress")
+            counts = {told.value(f"sluice_gateway_{name}") for name in of_gateway}
+            has_worker = told.value("sluice_queue_ready_workers", model=MODEL) == 1
+            return is_told and has_worker and counts == {4}
 
         await eventually(all_wait, what="two jobs of two tenants waiting for a while")
-        told = await asyncio.to_thread(scrape, observed.gateway)
-        assert told.value("sluice_queue_ready_workers", model=MODEL) == 1
-        assert told.value("sluice_gateway_reserved_requests") == 4
-        assert told.value("sluice_gateway_jobs_in_flight") == 4
-        assert told.value("sluice_gateway_requests_in_progress") == 4
         for each in running:
             each.cancel()
         await asyncio.gather(*waiting)
@@ -277,7 +314,7 @@ async def test_what_waits_is_told_with_how_long_and_of_how_many_tenants(
     await eventually(none_waits, what="the end of the wait")
     waits = await asyncio.to_thread(scrape, observed.worker)
     assert waits.value("sluice_worker_queue_wait_seconds_count") >= 4
-    assert waits.value("sluice_worker_queue_wait_seconds_sum") > 1
+    assert waits.value("sluice_worker_queue_wait_seconds_sum") > 0.5
     assert waits.value("sluice_worker_max_sequences") == 2
 
 
@@ -288,8 +325,8 @@ async def test_round_trips_have_the_names_of_scripts_and_statements_their_kind(
         assert (await newcomer.post("/v1/completions", json=asking())).status_code == 200
     seconds = "sluice_redis_command_duration_seconds"
     for command in ("quota_reserve", "quota_end", "job_enqueue"):
-        assert growth(f"{seconds}_count", command=command) == 1, command
-        assert 0 < growth(f"{seconds}_sum", command=command) < 5, command
+        await grows(growth, 1, f"{seconds}_count", command=command)
+        assert 0 < growth(f"{seconds}_sum", command=command) < 60, command
     assert growth(f"{seconds}_count", command="xread") == 0
     assert growth("sluice_sql_statement_duration_seconds_count", operation="select") >= 1
     assert growth("sluice_gateway_reply_frames_total") >= 1

@@ -15,6 +15,7 @@ from tests.gateway.images.serving import (
     is_served,
     serving,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def count(outcome: str) -> float:
@@ -30,16 +31,23 @@ async def test_each_image_is_counted_once_by_its_outcome() -> None:
     before = {outcome: count(outcome) for outcome in ("fetched", "refused", "failed", "late")}
     async with serving() as server:
         names = Names({"images.example": [[SERVED]]})
-        fetcher = fetching(
-            f"images.example:{server.port}",
-            names=names,
-            is_allowed=is_served,
-            timeout_seconds=0.3,
+        patient, hasty = (
+            fetching(
+                f"images.example:{server.port}",
+                names=names,
+                is_allowed=is_served,
+                timeout_seconds=seconds,
+            )
+            for seconds in (PATIENCE_SECONDS, 0.3)
         )
         server.answers |= {"/a": image(), "/slow": keep_waiting, "/text": b"HTTP/1.1 404 X\r\n\r\n"}
         url = f"http://images.example:{server.port}"
-        assert len(await fetch(fetcher, f"{url}/a", f"{url}/a")) == 2
-        for other in (f"{url}/text", f"{url}/slow", "http://elsewhere.example/a"):
+        assert len(await fetch(patient, f"{url}/a", f"{url}/a")) == 2
+        for fetcher, other in (
+            (patient, f"{url}/text"),
+            (hasty, f"{url}/slow"),
+            (patient, "http://elsewhere.example/a"),
+        ):
             with pytest.raises(InvalidParameterError):
                 await fetch(fetcher, other)
     grown = {outcome: count(outcome) - value for outcome, value in before.items()}

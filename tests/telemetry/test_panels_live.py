@@ -31,7 +31,7 @@ pytestmark = [
         PROMETHEUS is None or SYSTEM is None,
         reason="prometheus or redis-server (Debian) is not installed",
     ),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
 ]
 
 ANSWERED = 20
@@ -200,7 +200,9 @@ def values_of(board: Board) -> Iterator[str]:
 
 
 def test_every_process_is_read(seen: Seen) -> None:
-    reached = {each["metric"]["job"]: each["value"][1] for each in seen.server.query("up")}
-    assert reached == dict.fromkeys(
-        ("sluice-gateway", "sluice-worker", "sluice-jobs", "sluice-beat"), "1"
-    )
+    # A read that takes longer than a second fails on a busy machine; the next ones do not.
+    numbers = {"gateway": 1, "worker": 2, "jobs": 1, "beat": 1}
+    read = [(name, f'count(up{{job="sluice-{name}"}} == 1) == {n}') for name, n in numbers.items()]
+    assert seen.without_data(read) == []
+    known = {each["metric"]["job"] for each in seen.server.query("up")}
+    assert known == {f"sluice-{name}" for name in numbers}

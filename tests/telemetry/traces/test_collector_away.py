@@ -1,5 +1,6 @@
 """A collector that is dead, hangs or refuses costs spans and nothing else."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,12 +56,13 @@ def assert_processes_end_in_time(stack: Stack) -> None:
 
 
 def test_requests_do_not_feel_that_there_is_no_collector_or_that_it_hangs() -> None:
-    port = free_port()
+    port, began = free_port(), time.monotonic()
     with traced_stack(f"http://127.0.0.1:{port}") as stack:
         assert_requests_are_served(stack)
         wait_until(lambda: "spans batch" in stack.log("gateway"), what="a word in the log")
-        # It is said, and not again and again.
-        assert stack.log("gateway").count("spans batch") <= 2
+        # It is said, and not again and again: once a minute.
+        minutes = (time.monotonic() - began) / 60
+        assert stack.log("gateway").count("spans batch") <= 2 + minutes
         with running_collector(port, hangs=True) as hanging:
             assert_requests_are_served(stack)
             wait_until(lambda: hanging.hung > 0, what="an export")
@@ -91,7 +93,7 @@ def test_spans_that_nobody_takes_are_bounded_and_cost_no_time(
 
 def test_last_spans_are_exported_when_the_process_stops(collector: Collector) -> None:
     with running_stack() as stack:
-        slow = {**collector.environment, "OTEL_BSP_SCHEDULE_DELAY": "60000"}
+        slow = {**collector.environment, "OTEL_BSP_SCHEDULE_DELAY": "3600000"}
         stack.start_gateway(**slow)
         start_scripted_worker(stack, **slow)
         asked = ask(stack)
