@@ -11,9 +11,12 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import SERVICE_UNAVAILABLE
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import main
 from tests.deploy.helm import CHART, Manifest, PodTemplate, environment, named, pod_of, render
+from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.postgres_server import running_postgres
 from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer, running_redis
@@ -99,7 +103,8 @@ class Cluster:
             return http_status(url) == 200 or self.processes[component].poll() is not None
 
         wait_until(is_over, what=f"{component} being ready")
-        assert http_status(url) == 200, (self.folder / f"{component}.log").read_text()
+        has_ended = self.processes[component].poll() is not None
+        assert not has_ended, (self.folder / f"{component}.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +137,7 @@ def cluster(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
             yield running
         finally:
             for process in running.processes.values():
-                stop(process, seconds=30)
+                stop(process)
 
 
 def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
@@ -149,7 +154,7 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
     probes = gateway.spec["containers"][0]
     cluster.wait_for("gateway", cluster.url + probes["startupProbe"]["httpGet"]["path"])
     cluster.wait_for("gateway", cluster.url + probes["readinessProbe"]["httpGet"]["path"])
-    assert http_status(cluster.url + probes["livenessProbe"]["httpGet"]["path"]) == 200
+    cluster.wait_for("gateway", cluster.url + probes["livenessProbe"]["httpGet"]["path"])
     probes = cluster.pod("worker").spec["containers"][0]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         cluster.wait_for("worker", cluster.worker_url + probes[probe]["httpGet"]["path"])
@@ -163,7 +168,7 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=90,
+        timeout=PROCESS_PATIENCE_SECONDS,
     )
     assert said.returncode == 0, said.stderr
     assert said.stdout == "The gateway is ready, and asks for a key.\n"
@@ -182,15 +187,22 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
 
 
 def ask(url: str, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a completion."""
+    """Return the answer to a completion, for which the gateway may ask to come again."""
     request = urllib.request.Request(
         f"{url}/v1/completions",
         data=json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
-        answer: dict[str, Any] = json.load(response)
-        return answer
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=PROCESS_PATIENCE_SECONDS) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                if refusal.code != SERVICE_UNAVAILABLE:
+                    raise
+                time.sleep(float(refusal.headers["retry-after"]))
 
 
 def test_background_jobs_are_told_when_and_run(cluster: Cluster) -> None:
@@ -208,13 +220,13 @@ def test_background_jobs_are_told_when_and_run(cluster: Cluster) -> None:
         what="a job running",
     )
     for component in urls:
-        assert stop(cluster.processes.pop(component), seconds=30) == 0
+        assert stop(cluster.processes.pop(component)) == 0
 
 
 def test_gateway_and_worker_leave_in_order(cluster: Cluster) -> None:
     for component in ("worker", "gateway"):
         if component in cluster.processes:
-            assert stop(cluster.processes.pop(component), seconds=30) == 0
+            assert stop(cluster.processes.pop(component)) == 0
 
 
 # --- servers of the chart ----------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from gateway.cli import main
 from tests.deploy.compose_file import Service, services
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import PROGRAMS
 from tests.support.processes import free_port, is_free, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, SYSTEM
@@ -82,26 +83,27 @@ class Containers:
             capture_output=True,
             text=True,
             check=False,
-            timeout=10,
+            timeout=PATIENCE_SECONDS,
         )
         return done.returncode, done.stdout + done.stderr
 
     def wait_until_healthy(self, name: str) -> None:
-        """Wait for the check to say so; raise with the log of a process that has ended."""
+        """Wait for the check to say so, and nothing more; raise with the log of a process that has ended."""
 
         def is_settled() -> bool:
             if self.processes[name].poll() is not None:
                 return True
             # A check is a process, which would take the time that the service needs to start.
-            return not is_free(self.ports[name]) and self.check(name)[0] == 0
+            return not is_free(self.ports[name]) and self.check(name) == (0, "")
 
         wait_until(is_settled, what=f"{name} being healthy")
         if self.processes[name].poll() is not None:
             raise RuntimeError(f"{name} ended:\n{(self.folder / f'{name}.log').read_text()}")
 
     def stop(self, name: str) -> int:
-        """End a process within the time that its service gives it. Return its exit status."""
-        return stop(self.processes.pop(name), seconds=services()[name].stop_seconds)
+        """End a process as its service does, but for a busy machine's sake. Return its exit status."""
+        seconds = max(services()[name].stop_seconds, PATIENCE_SECONDS)
+        return stop(self.processes.pop(name), seconds=seconds)
 
     def _environment(self, service: Service) -> dict[str, str]:
         words = {
@@ -151,7 +153,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
 
 
 def test_redis_keeps_what_it_knows_and_asks_for_its_password(containers: Containers) -> None:
-    assert containers.check("redis") == (0, "")
+    containers.wait_until_healthy("redis")
     client = ["redis-cli", "-p", str(containers.ports["redis"])]
     stranger = subprocess.run([*client, "ping"], capture_output=True, text=True, check=True)
     assert "NOAUTH" in stranger.stdout
@@ -170,11 +172,16 @@ def test_redis_keeps_what_it_knows_and_asks_for_its_password(containers: Contain
 def test_gateway_is_healthy_while_it_serves_and_redis_answers(containers: Containers) -> None:
     containers.start("gateway")
     containers.wait_until_healthy("gateway")
-    assert containers.check("gateway") == (0, "")
     containers.stop("redis")
-    status, text = containers.check("gateway")
+
+    def misses_redis() -> bool:
+        status, text = containers.check("gateway")
+        assert status == 1
+        # A gateway that waits for the processor may not answer itself.
+        return "redis does not answer" in text
+
+    wait_until(misses_redis, what="the gateway missing Redis")
     containers.start_redis()
-    assert (status, "redis does not answer" in text) == (1, True)
     containers.wait_until_healthy("gateway")
     assert containers.stop("gateway") == 0
     status, text = containers.check("gateway")
@@ -186,7 +193,6 @@ def test_gateway_is_healthy_while_it_serves_and_redis_answers(containers: Contai
 def test_process_is_healthy_while_it_works(containers: Containers, name: str) -> None:
     containers.start(name)
     containers.wait_until_healthy(name)
-    assert containers.check(name) == (0, "")
     assert containers.stop(name) == 0
     assert containers.check(name)[0] == 1
 
@@ -197,9 +203,15 @@ def test_postgresql_is_asked_by_a_program_of_its_own(postgres_sockets: str) -> N
     assert program == "pg_isready"
     # The server of the tests has a socket instead of a port, and another user.
     asked = [option.replace("127.0.0.1", postgres_sockets) for option in options]
-    assert subprocess.run([PROGRAMS / program, *asked], check=False, timeout=10).returncode == 0
+
+    def status(arguments: list[str]) -> int:
+        command = [PROGRAMS / program, *arguments]
+        return subprocess.run(command, check=False, timeout=PATIENCE_SECONDS).returncode
+
+    # It waits for three seconds at most.
+    wait_until(lambda: status(asked) == 0, what="the server being there")
     nobody = [option.replace("127.0.0.1", "/no/such/folder") for option in options]
-    assert subprocess.run([PROGRAMS / program, *nobody], check=False, timeout=10).returncode == 2
+    assert status(nobody) == 2
 
 
 # --- the program of our images -----------------------------------------------------------------
@@ -219,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -229,18 +241,22 @@ def serving() -> Iterator[str]:
 def ask(url: str) -> tuple[int, str]:
     # Isolated, as in an image: nothing of ours can be imported.
     command = [sys.executable, "-I", str(SCRIPT), url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_answer_200_is_healthy() -> None:
     with serving() as url:
-        assert ask(f"{url}/good") == (0, "")
+        # It waits for three seconds at most.
+        wait_until(lambda: ask(f"{url}/good") == (0, ""), what="a healthy answer")
 
 
 def test_other_answer_is_told_with_its_text() -> None:
     with serving() as url:
-        assert ask(f"{url}/bad") == (1, f"{url}/bad answers 503: for a reason\n")
+        told = (1, f"{url}/bad answers 503: for a reason\n")
+        wait_until(lambda: ask(f"{url}/bad") == told, what="the reason")
 
 
 def test_nobody_answering_is_told_without_a_traceback() -> None:
