@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,9 @@ time.sleep(600)
 """
 
 
-def _spec(folder: Path, name: str, program: str, *, stop_seconds: float = 5) -> ChildSpec:
+def _spec(
+    folder: Path, name: str, program: str, *, stop_seconds: float = PATIENCE_SECONDS
+) -> ChildSpec:
     return ChildSpec(
         name=name,
         command=(sys.executable, "-c", program),
@@ -192,7 +195,7 @@ async def main():
     adopt_orphans()
     supervisor = Supervisor(print)
     spec = ChildSpec(name="parent", command=(sys.executable, "-c", sys.argv[1]),
-                     log=Path("parent.log"), stop_seconds=5)
+                     log=Path("parent.log"), stop_seconds=60)
     await supervisor.start([spec])
     print("pid", supervisor._children[0][0].pid, flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -217,7 +220,11 @@ def supervised(tmp_path: Path) -> "subprocess.Popen[str]":
 def _pids(process: "subprocess.Popen[str]", log: Path) -> tuple[int, int]:
     assert process.stdout is not None
     child = int(process.stdout.readline().split()[1])
-    wait_until(lambda: "up" in log.read_text(), what="the grandchild being up")
+    # They write side by side.
+    wait_until(
+        lambda: {"up\n", "child "} <= {*re.findall(r"up\n|child ", log.read_text())},
+        what="the grandchild being up",
+    )
     return child, int(log.read_text().split("child ")[1].split()[0])
 
 
@@ -226,7 +233,7 @@ def test_what_a_child_leaves_behind_is_ended_too(
 ) -> None:
     with supervised:
         child, grandchild = _pids(supervised, tmp_path / "parent.log")
-        supervised.communicate("stop\n", timeout=30)
+        supervised.communicate("stop\n", timeout=PATIENCE_SECONDS)
     assert supervised.returncode == 0
     assert not Path(f"/proc/{child}").exists()
     assert not Path(f"/proc/{grandchild}").exists(), "ended and reaped"

@@ -10,10 +10,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
+from http.client import SERVICE_UNAVAILABLE
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -84,9 +87,11 @@ class Up:
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and _parent(entry) == self.process.pid:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if text in command:
-                    found.append(int(entry.name))
+                # It may have ended since.
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if text in command:
+                        found.append(int(entry.name))
         return found
 
     @property
@@ -97,7 +102,7 @@ class Up:
     def await_everything(self) -> None:
         """Wait until all processes run again, and requests are answered."""
         wait_until(
-            lambda: len(self.children()) == self.processes and _complete(self.variables) == 200,
+            lambda: len(self.children()) == self.processes and _completes(self.variables),
             seconds=START_SECONDS,
             what="everything being there again",
         )
@@ -144,14 +149,18 @@ def _request(variables: dict[str, str], body: dict[str, Any]) -> urllib.request.
     )
 
 
-def _complete(variables: dict[str, str]) -> int:
+def _completes(variables: dict[str, str]) -> bool:
+    """Whether a request is answered now; a gateway may ask its client to come again."""
     body = {"model": variables["SLUICE_MODEL"], "prompt": "Hi", "max_tokens": 3}
     try:
-        with urllib.request.urlopen(_request(variables, body), timeout=10) as response:
-            status: int = response.status
-            return status
+        with urllib.request.urlopen(_request(variables, body), timeout=PATIENCE_SECONDS):
+            return True
     except OSError:
-        return 0
+        return False
+
+
+def _await_completion(variables: dict[str, str]) -> None:
+    wait_until(lambda: _completes(variables), what="an answer")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +185,11 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
     assert stat.S_IMODE(running.demo.parent.stat().st_mode) == 0o700
     [curl] = [line for line in running.output.splitlines() if line.startswith("curl ")]
     answer = subprocess.run(
-        ["/bin/sh", "-c", f"{curl} -sS"], capture_output=True, text=True, check=False
+        # A busy gateway asks its clients to come again.
+        ["/bin/sh", "-c", f"{curl} -sS --retry 60 --retry-max-time 90"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert '"text_completion"' in answer.stdout, answer.stderr
     assert variables["SLUICE_KEY"] in running.output
@@ -186,7 +199,7 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
     assert len(running.children("gateway.cli gateway")) == running.gateways
     assert len(running.children("-m worker")) == running.workers
     for each in range(port, port + running.gateways):
-        assert _complete({**variables, "SLUICE_URL": f"http://127.0.0.1:{each}"}) == 200
+        _await_completion({**variables, "SLUICE_URL": f"http://127.0.0.1:{each}"})
     for name in ("jobs", "beat"):
         log = (running.demo.parent / "logs" / f"{name}.log").read_text()
         assert "ERROR" not in log
@@ -201,7 +214,8 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
     second = sluice("up")
     assert second.exit_code == 1
     assert "runs in this folder already" in second.stderr
-    assert _complete(running.variables) == 200, "the first one is not disturbed"
+    # The first one is not disturbed.
+    _await_completion(running.variables)
     monkeypatch.chdir(tmp_path)
     third = sluice("up", "--port", port)
     assert third.exit_code == 1
@@ -210,7 +224,7 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
 
 def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     undisturbed = Stream(running.variables).result()
-    assert undisturbed.count('"text"') > 100
+    assert len(_text(undisturbed).split()) > 100
     streams = [Stream(running.variables) for _ in range(3)]
     for stream in streams:
         stream.grow()
@@ -259,7 +273,7 @@ def test_key_is_kept_while_it_works(running: Up) -> None:
     second = running.start_and_wait("--port", str(free_port()))
     assert second["SLUICE_KEY"] == first["SLUICE_KEY"]
     assert len(running.children()) == 5
-    assert _complete(second) == 200
+    _await_completion(second)
     for name in ("jobs", "beat"):
         log = (running.demo.parent / "logs" / f"{name}.log").read_text()
         assert "ERROR" not in log
@@ -272,7 +286,7 @@ def test_key_that_does_not_work_is_replaced(running: Up) -> None:
     running.demo.write_text("SLUICE_KEY=sk-made-up\n")
     variables = running.start_and_wait("--port", str(free_port()))
     assert variables["SLUICE_KEY"] not in ("", "sk-made-up")
-    assert _complete(variables) == 200
+    _await_completion(variables)
 
 
 @pytest.mark.long
@@ -350,9 +364,20 @@ class Stream:
         """Wait for the whole body."""
         return self._body.result()
 
+    def _open(self) -> Any:
+        """Return the response, for which a busy gateway may ask to come again."""
+        while True:
+            try:
+                return urllib.request.urlopen(self._request, timeout=START_SECONDS)
+            except urllib.error.HTTPError as refusal:
+                with refusal:
+                    if refusal.code != SERVICE_UNAVAILABLE:
+                        raise
+                    time.sleep(float(refusal.headers["retry-after"]))
+
     def _read(self) -> None:
         try:
-            with urllib.request.urlopen(self._request, timeout=60) as response:
+            with self._open() as response:
                 lines = []
                 for line in response:
                     lines.append(line)
