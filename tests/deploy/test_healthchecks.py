@@ -5,6 +5,7 @@ What a container would have — host names, addresses of all interfaces, fixed p
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -102,8 +103,10 @@ class Containers:
 
     def stop(self, name: str) -> int:
         """End a process as its service does, but for a busy machine's sake. Return its exit status."""
-        seconds = max(services()[name].stop_seconds, PATIENCE_SECONDS)
-        return stop(self.processes.pop(name), seconds=seconds)
+        process = self.processes.pop(name)
+        # Celery takes care of signals a moment after its health is told.
+        wait_until(lambda: _catches_sigterm(process.pid), what=f"{name} taking care of signals")
+        return stop(process, seconds=max(services()[name].stop_seconds, PATIENCE_SECONDS))
 
     def _environment(self, service: Service) -> dict[str, str]:
         words = {
@@ -128,6 +131,12 @@ class Containers:
                 stdout=log,
                 stderr=log,
             )
+
+
+def _catches_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
@@ -205,7 +214,7 @@ def test_postgresql_is_asked_by_a_program_of_its_own(postgres_sockets: str) -> N
     asked = [option.replace("127.0.0.1", postgres_sockets) for option in options]
 
     def status(arguments: list[str]) -> int:
-        command = [PROGRAMS / program, *arguments]
+        command = [str(PROGRAMS / program), *arguments]
         return subprocess.run(command, check=False, timeout=PATIENCE_SECONDS).returncode
 
     # It waits for three seconds at most.

@@ -145,12 +145,12 @@ async def test_wrong_account_of_a_key_is_found_while_usage_comes_in(
             record = _record(number, key)
             # All in one step, as a settle does it.
             pipeline = redis.pipeline(transaction=True)
-            pipeline.xadd(keys.usage(BUCKET), {"u": encode_usage(record)})
+            pipeline.execute_command("XADD", keys.usage(BUCKET), "*", "u", encode_usage(record))
             tokens = record.prompt_tokens + record.completion_tokens
             for subject in (key, TENANT):
                 account = keys.account(BUCKET, subject.subject)
                 for name, by in (("q", 1), ("t", tokens), ("s", record.cost_micros)):
-                    pipeline.hincrby(account, name, by)
+                    pipeline.execute_command("HINCRBY", account, name, by)
             await pipeline.execute()
             if number % 5 == 0:
                 await Drain(redis, database).run()
