@@ -18,11 +18,14 @@ from tests.proofs.havoc import Freed, Havoc, Waited, wait_as_told, wait_for_plac
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, Row, open_books
 from tests.proofs.office import Credential, Office, open_office
 from tests.proofs.witness import Witness, watching
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, metric
 
 CREDIT = 50_000_000
 """Micro-dollars that the prepaid tenant has."""
 DUMP_SECONDS = 3.0
+RECEIPT = "receipt: "
+"""How a job that has ended begins among what is left in Redis."""
 
 
 @dataclass
@@ -115,8 +118,8 @@ async def _gather(evidence: Evidence, scale: Scale, *, rng: random.Random) -> No
             await dumping
             # The next run in the background would do it as well, half a minute later.
             await Rollups(books.database).make_all()
-        await asyncio.sleep(2)  # Receipts are dropped behind everybody's back.
-        evidence.leftovers = await books.leftovers()
+        evidence.rows = await books.rows()
+        await _read_leftovers(books, evidence)
         await _read_everything(books, evidence)
 
 
@@ -211,10 +214,32 @@ async def _keep_dumping(
         await asyncio.sleep(DUMP_SECONDS * max(scale.pause_seconds, 1))
 
 
+async def _read_leftovers(books: Books, evidence: Evidence) -> None:
+    """Note what is left in Redis once nothing of the gateways that live is: they drop receipts a while later."""
+    gateways = {row["request_id"]: row["gateway"] for row in evidence.rows}
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        evidence.living_gateways = await books.living_gateways()
+        evidence.leftovers = await books.leftovers()
+        requests = map(request_of_receipt, evidence.leftovers)
+        owners = {gateways.get(each) for each in requests}
+        is_over = owners.isdisjoint({None, *evidence.living_gateways})
+        # One that was killed is taken for alive for some seconds, and so is one on a busy machine for dead.
+        if is_over and len(evidence.living_gateways) == len(evidence.stack.gateways):
+            return
+        await asyncio.sleep(0.2)
+
+
+def request_of_receipt(leftover: str) -> str | None:
+    """Return the request of a receipt that is left in Redis, or None for all else."""
+    if not leftover.startswith(RECEIPT):
+        return None
+    return leftover.removeprefix(RECEIPT).rpartition("-")[0]
+
+
 async def _read_everything(books: Books, evidence: Evidence) -> None:
     worker = evidence.stack.worker_url()
     evidence.rows = await books.rows()
-    evidence.living_gateways = await books.living_gateways()
     evidence.engine_prompt_tokens = int(metric(worker, "sluice_worker_prompt_tokens_total"))
     evidence.engine_completion_tokens = int(metric(worker, "sluice_worker_completion_tokens_total"))
     evidence.dumps["redis at the end"] = await dump_redis(books.redis)

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
@@ -17,6 +18,8 @@ from contract import keys
 from tests.support.stack import MODEL
 
 _RESERVATION = re.compile(r"\{b:\d\d\}:reservation:(.+)")
+_ACCOUNT: Final = ":account:"
+_USAGE: Final = ":usage"
 _JOB_PREFIX = keys.job_prefix(MODEL)
 _CHANNEL = "__keyspace@0__:"
 
@@ -27,10 +30,16 @@ class Witness:
 
     reserved: set[str] = field(default_factory=set)
     """Request ids of all reservations."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Those of them that have ended without a record of usage, or were refused since their end came first."""
     enqueued: set[str] = field(default_factory=set)
     """Ids of all jobs, waiting or claimed."""
     claimed: set[str] = field(default_factory=set)
     """Ids of all jobs that a worker claimed."""
+    _recorded: set[str] = field(default_factory=set)
+    """Request ids of reservations that have ended with a record of usage."""
+    _recording: set[str] = field(default_factory=set)
+    """Beginnings of the keys of buckets whose latest change is a new record of usage."""
 
     @property
     def requests_of_jobs(self) -> set[str]:
@@ -45,19 +54,40 @@ class Witness:
             # Only a claim counts in a job's hash.
             if event == "hincrby":
                 self.claimed.add(job_id)
-        elif (found := _RESERVATION.fullmatch(key)) and event == "hset":
-            self.reserved.add(found[1])
+        elif found := _RESERVATION.fullmatch(key):
+            self._note_reservation(found[1], event, bucket=key.partition(":reservation:")[0])
+        elif key.endswith(_USAGE) and event == "xadd":
+            self._recording.add(key.removesuffix(_USAGE))
+        # The record is of a request without a reservation, whose end counts in the account (quota_end.lua).
+        elif _ACCOUNT in key and event == "hincrby":
+            self._recording.discard(key.partition(_ACCOUNT)[0])
+
+    def _note_reservation(self, request_id: str, event: str, *, bucket: str) -> None:
+        if event == "hset":
+            self.reserved.add(request_id)
+        # The script that ends a reservation writes its record before it deletes it.
+        elif event == "del":
+            ended = self._recorded if bucket in self._recording else self.withdrawn
+            ended.add(request_id)
+            self._recording.discard(bucket)
+        # Only the mark of what has ended expires by itself.
+        elif event == "expire" and request_id not in self._recorded:
+            self.withdrawn.add(request_id)
 
 
 @asynccontextmanager
 async def watching(redis: "Redis") -> AsyncIterator[Witness]:
     """Watch for the length of a block; what was published within it has been noted at its end."""
-    await redis.config_set("notify-keyspace-events", "Kh")
+    await redis.config_set("notify-keyspace-events", "Kght")
     await redis.config_set("client-output-buffer-limit", "pubsub 0 0 0")
     witness = Witness()
     listener = redis.pubsub()
     await listener.psubscribe(
-        f"{_CHANNEL}{{b:*}}:reservation:*", f"{_CHANNEL}{_JOB_PREFIX}*", "end-of-watch"
+        f"{_CHANNEL}{{b:*}}:reservation:*",
+        f"{_CHANNEL}{{b:*}}{_USAGE}",
+        f"{_CHANNEL}{{b:*}}{_ACCOUNT}*",
+        f"{_CHANNEL}{_JOB_PREFIX}*",
+        "end-of-watch",
     )
     task = asyncio.create_task(_listen(listener, witness))
     try:
