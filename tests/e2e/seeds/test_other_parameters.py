@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
+from gateway.stream.obfuscation import BLOCK_BYTES
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, LONG, OPEN, ids_of
 from tests.e2e.seeds.calling import (
     LLAMACPP,
     Body,
     Caller,
+    chunks_of,
     each_dialect,
-    finishes,
     joined,
     text_of,
     texts_by_seed,
@@ -235,12 +236,17 @@ def test_one_tool_call_at_most(caller: Caller) -> None:
 
 
 def test_obfuscation_pads_chunks(caller: Caller) -> None:
-    options = {"stream_options": {"include_obfuscation": True}}
-    chunks = caller.stream("openai", {"prompt": OPEN, "max_tokens": 8} | options)
+    """A chunk that is as long as a block without any padding has some of no length."""
+    options = {"stream": True, "stream_options": {"include_obfuscation": True}}
+    response = caller.post("openai", {"prompt": OPEN, "max_tokens": 8} | options)
 
-    padded = [chunk for chunk in chunks if chunk["choices"] and not finishes([chunk])]
-    assert padded
-    assert all(chunk["obfuscation"] for chunk in padded)
+    chunks = chunks_of(response.text)
+    assert all(isinstance(chunk["obfuscation"], str) for chunk in chunks)
+    assert joined(chunks)
+    data = [line for line in response.content.splitlines() if line.startswith(b"data: {")]
+    assert len(data) == len(chunks)
+    # With the two ends of lines around it.
+    assert {(len(line) + 2) % BLOCK_BYTES for line in data} == {0}
 
 
 def test_timings_per_token_are_in_every_chunk(caller: Caller) -> None:
