@@ -25,7 +25,7 @@ from xdist.remote import Producer
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
-from tests.support.patient import wait_for_redis
+from tests.support.patient import wait_for_stores
 from tests.support.preloaded import begin_run, prepare
 from tests.support.progress import Progress
 from tests.support.redis_server import RedisServer, running_redis
@@ -137,9 +137,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patience_with_redis() -> None:
-    """No gateway in this process gives up a Redis that waits for the processor."""
-    wait_for_redis()
+def patience_with_stores() -> None:
+    """No gateway in this process gives up a store that waits for the processor."""
+    wait_for_stores()
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,8 @@ SEEING: Final = "sluice-seeing"
 
 ALIASES: Final = ("mistral", "your-model")
 """Names under which the documents of other APIs ask for their model."""
+LEASE_SECONDS: Final = 60
+"""Nobody kills its workers: none is to lose a job because others had the processor."""
 MAX_SEQUENCES: Final = 96
 MAX_WAITING_JOBS_OF_TENANT: Final = 100
 FLOAT32: Final = {"SLUICE_ENGINE_ARGUMENTS": '{"dtype": "float32"}'}
@@ -155,6 +157,7 @@ def _engines(_folder: Path) -> Iterator[Stack]:
     with running_stack() as stack:
         stack.launch_worker(
             environment={
+                "SLUICE_LEASE_SECONDS": str(LEASE_SECONDS),
                 "SLUICE_MAX_SEQUENCES": str(MAX_SEQUENCES),
                 "SLUICE_MODEL_ALIASES": ",".join(ALIASES),
                 **FLOAT32,
@@ -186,6 +189,7 @@ def _seeing(folder: Path) -> Iterator[Stack]:
             ready_seconds=ENGINE_START_SECONDS,
             SLUICE_MODEL_PATH=str(model),
             SLUICE_MODEL_NAME=SEEING,
+            SLUICE_LEASE_SECONDS=str(LEASE_SECONDS),
             SLUICE_MAX_SEQUENCES="8",
             **FLOAT32,
         )

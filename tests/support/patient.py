@@ -1,27 +1,15 @@
-"""`sluice` that waits for Redis and for its sandboxes as long as a busy machine makes it.
+"""`sluice` that waits for Redis, its database and its sandboxes as long as a busy machine makes it.
 
-python -m tests.support.patient gateway --port 8080
+    python -m tests.support.patient gateway --port 8080
 
-Beside other tests a process may wait for the processor for seconds, and would answer 503. What a test shows is
-to depend on what it does. Tests in which Redis stops use the product's own time-outs.
+Beside other tests any process may stand still for seconds, and requests would be answered "try again" for that.
+Tests in which a store stops, and chaos, run with the product's own time-outs.
 """
 
 import sys
 from functools import partial
 
 from tests.support.patience import PATIENCE_SECONDS
-
-
-def wait_for_redis() -> None:
-    """Let every request of this process wait for Redis until it answers or its connection ends."""
-    from gateway import redis_client
-
-    # These are final for the product, which reads them as globals of their modules.
-    vars(redis_client).update(
-        CONNECT_TIMEOUT_SECONDS=PATIENCE_SECONDS,
-        COMMAND_TIMEOUT_SECONDS=PATIENCE_SECONDS,
-        FLUSH_TIMEOUT_SECONDS=PATIENCE_SECONDS,
-    )
 
 
 def wait_for_sandboxes() -> None:
@@ -32,17 +20,37 @@ def wait_for_sandboxes() -> None:
     settings = partial(
         pool.SandboxSettings, wait_seconds=PATIENCE_SECONDS, task_seconds=PATIENCE_SECONDS
     )
+    # These are final for the product, which reads them as globals of their modules.
     vars(context).update(SandboxSettings=settings)
     vars(pool).update(_START_SECONDS=PATIENCE_SECONDS, _LOAD_SECONDS=PATIENCE_SECONDS)
+
+
+def wait_for_stores() -> None:
+    """Let requests of this process wait for Redis and the database. What refuses connections fails them at once."""
+    from gateway import redis_client
+    from gateway.accounts import database
+    from gateway.answers import answers
+    from gateway.api import health
+    from gateway.quota import endings
+
+    vars(redis_client).update(
+        CONNECT_TIMEOUT_SECONDS=PATIENCE_SECONDS,
+        COMMAND_TIMEOUT_SECONDS=PATIENCE_SECONDS,
+        FLUSH_TIMEOUT_SECONDS=PATIENCE_SECONDS,
+    )
+    vars(database).update(TIMEOUT_SECONDS=PATIENCE_SECONDS)
+    vars(answers).update(CANCEL_SECONDS=PATIENCE_SECONDS)
+    vars(health).update(PING_SECONDS=PATIENCE_SECONDS)
+    vars(endings).update(WAIT_SECONDS=PATIENCE_SECONDS)
 
 
 def main() -> None:
     """Run the command that the first argument names."""
     from gateway.cli import main as sluice
 
-    wait_for_redis()
     if sys.argv[1] == "gateway":
         wait_for_sandboxes()
+        wait_for_stores()
     sluice(prog_name="sluice")
 
 
