@@ -24,12 +24,9 @@ WORKER: dict[str, Any] = {
     "SLUICE_ENGINE": "scripted",
     "SLUICE_SCRIPTED_STEP_SECONDS": str(STEP_SECONDS),
     "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
-    # Nobody kills it while it has a job; on a busy machine it would lose one after the 4 s of the default.
+    # On a busy machine it would lose jobs after the 4 s of the default. Who kills it lets its leases expire.
     "SLUICE_LEASE_SECONDS": "60",
 }
-BRIEF_WORKER: dict[str, Any] = {**WORKER, "SLUICE_LEASE_SECONDS": "2"}
-"""For tests that kill it: its jobs are given up soon. On a busy machine it may lose them earlier."""
-
 JWT_SECRET = "forty-eight characters that nobody else may see!"
 ENVIRONMENT = {
     "SLUICE_WEBHOOK_ALLOW_PRIVATE": "true",

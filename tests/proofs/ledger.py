@@ -13,11 +13,12 @@ from sqlalchemy import text
 from contract import keys
 from gateway.accounts.database import Database
 from gateway.redis_client import connect
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 Row = dict[str, Any]
 
-LEASE_AND_SWEEP_SECONDS = 60.0
+LEASE_AND_SWEEP_SECONDS = PATIENCE_SECONDS
 """Only a failure takes that long: leases and sweeps are far shorter, and busy machines slow."""
 
 
@@ -55,15 +56,21 @@ class Books:
 
     async def opened(self, number: int = 1) -> None:
         """Wait until so many requests are admitted and not settled. Raises TimeoutError."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(await self.open_requests()) < number:
                 await asyncio.sleep(0.01)
 
     async def open_at_most(self, number: int) -> None:
         """Wait until no more requests than that are not settled. Raises TimeoutError."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(await self.open_requests()) > number:
                 await asyncio.sleep(0.01)
+
+    async def expire_leases(self) -> None:
+        """Let the leases of all jobs expire, as they do some time after their worker was killed."""
+        leases = await self.redis.zrange(keys.leases(MODEL), 0, -1)
+        assert leases
+        await self.redis.zadd(keys.leases(MODEL), dict.fromkeys(leases, 1), xx=True)
 
     async def settled(self, *, seconds: float = LEASE_AND_SWEEP_SECONDS) -> float:
         """Wait until nothing is open and everything is in the ledger; return the seconds that it took.
@@ -113,7 +120,9 @@ class Books:
         found = self.redis.scan_iter(pattern, count=1000)
         return [name.decode() async for name in found]
 
-    async def nothing_left(self, *, seconds: float = 30.0, but: Collection[str] = ()) -> None:
+    async def nothing_left(
+        self, *, seconds: float = PATIENCE_SECONDS, but: Collection[str] = ()
+    ) -> None:
         """Wait until Redis holds nothing of any request, but what was there before.
 
         Raises AssertionError, saying what it holds.

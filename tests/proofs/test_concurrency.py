@@ -11,7 +11,7 @@ from gateway.accounts.limits import LimitScope
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import Books
 from tests.proofs.office import Credential, Office
-from tests.proofs.until import leave
+from tests.proofs.until import leave, until
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, metric
 
@@ -56,14 +56,17 @@ async def test_two_at_once_on_two_gateways_are_one_too_many(
     stack: Stack, office: Office, books: Books, name: Callable[[], str]
 ) -> None:
     key = await one_place(office, name(), LimitScope.TENANT)
+    held = Answer()
+    asked: dict[str, Any] = {"max_tokens": WINDOW_FULL, "ignore_eos": True, "stream": True}
     holding = asyncio.create_task(
-        ask(stack.gateways[0], key.text, prompt="x", max_tokens=1_000, ignore_eos=True, stream=True)
+        ask(stack.gateways[0], key.text, prompt="x", answer=held, **asked)
     )
     await books.opened()
     refused = await ask(stack.gateways[1], key.text, prompt="x", max_tokens=1)
-    held = await holding
+    await until(lambda: held.status > 0, what="the answer's beginning")
+    await leave(holding)
 
-    assert (held.status, held.is_finished) == (200, True)
+    assert held.status == 200
     assert refused.status == 429
     assert refused.error["code"] == "concurrency"
     assert (refused.error["limit"], refused.error["scope"]) == ("concurrent_requests", "tenant")
@@ -75,16 +78,18 @@ async def test_no_more_run_than_there_are_places_on_both_gateways_together(
     stack: Stack, office: Office, name: Callable[[], str]
 ) -> None:
     key = await office.holder(LimitScope.KEY, name(), {"concurrent_requests": PLACES})
-    running: list[float] = []
-    crowd = asyncio.gather(*(insist(stack.gateways[i % 2], key) for i in range(CLIENTS)))
-    while not crowd.done():
-        running.append(
-            await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running")
-        )
-        await asyncio.sleep(0.05)
-    answers = await crowd
-    assert {answer.status for answer in answers} == {200}
-    assert 1 < max(running) <= PLACES
+    running = [0.0]
+    # On a busy machine one crowd may be seen too seldom.
+    while max(running) <= 1:
+        crowd = asyncio.gather(*(insist(stack.gateways[i % 2], key) for i in range(CLIENTS)))
+        while not crowd.done():
+            running.append(
+                await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running")
+            )
+            await asyncio.sleep(0.05)
+        answers = await crowd
+        assert {answer.status for answer in answers} == {200}
+    assert max(running) <= PLACES
 
 
 async def insist(url: str, key: Credential) -> Answer:

@@ -7,11 +7,12 @@ import pytest
 
 from gateway.accounts.limits import LimitScope
 from tests.proofs.client import request
-from tests.proofs.conftest import BRIEF_WORKER, WORKER, cost_of
+from tests.proofs.conftest import WORKER, cost_of
 from tests.proofs.ledger import Books, Row
 from tests.proofs.office import Credential, Office
 from tests.proofs.test_lessons import PROMPT_TOKENS, body, both_ways
 from tests.proofs.until import leave, running, until
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.stack import Stack, metric
 
@@ -21,11 +22,10 @@ pytestmark = [
 ]
 
 STRICT = {
-    "SLUICE_REQUEST_TIMEOUT": "1.5",
-    "SLUICE_QUEUE_TIMEOUT": "0.5",
-    "SLUICE_MAX_UNREAD_BYTES": "2000",
-    "SLUICE_MAX_WAITING_JOBS_OF_TENANT": "1",
+    "strict": {"SLUICE_MAX_UNREAD_BYTES": "2000", "SLUICE_MAX_WAITING_JOBS_OF_TENANT": "1"},
+    "hurried": {"SLUICE_REQUEST_TIMEOUT": "1.5"},
 }
+"""Gateways of which each has one way to end a request early: another one could come first on a busy machine."""
 CROWD = {"prompt": ["x"] * 64, "n": 4, "ignore_eos": True}
 """As many sequences as the engine takes."""
 WINDOW_FULL = 1_900
@@ -40,10 +40,18 @@ def one_more(stack: Stack, name: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def strict(stack: Stack) -> Iterator[str]:
-    """Base URL of one more gateway, which has little patience."""
-    yield one_more(stack, "strict", **STRICT)
-    stack.stop("strict")
+def strict(stack: Stack) -> Iterator[dict[str, str]]:
+    """Base URLs of more gateways, which have little patience."""
+    urls = {
+        name: stack.launch_gateway(name, environment, port=free_port())
+        for name, environment in STRICT.items()
+    }
+    for name, url in urls.items():
+        stack.await_gateway(name, url)
+        stack.gateways.remove(url)
+    yield urls
+    for name in urls:
+        stack.stop(name)
 
 
 @pytest.fixture
@@ -53,9 +61,9 @@ async def key(office: Office, name: Callable[[], str]) -> Credential:
     return await office.holder(LimitScope.KEY, name(), limits)
 
 
-async def only_row(books: Books, key: Credential, *, seconds: float = 20) -> Row:
+async def only_row(books: Books, key: Credential) -> Row:
     """Return the one row of a tenant once everything has ended; nothing else is left of its request."""
-    await books.settled(seconds=seconds)
+    await books.settled()
     [row] = await books.rows(key.tenant)
     await books.nothing_left()
     return row
@@ -86,10 +94,20 @@ async def test_finished_by_its_length_or_by_a_stop_string(
 
 @both_ways
 async def test_timed_out_costs_what_was_delivered(
-    stack: Stack, strict: str, books: Books, key: Credential, stream: bool
+    stack: Stack,
+    strict: dict[str, str],
+    office: Office,
+    books: Books,
+    name: Callable[[], str],
+    stream: bool,
 ) -> None:
-    answer = await request(strict, key.text, body(stream=stream, max_tokens=WINDOW_FULL))
-    row = await only_row(books, key)
+    row: Row = {"completion_tokens": 0}
+    # On a busy machine the time may be over before the first token.
+    while not row["completion_tokens"]:
+        key = await office.key(await office.tenant(name()))
+        asked = body(stream=stream, max_tokens=WINDOW_FULL)
+        answer = await request(strict["hurried"], key.text, asked)
+        row = await only_row(books, key)
 
     assert answer.status == (200 if stream else 504), answer.body
     assert row["outcome"] == "timed_out"
@@ -100,10 +118,12 @@ async def test_timed_out_costs_what_was_delivered(
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_pays(
-    stack: Stack, strict: str, books: Books, key: Credential
+    stack: Stack, strict: dict[str, str], books: Books, key: Credential
 ) -> None:
     wanted = body(stream=True, n=128, max_tokens=1_000, logprobs=5)
-    stalling = asyncio.create_task(request(strict, key.text, wanted, stall_after=60))
+    stalling = asyncio.create_task(
+        request(strict["strict"], key.text, wanted, stall_after=PATIENCE_SECONDS)
+    )
     await books.opened()
     row = await only_row(books, key)
     await leave(stalling)
@@ -115,7 +135,7 @@ async def test_a_client_that_does_not_read_is_cancelled_and_pays(
 
 async def test_what_nobody_claims_in_time_costs_nothing(
     stack: Stack,
-    strict: str,
+    strict: dict[str, str],
     office: Office,
     books: Books,
     key: Credential,
@@ -126,7 +146,7 @@ async def test_what_nobody_claims_in_time_costs_nothing(
         request(stack.url, crowd.text, body(**CROWD, max_tokens=WINDOW_FULL))
     )
     await running(stack, 256)
-    answer = await request(strict, key.text, body())
+    answer = await request(strict["hurried"], key.text, body())
     await leave(full)
     row = await only_row(books, key)
 
@@ -136,9 +156,9 @@ async def test_what_nobody_claims_in_time_costs_nothing(
 
 
 async def test_what_the_queue_does_not_take_was_never_admitted(
-    stack: Stack, strict: str, books: Books, key: Credential
+    stack: Stack, strict: dict[str, str], books: Books, key: Credential
 ) -> None:
-    answer = await request(strict, key.text, body(prompt=["x", "y", "z"]))
+    answer = await request(strict["strict"], key.text, body(prompt=["x", "y", "z"]))
     assert answer.status == 429, answer.body
     assert answer.error["code"] != "requests"
     await books.nothing_left()
@@ -153,15 +173,14 @@ async def test_lost_by_its_worker_before_the_first_token_is_finished_by_another(
 ) -> None:
     stack.kill("worker")
     # It takes so long to read a prompt that it dies over it.
-    stack.start_worker(
-        "doomed", **{**BRIEF_WORKER, "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "10"}
-    )
+    stack.start_worker("doomed", **{**WORKER, "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "10"})
     waiting = asyncio.create_task(request(stack.url, key.text, body()))
     await until(
         lambda: metric(stack.worker_url("doomed"), "sluice_worker_jobs_running") == 1,
         what="the job being claimed",
     )
     stack.kill("doomed")
+    await books.expire_leases()
     stack.start_worker(**WORKER)
     answer = await waiting
     row = await only_row(books, key)
@@ -187,7 +206,9 @@ async def test_a_gateway_that_stops_settles_everything_before_it_goes(
         )
         for number in range(40)
     ]
-    await books.opened(20)
+    # On a busy machine the first have ended when the last begin.
+    while len(await books.open_requests()) < 20 and not all(each.done() for each in asking):
+        await asyncio.sleep(0.01)
     assert await asyncio.to_thread(stack.stop, "leaving") == 0
     still_open = await books.open_requests()
     answers = await asyncio.gather(*asking)
@@ -195,7 +216,7 @@ async def test_a_gateway_that_stops_settles_everything_before_it_goes(
     rows = {row["request_id"]: row for row in await books.rows(key.tenant)}
 
     assert still_open == []
-    assert len(rows) > 20
+    assert len(rows) >= 20
     assert {row["outcome"] for row in rows.values()} <= {"finished", "cancelled"}
     for answer in answers:
         assert not answer.is_finished or answer.request_id in rows

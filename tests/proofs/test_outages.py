@@ -56,7 +56,7 @@ async def customers(stack: Stack, name: str) -> list[Credential]:
         ]
     for credential in found:
         for url in stack.gateways:
-            assert (await ask(url, credential.text, prompt="x", max_tokens=1)).status == 200
+            await served_again(url, credential)
     return found
 
 
@@ -120,7 +120,11 @@ async def check_nothing_failed_and_nothing_is_missing(through: Through, books: B
     assert through.waiting_at_its_end > 0
     ids = Counter(row["request_id"] for row in await books.rows())
     assert set(ids.values()) == {1}
-    assert through.witness.reserved <= ids.keys()
+    # Whose client has left may not have been admitted: then nothing of it is recorded, or was queued.
+    released = through.witness.reserved - ids.keys()
+    assert released <= through.witness.withdrawn
+    assert released.isdisjoint(through.witness.requests_of_jobs)
+    assert len(released) <= sum(a.status == 0 for _, a in through.crowd.answers)
     rows = {row["request_id"]: row for row in await books.rows()}
     for _, answer in through.crowd.answers:
         if answer.is_finished and answer.usage:
@@ -187,7 +191,7 @@ async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
     # These run when Redis goes; their records are written when it is back, which is empty by then.
     running = [
         asyncio.create_task(
-            ask(url, key.text, prompt="x", max_tokens=400, ignore_eos=True, stream=True)
+            ask(url, key.text, prompt="x", max_tokens=1_000, ignore_eos=True, stream=True)
         )
         for url in stack.gateways
         for key in (free, limited)

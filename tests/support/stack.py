@@ -236,9 +236,9 @@ def locked(path: Path, operation: int) -> Iterator[None]:
 
 
 def http_status(url: str) -> int:
-    """Return the status of a GET, or 0 while nobody listens."""
+    """Return the status of a GET, or 0 while nobody listens or answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             status: int = response.status
             return status
     except urllib.error.HTTPError as error:
