@@ -25,7 +25,7 @@ from tests.support.stack import CHECKPOINT, MODEL, Stack, http_status, metric
 START_SECONDS = 90.0
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 60.0
-STATE_SECONDS = 10.0
+STATE_SECONDS = 60.0
 
 CLOCKED = ("gateway", "worker")
 """Roles that may have a process whose clock can be set."""

@@ -248,10 +248,12 @@ async def _kill(havoc: Havoc, planned: Planned, member: Member) -> None:
 
 async def _restart(havoc: Havoc, planned: Planned, member: Member) -> None:
     with havoc.noting_member(planned.kind, member) as fault:
+        was_ready = member.was_ready
         code = await havoc.deployment.terminate(member)
         fault.note = f"exit code {code} after {time.monotonic() - fault.began:.1f} s"
         # Python itself ends a process by the signal that comes before the program has begun to listen.
-        is_early = code == -signal.SIGTERM and fault.began - member.started_at < STARTING_SECONDS
+        was_starting = fault.began - member.started_at < STARTING_SECONDS or not was_ready
+        is_early = code == -signal.SIGTERM and was_starting
         if code != 0 and not is_early:
             havoc.deployment.unexpected_ends.append(f"{member.name} ended with {code} by SIGTERM")
         havoc.deployment.start(member)

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.accounts.usage import Outcome
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.machine import Standstill
-from tests.chaos.story import Ending, Story, Stretch
+from tests.chaos.story import Ending, Manner, Story, Stretch
 from tests.proofs.ledger import Row
 
 GRACE_SECONDS: Final = 1.0
@@ -196,10 +196,11 @@ def judge_growth(
 
 def judge_manners(stories: Collection[Story]) -> list[Violation]:
     """Return manners none of whose requests was completed: such a run proves nothing about them."""
-    asked = {story.manner for story in stories}
-    done = {
-        story.manner
-        for story in stories
-        if story.ending in (Ending.COMPLETE, Ending.LEFT, Ending.CANCELLED)
-    }
-    return [Violation("all kinds", f"no request was completed: {each}") for each in asked - done]
+    asked = {story.manner for story in stories} - completed_manners(stories)
+    return [Violation("all kinds", f"no request was completed: {each}") for each in asked]
+
+
+def completed_manners(stories: Collection[Story]) -> set[Manner]:
+    """Return the manners of which a request was completed, as far as its client wanted it to be."""
+    done = (Ending.COMPLETE, Ending.LEFT, Ending.CANCELLED)
+    return {story.manner for story in stories if story.ending in done}

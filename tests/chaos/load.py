@@ -21,8 +21,8 @@ MOST_PAUSE_SECONDS: Final = 3.0
 """However long a refusal says, so that a run need not take long."""
 COME_AGAIN: Final = frozenset({409, 429, 503})
 """Statuses that say that the same request may succeed later."""
-PATIENT_TRIES: Final = 20
-"""Of an undisturbed answer, a second apart."""
+START_SECONDS: Final = 90.0
+"""In which an undisturbed request is answered by a deployment that has only just started."""
 
 MANNERS: Final[Mapping[Manner, int]] = {
     Manner.STREAM: 15,
@@ -373,11 +373,12 @@ def _is_conflict(reply: Reply) -> bool:
 
 async def answer_once(url: str, key: str, recipe: Recipe, *, stream: bool) -> None:
     """Have a recipe answered without any disturbance, and remember the answer. Raises AssertionError."""
-    for _ in range(PATIENT_TRIES):
+    deadline = time.monotonic() + START_SECONDS
+    while True:
         story = Story(0, recipe.name, Manner.STREAM if stream else Manner.WHOLE, "")
         recipe.expected[stream] = story.transcript
         await Visit(story, recipe, {"gateway": url}, key, start=0, draw=0).run()
-        if story.ending is not Ending.REFUSED:
+        if story.ending is not Ending.REFUSED or time.monotonic() > deadline:
             break
         # A deployment that has only just started on a crowded machine may say that it cannot yet.
         await asyncio.sleep(1)

@@ -12,6 +12,7 @@ from tests.chaos.proxy import LOOPBACK
 from tests.chaos.recipes import Recipe
 from tests.chaos.story import Ending, Manner, Story
 from tests.chaos.transcript import Transcript
+from tests.support.patience import PATIENCE_SECONDS
 
 WORDS = ["one", " two", " three"]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 3}
@@ -83,7 +84,7 @@ async def visit(manner: Manner, answers: Sequence[bytes]) -> tuple[Story, list[b
     server = await asyncio.start_server(serve, LOOPBACK, 0)
     url = f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
     story = Story(1, "words", manner, "free")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await Visit(story, recipe(), {"gateway-1": url}, "key", start=0, draw=0.9).run()
     server.close()
     await server.wait_closed()

@@ -8,6 +8,7 @@ import pytest
 from typing_extensions import override
 
 from tests.chaos.proxy import LOOPBACK, Proxy
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Echo(asyncio.Protocol):
@@ -24,8 +25,6 @@ class Echo(asyncio.Protocol):
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-PATIENCE = 10.0
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ async def connect(proxy: Proxy) -> Streams:
 async def say(streams: Streams, data: bytes) -> bytes:
     reader, writer = streams
     writer.write(data)
-    return await asyncio.wait_for(reader.readexactly(len(data)), PATIENCE)
+    return await asyncio.wait_for(reader.readexactly(len(data)), PATIENCE_SECONDS)
 
 
 async def is_silent(reader: asyncio.StreamReader, seconds: float = 0.2) -> bool:
@@ -89,7 +88,7 @@ async def test_silence_holds_everything_back_until_it_is_over(proxy: Proxy) -> N
         assert await is_silent(reader)
     proxy.clear()
     for reader, writer in (old, new):
-        assert await asyncio.wait_for(reader.readexactly(4), PATIENCE) == b"held"
+        assert await asyncio.wait_for(reader.readexactly(4), PATIENCE_SECONDS) == b"held"
         writer.close()
 
 
@@ -100,7 +99,7 @@ async def test_what_was_held_back_is_lost_with_a_reset(proxy: Proxy) -> None:
     writer.write(b"lost")
     proxy.reset()
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(reader.readexactly(4), PATIENCE)
+        await asyncio.wait_for(reader.readexactly(4), PATIENCE_SECONDS)
     writer.close()
 
 
