@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.support.deployment import MAX_SEQUENCES, attach, place
+from tests.support.deployment import LEASE_SECONDS, MAX_SEQUENCES, attach, place
 from tests.support.stack import Stack, running_stack
 
 REAL, SCRIPTED = "real", "scripted"
@@ -29,12 +29,15 @@ def real(request: pytest.FixtureRequest) -> Stack:
 def scripted() -> Iterator[Stack]:
     """Two gateways and an engine without a model, which costs next to nothing."""
     with running_stack() as stack:
+        # Nothing is away here: on a busy machine a gateway that is in a hurry would say so.
+        stack.program = "tests.support.patient"
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name)
         stack.start_worker(
             SLUICE_ENGINE=SCRIPTED,
             SLUICE_SCRIPTED_STEP_SECONDS="0.002",
             SLUICE_MAX_SEQUENCES=str(MAX_SEQUENCES),
+            SLUICE_LEASE_SECONDS=str(LEASE_SECONDS),
         )
         yield stack
 

@@ -2,16 +2,18 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 import httpx
 
 from tests.fuzz.bodies import Case
 from tests.fuzz.verdict import OVERLOADED
+from tests.support.patience import PATIENCE_SECONDS
 
 IN_FLIGHT = 32
-TIMEOUT_SECONDS = 60.0
-MOST_TIMES = 60
+TIMEOUT_SECONDS = 2 * PATIENCE_SECONDS
+"""Of one request, and for the repetitions of one that finds the deployment too busy."""
 PLAIN_HTTP = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Certificates, which are not needed, would take each client a while to read."""
 
@@ -46,13 +48,14 @@ async def _answers(
 ) -> AsyncIterator[httpx.Response | Exception]:
     """Send a request, and again where the deployment was too busy for it, as it asks for."""
     dialect = {"x-api-dialect": case.dialect} if case.dialect else {}
-    for _ in range(MOST_TIMES):
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
         try:
             response = await client.post(case.path, content=case.body, headers=dialect)
         except httpx.HTTPError as error:
             yield error
             return
         yield response
-        if response.status_code != OVERLOADED:
+        if response.status_code != OVERLOADED or time.monotonic() > deadline:
             return
         await asyncio.sleep(float(response.headers.get("retry-after", 1)))

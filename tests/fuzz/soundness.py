@@ -3,6 +3,7 @@
 import httpx
 
 from tests.e2e.examples import LONG
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, http_status, metric
 
 PROCESSES = ("gateway-1", "gateway-2", "worker")
@@ -32,5 +33,7 @@ def check_sound(stack: Stack, *, text: str | None = None) -> None:
 
 def _said(url: str, key: str, body: dict[str, object]) -> str:
     headers = {"authorization": f"Bearer {key}"}
-    response = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+    response = httpx.post(
+        f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_SECONDS
+    )
     return str(response.json()["choices"][0]["text"])

@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from gateway.accounts.scopes import Scope
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
@@ -58,7 +59,7 @@ def key(target: Stack) -> str:
 def things(target: Stack, key: str) -> dict[str, str]:
     """Ids by the names under which paths ask for them."""
     headers = {"authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=target.url, headers=headers) as client:
+    with httpx.Client(base_url=target.url, headers=headers, timeout=PATIENCE_SECONDS) as client:
 
         def make(path: str, **body: Any) -> str:
             answer = client.post(path, json=body)
@@ -122,7 +123,7 @@ def _shoot(
         if is_known and not is_last:
             known = {name: things[name] for name in case.path_parameters if name in things}
             case.path_parameters.update(known)
-        response = case.call(headers=headers)
+        response = case.call(headers=headers, timeout=PATIENCE_SECONDS)
         case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
 

@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.fuzz.conftest import REAL, SCRIPTED
 from tests.fuzz.soundness import check_sound
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
@@ -33,6 +34,9 @@ REQUESTS = {
 LONG_FACTOR = 20
 LEAST_SERVED = 2
 """Requests to each path that must be served, so that not only refusals are looked at."""
+
+MOST_SEEDS = 20
+"""With which requests are made until so many were served."""
 
 FEW = 4
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -69,7 +73,6 @@ def test_answers_are_as_the_page_says(
     ]
     headers = {"authorization": f"Bearer {target.key()}"}
 
-    @seed(1)
     @settings(
         max_examples=factor * REQUESTS[path],
         database=None,
@@ -85,11 +88,15 @@ def test_answers_are_as_the_page_says(
         if isinstance(case.body, dict) and (is_brief or isinstance(case.body.get("model"), str)):
             # A made-up name would end every request as unknown, and no limit would let it run long.
             case.body.update(model=MODEL, max_tokens=2, n_predict=None, max_completion_tokens=None)
-        response = case.call(headers=headers)
+        response = case.call(headers=headers, timeout=PATIENCE_SECONDS)
         case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
 
     statuses: Counter[int] = Counter()
-    shoot()
+    # What hypothesis makes of a seed depends on the modules that happen to be imported.
+    for number in range(1, MOST_SEEDS + 1):
+        seed(number)(shoot)()
+        if statuses[200] >= LEAST_SERVED:
+            break
     assert statuses[200] >= LEAST_SERVED, statuses
     check_sound(target)
