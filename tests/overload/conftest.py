@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, running_stack
 
 HEADER_SECONDS = 1.0
@@ -17,16 +18,22 @@ MAX_UNREAD_BYTES = 200_000
 
 @pytest.fixture(scope="package")
 def bounded() -> Iterator[Stack]:
-    """A gateway that waits for headers and slow readers shortly, one with few connections, and a worker."""
+    """A gateway that waits for slow readers shortly, one with few connections, and a worker.
+
+    The third gateway waits for headers shortly, too, by which a busy machine cuts off others as well.
+    """
     settings = {
-        "SLUICE_HEADER_TIMEOUT": str(HEADER_SECONDS),
+        "SLUICE_HEADER_TIMEOUT": str(PATIENCE_SECONDS),
         "SLUICE_SEND_TIMEOUT": str(SEND_SECONDS),
         "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
         "SLUICE_MAX_UNREAD_BYTES": str(MAX_UNREAD_BYTES),
     }
+    hurried = settings | {"SLUICE_HEADER_TIMEOUT": str(HEADER_SECONDS)}
     with running_stack() as stack:
+        stack.program = "tests.support.patient"
         stack.start_gateway("gateway", **settings)
         stack.start_gateway("narrow", SLUICE_MAX_CONNECTIONS=str(MOST_CONNECTIONS), **settings)
+        stack.start_gateway("hurried", **hurried)
         stack.start_worker(SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS="0.01")
         yield stack
 

@@ -33,6 +33,8 @@ def deployment() -> Iterator[Stack]:
         "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_OF_TENANT),
     }
     with running_stack() as stack:
+        # Only the queue is to refuse anybody.
+        stack.program = "tests.support.patient"
         stack.start_gateway("gateway-1", **short)
         stack.start_gateway("gateway-2", **short)
         stack.start_gateway("impatient", SLUICE_QUEUE_TIMEOUT=str(PATIENCE_SECONDS))
@@ -40,6 +42,8 @@ def deployment() -> Iterator[Stack]:
             SLUICE_ENGINE="scripted",
             SLUICE_MODEL_NAME=FULL,
             SLUICE_MAX_SEQUENCES=str(SEQUENCES),
+            # A job that a busy machine's worker loses would wait again.
+            SLUICE_LEASE_SECONDS="60",
             SLUICE_SCRIPTED_STEP_SECONDS=str(STEP_SECONDS),
         )
         for tenant in ("acme", "other", "third"):

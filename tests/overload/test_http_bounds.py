@@ -25,6 +25,8 @@ ENDLESS = 1 << 40
 SOON_BYTES = 100 * MAX_HEAD_BYTES
 """More than fits into the buffers between two ends of a connection, and far less than is sent in a time-out."""
 INVALID = "invalid_request_error"
+HURRIED = 2
+"""Which gateway waits for headers shortly."""
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -70,12 +72,16 @@ async def flood(
 
 async def test_headers_that_trickle_get_408_and_others_are_served(bounded: Stack) -> None:
     async with AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(connection(bounded.url)) for _ in range(20)]
-        drip = [asyncio.create_task(trickle(w, GET + b"x: " + b"a" * 9999)) for _, w in slow]
+        slow, drip = [], []
+        for _ in range(20):
+            reader, writer = await stack.enter_async_context(connection(bounded.gateways[HURRIED]))
+            # A connection that says nothing in time is closed without an answer.
+            drip.append(asyncio.create_task(trickle(writer, GET + b"x: " + b"a" * 9999)))
+            slow.append(reader)
         async with httpx.AsyncClient() as client:
             for _ in range(5):
-                assert (await client.get(f"{bounded.url}/healthz")).status_code == 200
-        for reader, _ in slow:
+                assert (await client.get(f"{bounded.gateways[HURRIED]}/healthz")).status_code == 200
+        for reader in slow:
             message = message_of(
                 await read_response(reader),
                 status=408,
@@ -87,13 +93,13 @@ async def test_headers_that_trickle_get_408_and_others_are_served(bounded: Stack
 
 
 async def test_connection_that_says_nothing_is_closed(bounded: Stack) -> None:
-    async with connection(bounded.url) as (reader, _):
+    async with connection(bounded.gateways[HURRIED]) as (reader, _):
         assert await ended(reader) == b""
 
 
 @pytest.mark.parametrize("noise", [b"\r\n", GET[:10]], ids=["empty-lines", "half-a-head"])
 async def test_kept_connection_is_not_kept_by_noise(bounded: Stack, noise: bytes) -> None:
-    async with connection(bounded.url) as (reader, writer):
+    async with connection(bounded.gateways[HURRIED]) as (reader, writer):
         writer.write(GET + b"\r\n")
         assert (await read_response(reader)).status_code == 200
         drip = asyncio.create_task(trickle(writer, noise * 200, seconds=0.2))
@@ -102,7 +108,7 @@ async def test_kept_connection_is_not_kept_by_noise(bounded: Stack, noise: bytes
 
 
 async def test_kept_connection_is_kept_for_longer_than_headers_may_take(bounded: Stack) -> None:
-    async with connection(bounded.url) as (reader, writer):
+    async with connection(bounded.gateways[HURRIED]) as (reader, writer):
         for _ in range(2):
             writer.write(GET + b"\r\n")
             assert (await read_response(reader)).status_code == 200
@@ -113,7 +119,7 @@ async def test_half_a_head_behind_a_running_request_does_not_disturb_it(
     bounded: Stack, key: str
 ) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": int(HEADER_SECONDS * 200), "stream": True}
-    async with connection(bounded.url) as (reader, writer):
+    async with connection(bounded.gateways[HURRIED]) as (reader, writer):
         writer.write(post(key, body) + GET[:10])
         async with asyncio.timeout(PATIENCE_SECONDS):
             stream = await reader.readuntil(b"\n\n\r\n0\r\n\r\n")
