@@ -7,11 +7,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.tasks import end_task
+from tests.support.patience import PATIENCE_SECONDS
 
 PROBE_SECONDS: Final = 0.1
 """How often each gateway is asked whether it is ready."""
-PATIENCE_SECONDS: Final = 5.0
-"""How long a connection waits for a gateway that is ready."""
+ANSWER_SECONDS: Final = 10.0
+"""In which it must answer; one that has gone refuses the connection at once."""
 _PROBE: Final = b"GET /readyz HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
 
 
@@ -57,7 +58,7 @@ class Balancer:
     async def _probe(self, address: tuple[str, int]) -> None:
         told = b""
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_connection(*address)
                 try:
                     writer.write(_PROBE)

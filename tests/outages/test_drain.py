@@ -19,6 +19,7 @@ from tests.proofs.client import Answer, ask, request
 from tests.proofs.ledger import Books, open_books
 from tests.proofs.until import running, until
 from tests.support.events import DONE, PREFIX
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.stack import Stack, http_status, running_stack
 
@@ -32,6 +33,7 @@ ENDLESS = {**STREAM, "max_tokens": 1900}
 def stack() -> Iterator[Stack]:
     """Redis, a worker and background jobs; each test starts the gateways that it stops."""
     with running_stack() as stack:
+        stack.program = "tests.support.patient"
         stack.start_worker(
             SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(SLOW_STEP_SECONDS)
         )
@@ -56,7 +58,7 @@ async def start(stack: Stack, **environment: str) -> str:
     async def answers() -> bool:
         return (await ask(url, key, prompt="x", max_tokens=1)).status == 200
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await answers():
             await asyncio.sleep(0.1)
     return url
@@ -81,14 +83,16 @@ async def test_a_gateway_that_leaves_finishes_what_runs_and_takes_nothing_new(
     stack: Stack, books: Books
 ) -> None:
     url, key = await start(stack), stack.key()
-    stream = await begin(url, key, {**STREAM, "max_tokens": 150})
-    whole = await begin(url, key, {**STREAM, "max_tokens": 150, "stream": False})
+    stream = await begin(url, key, {**STREAM, "max_tokens": 250})
+    whole = await begin(url, key, {**STREAM, "max_tokens": 250, "stream": False})
     address = urlsplit(url)
     idle, writer = await asyncio.open_connection(address.hostname, address.port)
     await running(stack, 2)
     terminate(stack)
     await until(lambda: http_status(f"{url}/readyz") == 0, what="refused connections")
-    assert await asyncio.wait_for(idle.read(), 60) == b"", "an idle connection is closed"
+    assert await asyncio.wait_for(idle.read(), PATIENCE_SECONDS) == b"", (
+        "an idle connection is closed"
+    )
     writer.close()
     for answer in (await stream, await whole):
         assert answer.is_finished, answer.body[-300:]

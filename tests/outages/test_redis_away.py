@@ -116,7 +116,7 @@ async def test_what_runs_ends_right_and_what_comes_is_refused_meanwhile(
             trying = await _try(deployment, key, seconds, refusals=0 if is_served else REFUSALS)
         for url in stack.gateways:
             await _served_again(url, key)
-        answers = await asyncio.wait_for(asyncio.gather(*running), 90)
+        answers = await asyncio.wait_for(asyncio.gather(*running), 2 * PATIENCE_SECONDS)
         for wish, answer in zip(wishes, answers, strict=True):
             wish.check(answer)
         await deployment.quiet(books)

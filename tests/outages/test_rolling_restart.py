@@ -18,9 +18,10 @@ from tests.outages.deployment import (
     WORKERS,
     Deployment,
     Wish,
+    insist,
     slow_worker,
 )
-from tests.proofs.client import Answer, ask
+from tests.proofs.client import Answer
 from tests.proofs.ledger import open_books
 from tests.proofs.until import until
 from tests.support.stack import metric
@@ -62,21 +63,27 @@ async def test_a_rolling_restart_of_every_process_fails_nothing(
     async def client(url: str) -> None:
         while not is_over:
             wish = wishes[next(numbers) % len(wishes)]
-            answers.append((wish, await ask(url, key.text, **wish.body)))
+            answers.append((wish, await insist(url, key, wish.body)))
 
     async with balancing(stack.gateways) as balancer, open_books(stack) as books:
         await books.settled()
         clients = [asyncio.create_task(client(balancer.url)) for _ in range(CLIENTS)]
         await deployment.running(CLIENTS)
-        for name, start in restarts(deployment):
+
+        async def restart(name: str, start: Callable[[], Awaitable[None]]) -> None:
             before = len(answers)
             assert await asyncio.to_thread(stack.stop, name) == 0, stack.log(name)
             await start()
             await until(partial(_has_grown, answers, before), what=f"answers beside {name}")
+
+        for name, start in restarts(deployment):
+            await restart(name, start)
+        again = dict(restarts(deployment))
+        # By chance all of a worker's requests may end within its grace.
+        while not sum(metric(url, "sluice_gateway_resumed_jobs_total") for url in stack.gateways):
+            await restart(WORKERS[0], again[WORKERS[0]])
         is_over = True
         await asyncio.gather(*clients)
-        resumed = sum(metric(url, "sluice_gateway_resumed_jobs_total") for url in stack.gateways)
-        assert resumed > 0, "the workers' grace was too short for some requests"
         for wish, answer in answers:
             wish.check(answer)
         await deployment.quiet(books)

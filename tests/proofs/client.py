@@ -16,9 +16,10 @@ from typing_extensions import override
 from tests.support import http_client
 from tests.support.events import DONE, KEEP_ALIVE, PREFIX
 from tests.support.http_client import Reading, exchange, request_bytes
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 2 * PATIENCE_SECONDS
 
 _REQUEST_ID = re.compile(rb'"id": ?"(cmpl-[a-z2-7]{26})"')
 
