@@ -1,14 +1,18 @@
 """Asking for completions with the official client, and reading what comes back."""
 
-from collections.abc import Iterable
-from typing import Any, cast
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 from openai import AsyncOpenAI, OpenAI, Stream
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.completion_choice import Logprobs
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL
+
+A = TypeVar("A")
 
 EXTENSIONS = frozenset(
     {"context_length_exceeded_behavior", "ignore_eos", "min_p", "repetition_penalty", "top_k"}
@@ -47,6 +51,14 @@ async def streamed_async(client: AsyncOpenAI, prompt: Any, **options: Any) -> li
     stream: Any = await client.completions.create(**parameters(prompt, options))
     async with stream:
         return [chunk async for chunk in stream]
+
+
+def in_pieces(ask: Callable[[], A], *, pieces: Callable[[A], int], least: int = 2) -> A:
+    """Return what is asked for once it comes in so many pieces: a gateway that waited sends several tokens at once."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while pieces(answer := ask()) < least:
+        assert time.monotonic() < deadline, answer
+    return answer
 
 
 def wait_until_served(client: OpenAI, model: str, *, is_served: bool = True) -> None:

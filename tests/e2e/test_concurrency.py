@@ -103,7 +103,8 @@ async def test_sixty_four_streams_run_together_each_with_its_own_text(
         assert finish_reasons(chunks) == ["length"]
         assert usage_of(chunks[-1]).completion_tokens == LENGTH
         assert usage_of(chunks[-1]).prompt_tokens == len(ids_of(prompt))
-        assert len(chunks) > LENGTH / 16, "it came in many pieces"
+        assert len(chunks) > 1
+    assert sum(map(len, answers)) > STREAMS * LENGTH / 32, "they came in many pieces"
     assert watched.most_at_once >= LEAST_AT_ONCE
 
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from openai.types import CompletionChoice
+from openai.types.completion_choice import Logprobs
 
 from tests.e2e.asking import (
     choices_of,
     complete,
+    in_pieces,
     logprobs_of,
     streamed,
     text,
@@ -65,14 +67,17 @@ def test_greedy_takes_the_likeliest_token(client: OpenAI) -> None:
 
 def test_streamed_logprobs_are_the_plain_ones(client: OpenAI) -> None:
     options = {"temperature": 1, "seed": 8, "max_tokens": 24, "logprobs": 2}
-    answer, chunks = at_once(
+
+    def streamed_logprobs() -> list[Logprobs]:
+        chunks = streamed(client, MULTI_BYTE[0].prompt, **options)
+        return [logprobs_of(choice) for choice in choices_of(chunks) if choice.logprobs is not None]
+
+    answer, pieces = at_once(
         lambda: complete(client, MULTI_BYTE[0].prompt, **options),
-        lambda: streamed(client, MULTI_BYTE[0].prompt, **options),
+        lambda: in_pieces(streamed_logprobs, pieces=len),
     )
     plain = logprobs_of(answer.choices[0])
 
-    pieces = [logprobs_of(choice) for choice in choices_of(chunks) if choice.logprobs is not None]
-    assert len(pieces) > 1
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [each for piece in pieces for each in getattr(piece, name)] == getattr(plain, name)
 

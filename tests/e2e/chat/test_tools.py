@@ -6,6 +6,7 @@ import pytest
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
+from tests.e2e.asking import in_pieces
 from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.asking import (
     THINKING,
@@ -88,15 +89,14 @@ def test_model_need_not_call(client: OpenAI, asked: str, said: str) -> None:
 
 
 def test_call_comes_piece_by_piece(client: OpenAI) -> None:
-    chunks = streamed(client, SUM, tools=[ADD])
-    pieces: list[Any] = [
-        piece for delta in deltas(chunks) for piece in delta.get("tool_calls") or []
-    ]
+    def pieces_of_call() -> list[Any]:
+        chunks = streamed(client, SUM, tools=[ADD])
+        return [piece for delta in deltas(chunks) for piece in delta.get("tool_calls") or []]
 
+    pieces = in_pieces(pieces_of_call, pieces=len, least=3)
     first, *others = pieces
     assert first["type"] == "function"
     assert first["function"]["name"] == "add"
-    assert len(others) > 1
     assert all(piece.keys() == {"index", "function"} for piece in others)
     assert {piece["index"] for piece in pieces} == {0}
 
