@@ -68,7 +68,7 @@ class Books:
 
     async def expire_leases(self) -> None:
         """Let the leases of all jobs expire, as they do some time after their worker was killed."""
-        leases = await self.redis.zrange(keys.leases(MODEL), 0, -1)
+        leases: Any = await self.redis.zrange(keys.leases(MODEL), 0, -1)
         assert leases
         await self.redis.zadd(keys.leases(MODEL), dict.fromkeys(leases, 1), xx=True)
 
