@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
+from gateway.answers import kept, settlement
 from gateway.answers import reader as reading
-from gateway.answers import settlement
 from tests.answers.house import JOURNAL_SECONDS, MODEL, House
 from tests.gateway.desk import hurry
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PATIENCE_SECONDS
 
 OpenHouse = Callable[..., Awaitable[House]]
 
@@ -29,7 +30,8 @@ async def open_house(
     """Makes gateways that look after everything often, and ends their loops with the test."""
     hurry(monkeypatch)
     monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.3)
-    monkeypatch.setattr(settlement, "RECEIPT_PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(settlement, "RECEIPT_PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(kept, "FOLLOWED_SECONDS", PATIENCE_SECONDS)
     houses: list[House] = []
 
     async def open_one(name: str, *, journal_seconds: float = JOURNAL_SECONDS) -> House:

@@ -35,12 +35,12 @@ from gateway.stream.completion import Completion
 from tests.gateway.conftest import eventually
 from tests.quota.fake_ledger import FakeLedger
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PATIENCE_SECONDS
 
 MODEL = "m"
 TENANT = "acme"
 PROMPT = [1, 2, 3]
 COMPLETION_PRICE = 1_000_000
-SECONDS = 10.0
 JOURNAL_SECONDS = 0.05
 
 _numbers = itertools.count(1)
@@ -242,7 +242,7 @@ class Reader:
 
     async def until(self, condition: Callable[["Reader"], Any]) -> "Reader":
         """Read until something holds."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(self):
                 self.replies += await self._generation.replies()
         return self

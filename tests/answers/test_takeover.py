@@ -435,12 +435,13 @@ async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
 async def test_answer_of_a_dead_gateway_can_be_cancelled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
-    request, _ = await begun(first, worker, is_background=True)
+    request, claim = await begun(first, worker, is_background=True)
     await first.kill()
 
     answer = await second.answers.cancel(await second.find(request.id))
 
     assert answer.state is AnswerState.CANCELLED
+    await worker.drop(claim, tokens=1)
     assert await settled(redis, request.id) == [("cancelled", 3, 1)]
 
 

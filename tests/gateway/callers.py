@@ -4,11 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import httpx
+from sqlalchemy import update
 
+from gateway.accounts.changes import ChangeAnnouncer
+from gateway.accounts.database import Database
 from gateway.accounts.scopes import Scope
+from gateway.accounts.tables import ApiKeyRow
+from gateway.accounts.times import utc_now
+from gateway.redis_client import connect
 from tests.gateway.conftest import gateway_client
 from tests.support.stack import Stack
 
@@ -21,6 +28,21 @@ async def caller(
     key = await asyncio.to_thread(stack.key, tenant, scopes=scopes, **options)
     async with gateway_client(stack.url, key) as client:
         yield client
+
+
+async def let_expire(stack: Stack, key: str) -> None:
+    """Let a key have expired; gateways that know it hear of it a moment later."""
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    try:
+        async with database.writing() as transaction:
+            past = utc_now() - timedelta(minutes=1)
+            expire = update(ApiKeyRow).where(ApiKeyRow.prefix == key[3:15])
+            expired = expire.values(expires_at=past).returning(ApiKeyRow.id)
+            key_id = (await transaction.execute(expired)).scalar_one()
+        await ChangeAnnouncer(redis).key_changed(key_id)
+    finally:
+        await redis.aclose()
+        await database.aclose()
 
 
 async def status_with(url: str, key: str, **headers: str) -> int:

@@ -7,6 +7,7 @@ import httpx
 
 from tests.gateway.conftest import asking
 from tests.support.events import numbered_events
+from tests.support.patience import PATIENCE_SECONDS
 
 Events = list[tuple[bytes, str, int]]
 
@@ -70,11 +71,9 @@ async def status_of(client: httpx.AsyncClient, request_id: str) -> str:
     return "completed" if "choices" in body else str(body["status"])
 
 
-async def await_status(
-    client: httpx.AsyncClient, request_id: str, status: str, *, seconds: float = 15.0
-) -> None:
+async def await_status(client: httpx.AsyncClient, request_id: str, status: str) -> None:
     """Wait until a completion stands so."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (found := await status_of(client, request_id)) != status:
             assert found in ("queued", "in_progress"), found
             await asyncio.sleep(0.02)

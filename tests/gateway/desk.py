@@ -133,6 +133,8 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    # A gateway is dead when its test says so, and not because the test stood still.
+    monkeypatch.setattr(dispatching, "ALIVE_SECONDS", 600)
 
 
 async def take(

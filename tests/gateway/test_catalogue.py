@@ -1,6 +1,7 @@
 """Which models exist and who serves them, from what workers announce."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -69,6 +70,30 @@ async def test_model_whose_worker_just_came_back_is_found(
     await asyncio.sleep(0.11)
     await worker.announce()
     assert (await catalogue.find("back")).status.ready_workers == 1
+
+
+async def test_refresh_that_was_overtaken_hides_no_worker(redis: "Redis") -> None:
+    may_go_on, has_read = asyncio.Event(), asyncio.Event()
+    executor = PipeliningExecutor(redis)
+
+    class Slow:
+        """Keeps its first answer to itself for a while."""
+
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            answer = await executor.execute_command(*args, **options)
+            if args[0] == "HGETALL" and not has_read.is_set():
+                has_read.set()
+                await may_go_on.wait()
+            return answer
+
+    catalogue = Catalogue(Slow())
+    overtaken = asyncio.create_task(catalogue.refresh())
+    await has_read.wait()
+    await FakeWorker(redis, "new").announce()
+    await catalogue.refresh()
+    may_go_on.set()
+    await overtaken
+    assert (await catalogue.find("new")).status.ready_workers == 1
 
 
 async def test_unknown_names_do_not_make_redis_busy(catalogue: Catalogue, redis: "Redis") -> None:

@@ -271,7 +271,7 @@ async def test_reading_takes_the_scope_of_completions(
             await reader.post(f"/v1/completions/{UNKNOWN}/cancel"),
         ):
             message_of(response, status=403, kind="permission_error", code="insufficient_scope")
-    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+    async with gateway_client(stack.url, None) as anonymous:
         assert (await anonymous.get(f"/v1/completions/{UNKNOWN}")).status_code == 401
 
 

@@ -193,7 +193,7 @@ async def test_unknown_model_has_no_page(client: httpx.AsyncClient) -> None:
 
 
 async def test_probes_need_no_key(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+    async with gateway_client(stack.url, None) as anonymous:
         assert (await anonymous.get("/healthz")).json() == {"status": "ok"}
         assert (await anonymous.get("/readyz")).json() == {"status": "ready"}
         assert (await anonymous.get("/metrics")).status_code == 200

@@ -178,7 +178,7 @@ async def test_unknown_parameters_are_named_and_refused_where_the_tenant_is_stri
 
 
 async def test_only_those_who_may_generate_may_tokenize(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+    async with gateway_client(stack.url, None) as anonymous:
         for path in ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"):
             response = await anonymous.post(path, json={"content": "a", "tokens": [5]})
             message_of(response, status=401, kind="authentication_error", code="invalid_api_key")

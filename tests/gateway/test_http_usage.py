@@ -267,7 +267,7 @@ async def test_key_without_the_scope_sees_only_what_it_used_itself(
 async def test_other_credentials_see_nothing(stack: Stack, client_of: Client, path: str) -> None:
     refused = await (await client_of("keys")).get(path)
     message_of(refused, status=403, kind="permission_error", code="insufficient_scope")
-    async with httpx.AsyncClient(base_url=stack.url) as anonymous:
+    async with gateway_client(stack.url, None) as anonymous:
         assert (await anonymous.get(path)).status_code == 401
     if path.startswith("/admin"):
         assert (await (await client_of("usage")).get(path)).status_code == 403

@@ -3,11 +3,9 @@
 import pytest
 from redis.asyncio import Redis
 
-from gateway.quota import endings
 from gateway.quota import store as store_module
 from gateway.quota.store import QuotaStore
 from tests.quota.building import SCRIPTS, TestClock, with_test_clock
-from tests.support.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -18,12 +16,6 @@ async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestCloc
     clock = TestClock(any_redis)
     await clock.set(clock.now_ms)
     return clock
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whoever ends a reservation wait for a busy machine, where that is not what is tested."""
-    monkeypatch.setattr(endings, "WAIT_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
