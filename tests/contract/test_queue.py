@@ -8,6 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import clock, keys
+from contract import queue as queue_module
 from contract.messages import (
     GenerationJob,
     Resumption,
@@ -26,6 +27,7 @@ from contract.queue import (
     needed_tokens,
 )
 from contract.sampling import SamplingSpec
+from tests.quota.building import TestClock
 from tests.support.kinds import every_redis
 
 MODEL = "m/with:odd {chars}"
@@ -288,13 +290,17 @@ async def lose(queue: JobQueue, attempt: int = 1) -> None:
     await asyncio.sleep(0.005)
 
 
-async def test_an_expired_lease_is_reported_to_its_owner_once_in_a_while(queue: JobQueue) -> None:
+async def test_an_expired_lease_is_reported_to_its_owner_once_in_a_while(
+    clock: TestClock, queue: JobQueue
+) -> None:
     await enqueue(queue, job("j1", handle=42))
     await claim_ids(queue, "w1")
     assert await queue.reclaim() == []
-    await lose(queue)
-    assert await queue.reclaim() == [("j1", "a", "gw-1", 42, 1)]
-    assert await queue.reclaim() == []
+    await clock.advance(LEASE_MS)
+    for _ in range(2):
+        assert await queue.reclaim() == [("j1", "a", "gw-1", 42, 1)]
+        assert await queue.reclaim() == []
+        await clock.advance(queue_module._REPORT_AGAIN_MS)
 
 
 async def test_a_requeued_job_goes_first_and_the_dead_attempt_is_fenced_off(
@@ -487,9 +493,10 @@ async def test_a_job_whose_hash_expired_is_skipped_and_not_charged(
 @every_redis
 async def test_announced_workers_are_counted_until_they_fall_silent(queue: JobQueue) -> None:
     card = WorkerCard("w1", MODEL, WorkerState.READY, "scripted", created=1)
-    await queue.announce(card, ttl_ms=40)
+    await queue.announce(card, ttl_ms=60_000)
     assert (await queue.status()).ready_workers == 1
-    await asyncio.sleep(0.06)
+    await queue.announce(card, ttl_ms=1)
+    await asyncio.sleep(0.01)
     assert (await queue.status()).ready_workers == 0
     await queue.announce(card, ttl_ms=60_000)
     draining = WorkerCard("w1", MODEL, WorkerState.DRAINING, "scripted", created=1)

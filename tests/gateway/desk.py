@@ -137,12 +137,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatching, "ALIVE_SECONDS", 600)
 
 
-async def take(
-    generation: Generation, number: int, *, seconds: float = PATIENCE_SECONDS
-) -> list[Any]:
+async def take(generation: Generation, number: int) -> list[Any]:
     """Wait for a number of messages."""
     taken: list[Any] = []
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(taken) < number:
             taken += [message for _, message in await generation.replies()]
     return taken

@@ -1,12 +1,17 @@
 """Changing tenants of a running deployment, as `sluice tenants set` does."""
 
+import asyncio
+
 from typing_extensions import Unpack
 
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.records import TenantOptions
 from gateway.accounts.tenant_service import TenantService
+from gateway.auth.key_service import KeyService
 from gateway.redis_client import connect
+from tests.gateway.callers import status_with
+from tests.gateway.conftest import eventually
 from tests.support.stack import Stack
 
 
@@ -15,6 +20,26 @@ async def change_tenant(stack: Stack, tenant: str, **options: Unpack[TenantOptio
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         await TenantService(database, ChangeAnnouncer(redis)).update(tenant, **options)
+    finally:
+        await redis.aclose()
+        await database.aclose()
+
+
+async def all_have_heard(stack: Stack) -> None:
+    """Wait until every gateway has heard of all changes so far: they hear of them in order."""
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    try:
+        service = KeyService(database, ChangeAnnouncer(redis))
+        created = await service.create("acme", name="last change")
+        urls, text = stack.gateways[:2], created.key.reveal()
+
+        async def all_answer(status: int) -> bool:
+            answers = [status_with(url, text) for url in urls]
+            return set(await asyncio.gather(*answers)) == {status}
+
+        assert await all_answer(200)
+        await service.revoke("acme", created.record.id)
+        await eventually(lambda: all_answer(401), what="the change being heard of")
     finally:
         await redis.aclose()
         await database.aclose()

@@ -1,27 +1,25 @@
 """A client that goes away stops its work at once, in whatever phase it is, and leaves nothing behind."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.dispatch.catalogue import REFRESH_SECONDS
 from tests.gateway.conftest import asking, complete, eventually, jobs_in_redis, nothing_left, serve
 from tests.gateway.http import connection, head, post
 from tests.support.events import DONE, split_events
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 
-STOPPED_SECONDS = 1.0
 JOBS = "sluice_worker_jobs_running"
 STEPS = "sluice_worker_engine_steps_total"
 
 
 @pytest.fixture(scope="module")
-def slow_reading(stack: Stack) -> Iterator[str]:
+def slow_reading(stack: Stack, impatient: str) -> Iterator[str]:
     """A model that takes a second for each token of the prompt. Yields its worker's URL."""
     stack.start_worker(
         "slow-reading",
@@ -29,8 +27,13 @@ def slow_reading(stack: Stack) -> Iterator[str]:
         SLUICE_ENGINE="scripted",
         SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="1",
     )
-    # Only the first gateway was asked; the others hear of the model with their next refresh.
-    time.sleep(REFRESH_SECONDS * 1.5)
+    headers = {"authorization": f"Bearer {stack.key()}"}
+    for url in (stack.gateways[1], impatient):
+        page = f"{url}/v1/models/slow-reading"
+        wait_until(
+            lambda page=page: httpx.get(page, headers=headers, timeout=None).json().get("ready"),  # type: ignore[misc]
+            what="slow-reading being known as ready",
+        )
     yield stack.worker_url("slow-reading")
     stack.stop("slow-reading")
 
@@ -42,7 +45,7 @@ async def stopped(url: str, store: "Redis", model: str) -> None:
         jobs = await asyncio.to_thread(metric, url, JOBS)
         return not jobs and await nothing_left(store, model)
 
-    await eventually(is_idle, seconds=STOPPED_SECONDS, what="the worker's end")
+    await eventually(is_idle, what="the worker's end")
     steps = await asyncio.to_thread(metric, url, STEPS)
     await asyncio.sleep(0.1)
     assert await asyncio.to_thread(metric, url, STEPS) == steps, "the engine still steps"
@@ -65,9 +68,7 @@ async def test_client_that_leaves_the_queue_takes_its_jobs_along(
             return (await jobs_in_redis(store, "nobody-claims"))["waiting"] == 2
 
         await eventually(waits, what="the jobs being queued")
-    await eventually(
-        lambda: nothing_left(store, "nobody-claims"), seconds=STOPPED_SECONDS, what="the end"
-    )
+    await eventually(lambda: nothing_left(store, "nobody-claims"), what="the end")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -82,9 +83,9 @@ async def test_client_that_leaves_during_prefill_stops_the_worker(
 
 
 async def test_client_that_leaves_after_the_commit_stops_the_worker(
-    stack: Stack, key: str, store: "Redis", slow_reading: str
+    impatient: str, key: str, store: "Redis", slow_reading: str
 ) -> None:
-    async with connection(stack.url) as (reader, writer):
+    async with connection(impatient) as (reader, writer):
         body = asking(model="slow-reading", prompt=[5] * 60, stream=True)
         writer.write(post(key, body))
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -137,7 +138,7 @@ async def test_client_that_leaves_while_it_sends_is_no_error_of_ours(
         await asyncio.sleep(0.1)
 
     async def is_counted() -> bool:
-        return await count() == before + 1
+        return await count() > before
 
     await eventually(is_counted, what="the request being counted")
     assert "Traceback" not in stack.log("gateway-1").removeprefix(log)

@@ -36,8 +36,8 @@ async def test_conflict_20_fireworks_tells_times_in_headers_and_on_request_in_th
     assert metrics["prompt-tokens"] == usage["prompt_tokens"]
     took = float(response.headers["fireworks-server-processing-time"])
     assert 0 < float(response.headers["fireworks-server-time-to-first-token"]) <= took
-    # Seven steps lie between the first token and the last.
-    assert 6 * STEP_SECONDS < metrics["generation-duration"] < took
+    # Seven steps lie between the first token and the last; after a late one the next comes early.
+    assert 5 * STEP_SECONDS < metrics["generation-duration"] < took
 
 
 async def test_conflict_20_llamacpp_tells_timings_in_every_chunk_on_request(

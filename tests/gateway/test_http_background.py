@@ -84,6 +84,7 @@ async def test_background_stream_can_be_read_to_its_end(client: httpx.AsyncClien
     response = await complete(client, stream=True, background=True, max_tokens=10)
     events = numbered_events(response.content)
     assert events[-1][0] == DONE
+    await await_status(client, events[0][1], "completed")
     whole = (await client.get(f"/v1/completions/{events[0][1]}")).json()
     assert whole["usage"]["completion_tokens"] == 10
 

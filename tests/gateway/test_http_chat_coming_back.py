@@ -112,7 +112,8 @@ async def test_background_chat_is_read_later_or_cancelled(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     started = (await chat(client, background=True, max_tokens=4)).json()
-    assert (started["object"], started["status"]) == ("chat.completion", "queued")
+    assert started["object"] == "chat.completion"
+    assert started["status"] in ("queued", "in_progress")
     await await_status(other_client, started["id"], "completed")
     worker, name = await serve_chats(store)
     waiting = (await chat(client, name, background=True)).json()

@@ -12,25 +12,38 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.dispatch.dispatcher import ALIVE_SECONDS
+from tests.gateway.coming_back import Reader
 from tests.gateway.conftest import (
     GATEWAY_SETTINGS,
+    LEASE_SECONDS,
     asking,
     complete,
     eventually,
     gateway_client,
     nothing_left,
+    serve,
 )
 from tests.gateway.http import message_of
 from tests.support.events import parse_chunks, texts_by_choice
-from tests.support.stack import MODEL, Stack, metric, running_stack
+from tests.support.stack import MODEL, Stack, http_status, metric, running_stack
 
-SHORT_LEASE = {"SLUICE_ENGINE": "scripted", "SLUICE_LEASE_SECONDS": "0.5"}
+GONE = -2
+"""What Redis says of the time that is left to a key that is not there."""
+
+SCRIPTED = {"SLUICE_ENGINE": "scripted", "SLUICE_LEASE_SECONDS": str(LEASE_SECONDS)}
 
 
 async def start_worker(stack: Stack, name: str, **environment: str) -> None:
-    """Start another worker with a short lease."""
+    """Start another worker."""
     start = functools.partial(stack.start_worker, name)
-    await asyncio.to_thread(start, **(SHORT_LEASE | environment))
+    await asyncio.to_thread(start, **(SCRIPTED | environment))
+
+
+async def kill_worker(stack: Stack, store: "Redis", name: str, model: str) -> None:
+    """Kill the only worker of a model, and let its leases run out."""
+    await asyncio.to_thread(stack.kill, name)
+    leases = await store.zrange(keys.leases(model), 0, -1)
+    await store.zadd(keys.leases(model), dict.fromkeys(leases, 1))
 
 
 async def running(stack: Stack, worker: str = "worker", *, jobs: int) -> None:
@@ -70,18 +83,11 @@ async def streamed(
 async def test_answers_of_a_killed_worker_go_on_as_if_nothing_had_happened(
     stack: Stack, client: httpx.AsyncClient, store: "Redis"
 ) -> None:
-    served = {"SLUICE_MODEL_NAME": "doomed", "SLUICE_SCRIPTED_STEP_SECONDS": "0.02"}
+    served = {"SLUICE_MODEL_NAME": "doomed"}
     asked = {"model": "doomed", "max_tokens": 200}
-    await start_worker(stack, "doomed", **served)
+    # So slow that nothing ends before the worker is killed.
+    await start_worker(stack, "doomed", **served, SLUICE_SCRIPTED_STEP_SECONDS="0.1")
     cases = STREAMED | WHOLE
-    undisturbed = {
-        name: response.json()
-        for name, response in zip(
-            cases,
-            await asyncio.gather(*(complete(client, **asked, **each) for each in cases.values())),
-            strict=True,
-        )
-    }
     have_begun = {name: asyncio.Event() for name in STREAMED}
     wholes = {name: asyncio.create_task(complete(client, **asked, **WHOLE[name])) for name in WHOLE}
     streams = {
@@ -91,9 +97,13 @@ async def test_answers_of_a_killed_worker_go_on_as_if_nothing_had_happened(
     await running(stack, "doomed", jobs=len(cases))
     for has_begun in have_begun.values():
         await has_begun.wait()
-    stack.kill("doomed")
+    await kill_worker(stack, store, "doomed", "doomed")
     await start_worker(stack, "other", **served)
     try:
+        answers = await asyncio.gather(
+            *(complete(client, **asked, **case) for case in cases.values())
+        )
+        undisturbed = {name: response.json() for name, response in zip(cases, answers, strict=True)}
         for name, whole in wholes.items():
             answer = (await whole).json()
             assert answer["choices"] == undisturbed[name]["choices"], name
@@ -132,7 +142,7 @@ async def test_worker_killed_before_the_first_token_is_not_noticed(
     await start_worker(stack, "fragile-1", **fragile, SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN="1")
     request = asyncio.create_task(complete(client, model="fragile", prompt=[5] * 100, max_tokens=5))
     await running(stack, "fragile-1", jobs=1)
-    stack.kill("fragile-1")
+    await kill_worker(stack, store, "fragile-1", "fragile")
     await start_worker(stack, "fragile-2", **fragile)
     response = await request
     stack.stop("fragile-2")
@@ -146,19 +156,31 @@ async def test_worker_killed_before_the_first_token_is_not_noticed(
     await eventually(lambda: nothing_left(store, "fragile"), seconds=20, what="the end of the job")
 
 
-async def test_gateway_that_is_stopped_finishes_its_streams(stack: Stack, key: str) -> None:
-    url = await asyncio.to_thread(lambda: stack.start_gateway("stopping", **GATEWAY_SETTINGS))
+async def test_gateway_that_is_stopped_finishes_its_streams(
+    stack: Stack, key: str, store: "Redis"
+) -> None:
+    settings = GATEWAY_SETTINGS | {"SLUICE_DRAIN_TIMEOUT": "PT5M"}
+    url = await asyncio.to_thread(lambda: stack.start_gateway("stopping", **settings))
     stack.gateways.remove(url)
     process = stack.processes.pop("stopping")
+    worker = await serve(store, "outliving")
     async with gateway_client(url, key) as client:
-        stream = asyncio.create_task(complete(client, max_tokens=150, stream=True))
-        whole = asyncio.create_task(complete(client, max_tokens=150))
-        await running(stack, jobs=2)
+        stream = asyncio.create_task(complete(client, model="outliving", stream=True))
+        whole = asyncio.create_task(complete(client, model="outliving"))
+        claims = await worker.claim(2)
         process.send_signal(signal.SIGTERM)
+        readiness = functools.partial(asyncio.to_thread, http_status, f"{url}/readyz")
+
+        async def is_stopping() -> bool:
+            return await readiness() != 200
+
+        await eventually(is_stopping, what="the gateway's stopping")
+        for claim in claims:
+            await worker.conclude(claim, "a", "b")
         chunks = parse_chunks((await stream).content)
         answer = (await whole).json()
-    assert texts_by_choice(chunks) == {0: answer["choices"][0]["text"]}
-    assert chunks[-1]["usage"]["completion_tokens"] == 150
+    assert texts_by_choice(chunks) == {0: "ab"} == {0: answer["choices"][0]["text"]}
+    assert chunks[-1]["usage"]["completion_tokens"] == 2
     # uvicorn raises the signal again once it is done.
     assert await asyncio.to_thread(process.wait, 60) in (0, -signal.SIGTERM)
     log = stack.log("stopping")
@@ -169,19 +191,24 @@ async def test_gateway_that_is_stopped_finishes_its_streams(stack: Stack, key: s
 async def test_jobs_of_a_killed_gateway_are_stopped(stack: Stack, key: str, store: "Redis") -> None:
     url = await asyncio.to_thread(lambda: stack.start_gateway("killed", **GATEWAY_SETTINGS))
     stack.gateways.remove(url)
-    async with gateway_client(url, key) as client:
-        request = asyncio.create_task(complete(client, n=2, max_tokens=2000, stream=True))
-        await running(stack, jobs=1)
+    body = asking(n=2, max_tokens=2000, stream=True)
+    async with (
+        gateway_client(url, key) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        reader = Reader(response)
+        await reader.read(1)
         stack.kill("killed")
-        with pytest.raises(httpx.RemoteProtocolError):
-            await request
+        with pytest.raises(httpx.TransportError):
+            await reader.read_all()
     # Without it, Redis would drop the sign of life some seconds later. Others set theirs again in time.
     signs = [sign async for sign in store.scan_iter(match=keys.gateway_alive("*"))]
-    assert all([0 < await store.pttl(sign) <= ALIVE_SECONDS * 1000 for sign in signs])
+    left_ms = [await store.pttl(sign) for sign in signs]
+    assert all(0 < left <= ALIVE_SECONDS * 1000 for left in left_ms if left != GONE)
     await store.delete(*signs)
     # Workers wait for 5 s more.
-    await eventually(lambda: nothing_left(store, MODEL), seconds=30, what="the end of its jobs")
-    assert await asyncio.to_thread(metric, stack.worker_url(), "sluice_worker_jobs_running") == 0
+    await eventually(lambda: nothing_left(store, MODEL), what="the end of its jobs")
+    await running(stack, jobs=0)
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ from contract.messages import Delta, Frame, JobFinished
 from contract.queue import Claim, LeaseReport
 from gateway.dispatch import dispatcher as dispatching
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, cancel_unheard, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, cancel_unheard, hurry, take, texts
 from tests.gateway.test_resumption import received
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import BUNDLED, RedisServer
 
-RESUME_AFTER_SECONDS = 1.5
+RESUME_AFTER_SECONDS = 3600.0
+"""Over when a test says so."""
 
 
 @pytest.fixture(params=[None, "always"], ids=["without a file", "with a file"])
@@ -40,8 +41,8 @@ async def client(server: RedisServer) -> AsyncIterator["Redis"]:
 
 @pytest.fixture
 async def worker(client: "Redis") -> FakeWorker:
-    """A worker with a short lease."""
-    worker = FakeWorker(client, MODEL, lease_ms=400)
+    """A worker."""
+    worker = FakeWorker(client, MODEL)
     await worker.announce()
     return worker
 
@@ -51,9 +52,7 @@ async def desk(
     server: RedisServer, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Desk]:
     """A dispatcher that gives workers time after an outage; its own client does not wait."""
-    monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
+    hurry(monkeypatch)
     monkeypatch.setattr(dispatching, "HEARTBEAT_SECONDS", 0.2)
     client = Redis.from_url(server.url, retry=Retry(ConstantBackoff(0), 1))
     desk = Desk(client, GATEWAY, resume_after_seconds=RESUME_AFTER_SECONDS)
@@ -73,11 +72,18 @@ def is_kept(server: RedisServer) -> bool:
     return server._append is not None
 
 
-async def restart(server: RedisServer) -> None:
-    """Kill the server, and start it again after leases have run out."""
+async def restart(server: RedisServer, client: "Redis") -> None:
+    """Kill the server, and start it again when all leases have run out."""
     await asyncio.to_thread(server.kill)
-    await asyncio.sleep(0.5)
     await asyncio.to_thread(server.start)
+    leases = await client.zrange(keys.leases(MODEL), 0, -1)
+    if leases:
+        await client.zadd(keys.leases(MODEL), dict.fromkeys(leases, 1))
+
+
+def end_the_time_of_workers(desk: Desk) -> None:
+    """Let the time be over in which workers say what they hold."""
+    desk.dispatcher._resume_after_seconds = 0.0
 
 
 async def test_worker_that_lives_keeps_its_job_if_redis_does(
@@ -85,18 +91,19 @@ async def test_worker_that_lives_keeps_its_job_if_redis_does(
 ) -> None:
     generation, claim = await begun(desk, worker)
     assert texts(await take(generation, 1)) == ["a"]
-    await restart(server)
-    # It has not heard for a while that Redis is back.
-    await asyncio.sleep(RESUME_AFTER_SECONDS / 3)
+    await restart(server, worker._redis)
     report = LeaseReport(claim.job.id, claim.attempt, 1)
     lost = await worker.queue.extend(worker.name, [report], lease_ms=60_000)
     if is_kept(server):
         assert lost == []
-        await asyncio.sleep(RESUME_AFTER_SECONDS)
+        end_the_time_of_workers(desk)
+        await desk.dispatcher._reclaim()
+        await desk.look_after_jobs()
         await worker.say(claim, "b")
         await worker.finish(claim)
     else:
         assert lost == [claim.job.id]
+        end_the_time_of_workers(desk)
         await worker.announce()
         again = await worker.claim_one()
         assert (again.attempt, again.job.resumption) == (2, received(1))
@@ -112,7 +119,8 @@ async def test_job_of_a_worker_that_is_gone_goes_on_when_redis_is_back(
 ) -> None:
     generation, _ = await begun(desk, worker)
     assert texts(await take(generation, 1)) == ["a"]
-    await restart(server)
+    await restart(server, worker._redis)
+    end_the_time_of_workers(desk)
     other = FakeWorker(worker._redis, MODEL, name="fake-2")
     await other.announce()
     again = await other.claim_one()
@@ -125,7 +133,8 @@ async def test_waiting_job_is_waiting_again(
     server: RedisServer, desk: Desk, worker: FakeWorker
 ) -> None:
     generation = await desk.request()
-    await restart(server)
+    await restart(server, worker._redis)
+    end_the_time_of_workers(desk)
     await worker.announce()
     claim = await worker.claim_one()
     await worker.say(claim, "a")
@@ -141,8 +150,9 @@ async def test_gateway_says_that_it_lives_before_its_jobs_are_run_again(
     monkeypatch.setattr(dispatching, "HEARTBEAT_SECONDS", 600)
     await desk.open()
     await desk.request()
-    await restart(server)
+    await restart(server, worker._redis)
     await worker._redis.delete(keys.gateway_alive(GATEWAY), keys.job(MODEL, "gw-1-1"))
+    end_the_time_of_workers(desk)
     await worker.announce()
     await worker.claim_one()
     assert await worker._redis.exists(keys.gateway_alive(GATEWAY))
@@ -165,7 +175,7 @@ async def test_stream_that_begins_anew_with_lower_ids_is_read(
     await write(client, claim, 1, "*")
     assert texts(await take(generation, 1)) == ["a"]
     await desk.close()
-    await restart(server)
+    await restart(server, client)
     await client.delete(keys.replies(GATEWAY))
     await desk.open()
     # The server's clock is behind the one that it had before.
@@ -185,13 +195,13 @@ async def test_frames_that_a_replica_has_kept_are_not_applied_twice(
     await write(client, claim, 2, "*")
     assert texts(await take(generation, 2)) == ["a", "b"]
     await desk.close()
-    await restart(server)
+    await restart(server, client)
     await client.delete(keys.replies(GATEWAY))
     await write(client, claim, 1, "5-1")
     await write(client, claim, 2, "5-2")
     await write(client, claim, 3, "5-3")
     await desk.open()
-    assert texts(await take(generation, 1, seconds=5)) == ["c"]
+    assert texts(await take(generation, 1)) == ["c"]
     assert generation.tickets[0].attempt == 1
 
 

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from contract import keys, messages
+from contract import clock, keys, messages
 from contract.messages import (
     Frame,
     JobFailed,
@@ -513,8 +513,10 @@ async def test_job_that_cannot_be_given_away_fails_with_its_deadline(
         raise RedisConnectionError
 
     monkeypatch.setattr(JobQueue, "requeue", unreachable)
-    generation = await desk.request(deadline_seconds=0.5)
+    generation = await desk.request()
     await worker.lose(await worker.claim_one())
+    later_ms = generation.tickets[0].job.deadline_ms + 1
+    monkeypatch.setattr(clock, "now_ms", lambda: later_ms)
     assert await failure(generation) is FailureCode.DEADLINE_EXCEEDED
 
 
@@ -545,10 +547,12 @@ async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
         lambda: redis.zcard(keys.queue(MODEL, "a")), seconds=3, what="the job being requeued"
     )
     # The replica that takes over had heard of the claim only, and the worker goes on there.
-    await redis.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)
-    await redis.zrem(keys.queue(MODEL, "a"), claim.job.id)
-    await redis.zrem(keys.active_tenants(MODEL), "a")
-    await redis.set(keys.waiting(MODEL), 0)
+    async with redis.pipeline(transaction=True) as fail_over:
+        fail_over.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)
+        fail_over.zrem(keys.queue(MODEL, "a"), claim.job.id)
+        fail_over.zrem(keys.active_tenants(MODEL), "a")
+        fail_over.set(keys.waiting(MODEL), 0)
+        await fail_over.execute()
     await worker.queue.extend(worker.name, [LeaseReport(claim.job.id, 1, 1)], lease_ms=60_000)
     await worker.say(claim, "not this")
     await goes_on(generation, other, attempt=3)
@@ -579,7 +583,7 @@ async def test_job_that_has_ended_for_another_gateway_is_let_go(
 async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model(
     open_desk: Callable[..., Any], worker: FakeWorker, redis: "Redis"
 ) -> None:
-    desk = await open_desk(queue_timeout_seconds=1.5)
+    desk = await open_desk(queue_timeout_seconds=3600.0)
     generation, claim = await begun(desk, worker)
     await take(generation, 1)
     await redis.delete(keys.workers(MODEL))
@@ -590,6 +594,7 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     assert await failure(fresh) is FailureCode.NO_WORKER
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
+    desk.dispatcher._queue_timeout_seconds = 0.0  # It has waited for so long.
     assert await failure(generation) is FailureCode.WORKER_LOST
     await eventually(lambda: nothing_left(redis, MODEL), what="the job being dropped")
 

@@ -81,11 +81,15 @@ async def test_no_more_images_than_a_few_are_fetched_at_once(
     fetcher: ImageFetcher, server: Server
 ) -> None:
     running = most = 0
+    is_full = asyncio.Event()
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
+        if running == IMAGES_AT_ONCE:
+            is_full.set()
+        await is_full.wait()
         await asyncio.sleep(0.02)
         running -= 1
         writer.write(image())
@@ -175,12 +179,14 @@ async def test_request_that_finds_no_place_is_told_to_come_again(
     monkeypatch.setattr(fetcher_module, "MAX_REQUESTS", 1)
     url = f"http://images.example:{server.port}/a.png"
     server.answers["/a.png"] = image()
-    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2)
+    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
     async with fetcher.place("other"):
+        fetcher.timeout_seconds = 0.2
         with pytest.raises(OverloadedError) as caught:
             await fetch(fetcher, url)
         assert caught.value.retry_after_seconds == 1
     assert server.connections == 0
+    fetcher.timeout_seconds = PATIENCE_SECONDS
     assert await fetch(fetcher, url) == [PNG]
 
 
@@ -189,11 +195,13 @@ async def test_tenant_whose_hosts_take_long_leaves_places_to_others(
 ) -> None:
     url = f"http://images.example:{server.port}/a.png"
     server.answers["/a.png"] = image()
-    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.2)
+    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served)
     async with AsyncExitStack() as places:
         for _ in range(fetcher_module.MAX_REQUESTS_OF_TENANT):
             await places.enter_async_context(fetcher.place("slow"))
+        fetcher.timeout_seconds = 0.2
         with pytest.raises(OverloadedError):
             await fetch(fetcher, url, tenant_id="slow")
+        fetcher.timeout_seconds = PATIENCE_SECONDS
         assert await fetch(fetcher, url, tenant_id="other") == [PNG]
     assert await fetch(fetcher, url, tenant_id="slow") == [PNG]

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -284,22 +283,20 @@ async def test_much_work_is_done_beside_the_event_loop(
 
 async def test_event_loop_runs_while_a_long_text_is_encoded() -> None:
     tokenizer = tiny_tokenizer()
-    longest, stop = 0.0, False
+    turns, stop = 0, False
 
     async def watch() -> None:
-        nonlocal longest
+        nonlocal turns
         while not stop:
-            before = time.perf_counter()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.perf_counter() - before)
+            turns += 1
 
     watching = asyncio.create_task(watch())
-    began = time.perf_counter()
     card = card_of(tokenizer, context_window=10**6)
     result = await prepare(request_of("a b c\n" * 100_000), tokenizer, card)
-    took, stop = time.perf_counter() - began, True
+    stop = True
     await watching
 
     assert len(result.prompts[0].token_ids) == 400_000
-    assert took > 0.2
-    assert longest < took / 2
+    # It takes hundreds of milliseconds. Were the loop busy with it, there would be hardly a turn.
+    assert turns > 10
