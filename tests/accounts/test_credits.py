@@ -24,8 +24,8 @@ from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.processes import free_port
 
-SOON = timedelta(seconds=0.05)
-LATE = GRACE + timedelta(minutes=1)
+SOON = timedelta(minutes=1)
+LATE = SOON + GRACE + timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -50,10 +50,12 @@ async def _kinds(service: CreditService) -> list[tuple[CreditKind, int]]:
     return [(each.kind, each.amount_micros) for each in await service.list_all("acme")]
 
 
-async def _soon_expiring(service: CreditService, amount: int) -> Credit:
-    granted = await service.grant("acme", amount, expires_at=utc_now() + SOON)
-    await asyncio.sleep(2 * SOON.total_seconds())
-    return granted
+async def _soon_expiring(
+    service: CreditService, amount: int, *, after: Credit | None = None
+) -> Credit:
+    """Grant what expires soon; or as long after another grant."""
+    begin = after.expires_at if after is not None and after.expires_at is not None else utc_now()
+    return await service.grant("acme", amount, expires_at=begin + SOON)
 
 
 @every_database
@@ -205,7 +207,7 @@ async def test_grant_stays_for_the_grace_period(credits_: CreditService) -> None
 
 async def test_only_grants_past_the_grace_period_are_taken_back(credits_: CreditService) -> None:
     first = await _soon_expiring(credits_, 50)
-    await _soon_expiring(credits_, 7)
+    await _soon_expiring(credits_, 7, after=first)
     assert first.expires_at is not None
     assert await credits_.expire_due(first.expires_at + GRACE + SOON / 2) == 1
     expiries = [c.grant_id for c in await credits_.list_all("acme") if c.grant_id is not None]
@@ -226,9 +228,9 @@ async def test_used_up_grant_ends_without_taking_anything(
 @every_database
 async def test_expiries_at_once_take_back_once(credits_: CreditService, database: Database) -> None:
     first = await _soon_expiring(credits_, 50)
-    await _soon_expiring(credits_, 7)
+    await _soon_expiring(credits_, 7, after=first)
     await use(database, "acme", 20, at=first.created_at)
-    now = utc_now() + LATE
+    now = utc_now() + SOON + LATE
     assert sum(await asyncio.gather(*(credits_.expire_due(now) for _ in range(4)))) == 2
     assert sorted(await _kinds(credits_)) == [
         (CreditKind.EXPIRY, -30),

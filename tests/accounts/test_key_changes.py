@@ -139,7 +139,7 @@ async def test_rotation_gives_a_new_secret_and_keeps_everything_else(
     assert rotated.key.prefix != key.key.prefix
     old_expires_at = rotated.record.old_expires_at
     assert old_expires_at is not None
-    assert timedelta(0) <= old_expires_at - before - timedelta(hours=2) < timedelta(seconds=10)
+    assert timedelta(0) <= old_expires_at - before - timedelta(hours=2) < timedelta(minutes=1)
     assert rotated.record == replace(
         key.record,
         prefix=rotated.key.prefix,

@@ -273,10 +273,10 @@ async def test_cached_key_costs_microseconds(authenticator: Authenticator, key: 
     await authenticator.authenticate(header)
     fastest = float("inf")
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(1000):
             await authenticator.authenticate(header)
-        fastest = min(fastest, (time.perf_counter() - began) / 1000)
+        fastest = min(fastest, (time.thread_time() - began) / 1000)
     assert fastest < 20e-6
 
 
