@@ -5,8 +5,10 @@ from typing import Any
 
 import httpx
 
+from contract.queue import Claim
 from tests.gateway.conftest import asking
 from tests.support.events import numbered_events
+from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PATIENCE_SECONDS
 
 Events = list[tuple[bytes, str, int]]
@@ -33,6 +35,13 @@ class Reader:
         async for part in self._parts:
             self._body += part
         return numbered_events(self._body)
+
+
+async def say_first(worker: FakeWorker, text: str) -> Claim:
+    """Claim a job and say the first of it."""
+    claim = await worker.claim_one()
+    await worker.say(claim, text)
+    return claim
 
 
 async def begin(client: httpx.AsyncClient, number: int, **parameters: Any) -> Events:

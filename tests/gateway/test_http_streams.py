@@ -12,8 +12,7 @@ from redis.asyncio import Redis
 from contract import keys, messages
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Claim
-from tests.gateway.coming_back import Reader
+from tests.gateway.coming_back import Reader, say_first
 from tests.gateway.conftest import (
     KEEP_ALIVE_SECONDS,
     asking,
@@ -25,7 +24,7 @@ from tests.gateway.conftest import (
 )
 from tests.gateway.http import connection, message_of, post
 from tests.support.events import DONE, KEEP_ALIVE, parse_chunks, split_events, texts_by_choice
-from tests.support.fake_worker import FakeWorker, delta
+from tests.support.fake_worker import delta
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack, metric
 
@@ -207,13 +206,6 @@ async def test_silence_between_tokens_is_kept_alive(
         await worker.finish(claim, tokens=2)
         rest = b"".join([part async for part in parts])
     assert texts_by_choice(parse_chunks(rest)) == {0: "b"}
-
-
-async def say_first(worker: FakeWorker, text: str) -> Claim:
-    """Claim a job and say the first of it."""
-    claim = await worker.claim_one()
-    await worker.say(claim, text)
-    return claim
 
 
 async def test_failure_after_the_commit_is_an_event(
