@@ -264,7 +264,7 @@ async def test_frames_go_to_the_gateway_that_asked(
     async def told() -> dict[bytes, int]:
         """Return how many frames with tokens each gateway was sent. Gateways write to each other, too."""
         names = [key async for key in store.scan_iter(match="{g:gw-*}:replies")]
-        entries = {name: await store.xrange(name) for name in names}
+        entries: Any = {name: await store.xrange(name) for name in names}
         return {
             name: sum(bool(messages.decode_frame(fields[b"f"]).deltas) for _, fields in found)
             for name, found in entries.items()

@@ -42,7 +42,7 @@ async def start_worker(stack: Stack, name: str, **environment: str) -> None:
 async def kill_worker(stack: Stack, store: "Redis", name: str, model: str) -> None:
     """Kill the only worker of a model, and let its leases run out."""
     await asyncio.to_thread(stack.kill, name)
-    leases = await store.zrange(keys.leases(model), 0, -1)
+    leases: Any = await store.zrange(keys.leases(model), 0, -1)
     await store.zadd(keys.leases(model), dict.fromkeys(leases, 1))
 
 
@@ -169,10 +169,9 @@ async def test_gateway_that_is_stopped_finishes_its_streams(
         whole = asyncio.create_task(complete(client, model="outliving"))
         claims = await worker.claim(2)
         process.send_signal(signal.SIGTERM)
-        readiness = functools.partial(asyncio.to_thread, http_status, f"{url}/readyz")
 
         async def is_stopping() -> bool:
-            return await readiness() != 200
+            return await asyncio.to_thread(http_status, f"{url}/readyz") != 200
 
         await eventually(is_stopping, what="the gateway's stopping")
         for claim in claims:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -76,7 +77,7 @@ async def restart(server: RedisServer, client: "Redis") -> None:
     """Kill the server, and start it again when all leases have run out."""
     await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.start)
-    leases = await client.zrange(keys.leases(MODEL), 0, -1)
+    leases: Any = await client.zrange(keys.leases(MODEL), 0, -1)
     if leases:
         await client.zadd(keys.leases(MODEL), dict.fromkeys(leases, 1))
 

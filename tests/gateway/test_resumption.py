@@ -548,10 +548,10 @@ async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
     )
     # The replica that takes over had heard of the claim only, and the worker goes on there.
     async with redis.pipeline(transaction=True) as fail_over:
-        fail_over.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)
-        fail_over.zrem(keys.queue(MODEL, "a"), claim.job.id)
-        fail_over.zrem(keys.active_tenants(MODEL), "a")
-        fail_over.set(keys.waiting(MODEL), 0)
+        _ = fail_over.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)
+        _ = fail_over.zrem(keys.queue(MODEL, "a"), claim.job.id)
+        _ = fail_over.zrem(keys.active_tenants(MODEL), "a")
+        _ = fail_over.set(keys.waiting(MODEL), 0)
         await fail_over.execute()
     await worker.queue.extend(worker.name, [LeaseReport(claim.job.id, 1, 1)], lease_ms=60_000)
     await worker.say(claim, "not this")
