@@ -39,7 +39,6 @@ _names = itertools.count(1)
 def stack() -> Iterator[Stack]:
     """A worker, and one gateway that stays."""
     with running_stack() as stack:
-        stack.program = "tests.support.patient"
         stack.start_gateway("steady")
         for name in WORKERS:
             stack.start_worker(

@@ -29,8 +29,6 @@ def real(request: pytest.FixtureRequest) -> Stack:
 def scripted() -> Iterator[Stack]:
     """Two gateways and an engine without a model, which costs next to nothing."""
     with running_stack() as stack:
-        # Nothing is away here: on a busy machine a gateway that is in a hurry would say so.
-        stack.program = "tests.support.patient"
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name)
         stack.start_worker(

@@ -18,7 +18,6 @@ from tests.support.stack import Stack, running_stack
 def proxied() -> Iterator[Stack]:
     """Gateways that trust nobody, this machine, and another network."""
     with running_stack() as stack:
-        stack.program = "tests.support.patient"
         settings = {
             "trusts-nobody": {"FORWARDED_ALLOW_IPS": "*"},
             "trusts-us": {"SLUICE_TRUSTED_PROXIES": "127.0.0.1, 192.0.2.0/24"},

@@ -25,7 +25,6 @@ def postgres() -> Iterator[PostgresServer]:
 def away(postgres: PostgresServer) -> Iterator[Stack]:
     """A gateway on that server."""
     with running_stack(database_url=postgres.create_database()) as stack:
-        stack.program = "tests.support.patient"
         stack.start_gateway()
         yield stack
         assert_no_key_in_logs(stack)

@@ -33,7 +33,6 @@ ENDLESS = {**STREAM, "max_tokens": 1900}
 def stack() -> Iterator[Stack]:
     """Redis, a worker and background jobs; each test starts the gateways that it stops."""
     with running_stack() as stack:
-        stack.program = "tests.support.patient"
         stack.start_worker(
             SLUICE_ENGINE="scripted", SLUICE_SCRIPTED_STEP_SECONDS=str(SLOW_STEP_SECONDS)
         )

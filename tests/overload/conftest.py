@@ -30,7 +30,6 @@ def bounded() -> Iterator[Stack]:
     }
     hurried = settings | {"SLUICE_HEADER_TIMEOUT": str(HEADER_SECONDS)}
     with running_stack() as stack:
-        stack.program = "tests.support.patient"
         stack.start_gateway("gateway", **settings)
         stack.start_gateway("narrow", SLUICE_MAX_CONNECTIONS=str(MOST_CONNECTIONS), **settings)
         stack.start_gateway("hurried", **hurried)

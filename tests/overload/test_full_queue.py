@@ -33,8 +33,6 @@ def deployment() -> Iterator[Stack]:
         "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_OF_TENANT),
     }
     with running_stack() as stack:
-        # Only the queue is to refuse anybody.
-        stack.program = "tests.support.patient"
         stack.start_gateway("gateway-1", **short)
         stack.start_gateway("gateway-2", **short)
         stack.start_gateway("impatient", SLUICE_QUEUE_TIMEOUT=str(PATIENCE_SECONDS))
