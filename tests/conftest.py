@@ -22,11 +22,13 @@ from sqlalchemy import make_url
 from typing_extensions import override
 from xdist.remote import Producer
 
+from gateway import redis_client
 from gateway.accounts import schema
 from gateway.accounts.database import Database
+from tests.support.databases import create_sqlite, make_template, sqlite_url
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
 from tests.support.patient import wait_for_stores
-from tests.support.preloaded import begin_run, prepare
+from tests.support.preloaded import begin_run, prepare, prepare_tests
 from tests.support.progress import Progress
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.scheduling import FileScheduling, rank_of
@@ -69,9 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("long-run" if is_long else "default-run")
     if not hasattr(config, "workerinput"):
         begin_run()
-        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not _runs_tests(config):
-            # A whole run: vLLM is imported while the tests are collected.
-            prepare("engine")
+        if not _runs_tests(config):
+            prepare_tests(config.args)
+            if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+                # A whole run: vLLM is imported at the same time.
+                prepare("engine")
         if not config.option.verbose:
             config.pluginmanager.register(Progress(config))
 
@@ -137,9 +141,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patience_with_stores() -> None:
-    """No gateway in this process gives up a store that waits for the processor."""
+def timeouts_of_redis() -> dict[str, float]:
+    """The product's time-outs. From now on no client in this process gives up a store that waits for the processor."""
+    timeouts = {
+        name: value
+        for name, value in vars(redis_client).items()
+        if name.endswith("_TIMEOUT_SECONDS")
+    }
     wait_for_stores()
+    return timeouts
+
+
+@pytest.fixture
+def frozen_redis_is_left(
+    timeouts_of_redis: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let clients in this process give up a Redis that does not answer as soon as those of the product."""
+    for name, seconds in timeouts_of_redis.items():
+        monkeypatch.setattr(redis_client, name, seconds)
 
 
 @pytest.fixture(scope="session")
@@ -233,7 +252,7 @@ def database_kind(request: pytest.FixtureRequest) -> str:
 def empty_database_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database."""
     if database_kind == "sqlite":
-        return _sqlite_url(tmp_path / "accounts" / "sluice.db")
+        return sqlite_url(tmp_path / "accounts" / "sluice.db")
     return _create_postgres_database(request.getfixturevalue("postgres_sockets"))
 
 
@@ -257,20 +276,10 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def copy_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str]:
-    """Make a SQLite database with the current schema at a path, and return its URL.
-
-    It is upgraded once and copied, since an upgrade takes longer than most tests.
-    """
-    template = tmp_path_factory.mktemp("schema") / "sluice.db"
-    asyncio.run(schema.upgrade(_sqlite_url(template)))
-
-    def copy(path: Path) -> str:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copyfile(template, path)
-        return _sqlite_url(path)
-
-    return copy
+def copy_sqlite() -> Callable[[Path], str]:
+    """Make a SQLite database with the current schema at a path, and return its URL."""
+    make_template()
+    return create_sqlite
 
 
 @pytest.fixture(scope="session")
@@ -279,10 +288,6 @@ def postgres_template(postgres_sockets: str) -> str:
     url = _create_postgres_database(postgres_sockets)
     asyncio.run(schema.upgrade(url))
     return str(make_url(url).database)
-
-
-def _sqlite_url(path: Path) -> str:
-    return f"sqlite+aiosqlite:///{path}"
 
 
 def _create_postgres_database(sockets: str, *, template: str = "template1") -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -47,6 +48,7 @@ async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> 
     await client.aclose()
 
 
+@pytest.mark.usefixtures("frozen_redis_is_left")
 async def test_clients_and_background_jobs_leave_a_frozen_master(watched: WatchedRedis) -> None:
     await asyncio.to_thread(watched.await_replica)
     clients = [connect(watched.url, max_connections=8) for _ in range(2)]

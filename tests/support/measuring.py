@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import IO, Final, NoReturn
 
 from slipcover import FileMatcher, ImportManager, Slipcover, print_coverage
-from slipcover.importer import wrap_spec_from_file_location
 
 FOLDER_VARIABLE: Final = "COVERAGE_FOLDER"
 """Names the folder for what each process executes. Nothing is measured without it."""
 REPOSITORY: Final = Path(__file__).parents[2]
 _SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
-_LEFT_OUT: Final = [str(REPOSITORY / "worker/demo_model/*")]
-"""Made the demo model; no process imports it."""
+_LEFT_OUT: Final = [
+    str(REPOSITORY / left_out)
+    for left_out in ("worker/demo_model/*", "gateway/accounts/migrations/*")
+]
+"""No process imports the former; Alembic loads the latter anew in each process."""
 _NEVER: Final = 2**31 - 1
 """Executions after which a probe is removed: only functions that SlipCover finds in modules could lose theirs."""
 
@@ -59,7 +61,6 @@ def begin() -> None:
     measured = Slipcover(branch=True, d_miss_threshold=_NEVER)
     matcher = FileMatcher(sources=_SOURCES, omit=_LEFT_OUT)
     ImportManager(measured, matcher).__enter__()
-    wrap_spec_from_file_location(measured, matcher)  # Alembic's scripts.
 
     def write(_: IO[bytes] = running) -> None:
         # Numbers of lines, and pairs of them for branches.

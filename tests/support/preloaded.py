@@ -6,7 +6,7 @@
 Importing a gateway takes three seconds of a processor, importing vLLM fourteen, and a run of the tests starts
 hundreds of gateways, workers and job runners. Each fork is a process of its own, with the environment, the
 arguments, the signals and the exit of a program that was started by its command. `python` stands in for an
-interpreter: it is how pytest-xdist starts its processes, which import most of the code.
+interpreter: it is how pytest-xdist starts its processes, which find the modules of tests imported, too.
 
 A run has one server of forks for each role, which its first user starts and all processes of the run share. It
 ends with the run. Forks that are left when their starter ends get SIGTERM.
@@ -75,7 +75,6 @@ _IMPORTED: Final = {
         "gateway.jobs.runner",
         "hypothesis.strategies",
         "openai",
-        "pytest",
         "torch",
         "worker.main",
         "worker.samplers.chain",
@@ -91,6 +90,8 @@ _HANDLES: Final = 4
 
 _FOLDER_VARIABLE: Final = "SLUICE_TESTS_SERVERS"
 """Names the folder of the run's servers."""
+_COLLECTED_VARIABLE: Final = "SLUICE_TESTS_COLLECTED"
+"""Names, in JSON, the paths of the tests that run."""
 _RUN: Final = "run.lock"
 _LOOK_SECONDS: Final = 1.0
 """How often a server looks whether the run has ended."""
@@ -107,6 +108,12 @@ def begin_run() -> Path:
         atexit.register(lambda _: shutil.rmtree(folder, ignore_errors=True), run)
         os.environ[_FOLDER_VARIABLE] = str(folder)
     return Path(os.environ[_FOLDER_VARIABLE])
+
+
+def prepare_tests(paths: Sequence[str]) -> None:
+    """Let the processes of this run be forks of one that has imported the tests of these paths."""
+    os.environ[_COLLECTED_VARIABLE] = json.dumps(paths)
+    prepare("tests")
 
 
 def prepare(role: str) -> Path:
@@ -351,6 +358,14 @@ def _fork_engine_cores() -> None:
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def _import_tests() -> None:
+    """Import the modules of the tests as pytest does; their assertions are rewritten."""
+    import pytest
+
+    # Twice quiet, so that nothing reports progress.
+    pytest.main(["-qq", "--collect-only", *json.loads(os.environ[_COLLECTED_VARIABLE])])
+
+
 def _serve(role: str, folder: Path, listening: int) -> None:
     """Serve forks until the run has ended, and run the program in each."""
     run = os.open(folder / _RUN, os.O_RDONLY)
@@ -359,6 +374,8 @@ def _serve(role: str, folder: Path, listening: int) -> None:
         importlib.import_module(module)
     if role == "engine":
         _fork_engine_cores()
+    if role == "tests":
+        _import_tests()
     gc.collect()
     gc.freeze()
     module, *arguments = _Server(socket.socket(fileno=listening), run).serve()

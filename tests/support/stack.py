@@ -21,6 +21,7 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
+from tests.support.databases import create_sqlite
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
@@ -217,11 +218,13 @@ def running_stack(
     with tempfile.TemporaryDirectory(prefix="sluice-stack-") as folder:
         redis = redis or RedisServer(executable)
         redis.start()
-        database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
-        environment = {"SLUICE_REDIS_URL": redis.url, "SLUICE_DATABASE_URL": database_url}
-        stack = Stack(Path(folder), redis, environment)
+        stack = Stack(Path(folder), redis, {"SLUICE_REDIS_URL": redis.url})
         try:
-            asyncio.run(schema.upgrade(database_url))
+            if database_url is None:
+                database_url = create_sqlite(Path(folder) / "sluice.db")
+            else:
+                asyncio.run(schema.upgrade(database_url))
+            stack.environment["SLUICE_DATABASE_URL"] = database_url
             yield stack
         finally:
             stack.close()
