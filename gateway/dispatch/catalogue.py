@@ -80,6 +80,7 @@ class Catalogue:
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""
         number = next(self._numbers)
+        began = time.monotonic()
         announced: dict[bytes, bytes]
         removed: set[bytes]
         announced, removed = await asyncio.gather(
@@ -99,12 +100,14 @@ class Catalogue:
             if name.encode() not in removed
         }
         for card, status in zip(cards, statuses, strict=True):
-            models[card.model] = ServedModel(card, status)
+            # A worker that became ready after its card was read has not yet said what its model is.
+            is_known = card.state is WorkerState.READY
+            models[card.model] = ServedModel(card, status if is_known else _NOT_SERVED)
         self._models = models
         self._aliases = {
             alias: model.card.model for model in models.values() for alias in model.card.aliases
         }
-        self._refreshed_at = time.monotonic()
+        self._refreshed_at = began
 
     async def remove(self, name: str) -> None:
         """Let every gateway forget a model within a second, until a worker announces it again. Raises RedisError."""

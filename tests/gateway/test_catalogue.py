@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from contract import keys
 from contract.messages import WorkerState
@@ -72,28 +73,47 @@ async def test_model_whose_worker_just_came_back_is_found(
     assert (await catalogue.find("back")).status.ready_workers == 1
 
 
+class Slow(PipeliningExecutor):
+    """Keeps the first cards that it reads until it is allowed to return them."""
+
+    def __init__(self, redis: "Redis") -> None:
+        super().__init__(redis)
+        self.has_read, self.may_return = asyncio.Event(), asyncio.Event()
+
+    @override
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        answer = await super().execute_command(*args, **options)
+        if args[0] == "HGETALL" and not self.has_read.is_set():
+            self.has_read.set()
+            await self.may_return.wait()
+        return answer
+
+
 async def test_refresh_that_was_overtaken_hides_no_worker(redis: "Redis") -> None:
-    may_go_on, has_read = asyncio.Event(), asyncio.Event()
-    executor = PipeliningExecutor(redis)
-
-    class Slow:
-        """Keeps its first answer to itself for a while."""
-
-        async def execute_command(self, *args: Any, **options: Any) -> Any:
-            answer = await executor.execute_command(*args, **options)
-            if args[0] == "HGETALL" and not has_read.is_set():
-                has_read.set()
-                await may_go_on.wait()
-            return answer
-
-    catalogue = Catalogue(Slow())
+    slow = Slow(redis)
+    catalogue = Catalogue(slow)
     overtaken = asyncio.create_task(catalogue.refresh())
-    await has_read.wait()
+    await slow.has_read.wait()
     await FakeWorker(redis, "new").announce()
     await catalogue.refresh()
-    may_go_on.set()
+    slow.may_return.set()
     await overtaken
     assert (await catalogue.find("new")).status.ready_workers == 1
+
+
+async def test_model_is_served_only_with_the_card_of_a_ready_worker(redis: "Redis") -> None:
+    worker, slow = FakeWorker(redis, "new"), Slow(redis)
+    await worker.announce(WorkerState.LOADING)
+    catalogue = Catalogue(slow)
+    refresh = asyncio.create_task(catalogue.refresh())
+    await slow.has_read.wait()
+    # The gateway has a card without a tokenizer, and finds a worker that is ready.
+    await worker.announce()
+    slow.may_return.set()
+    await refresh
+    assert not catalogue.is_served("new")
+    await catalogue.refresh()
+    assert catalogue.is_served("new")
 
 
 async def test_unknown_names_do_not_make_redis_busy(catalogue: Catalogue, redis: "Redis") -> None:
