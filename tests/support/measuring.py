@@ -7,11 +7,13 @@ The processes of pytest-xdist measure themselves, and so do the gateways, worker
 as forks. Other programs do not: the probes of a gateway take four seconds to add.
 
 On Python 3.11, coverage.py observes all code that runs, libraries too, which doubles the time of a run.
-SlipCover adds probes to our modules when they are imported, and costs a few per cent.
+SlipCover adds probes to our modules when they are imported, and removes those that have been executed.
 """
 
 import argparse
 import atexit
+import ctypes
+import dis
 import fcntl
 import json
 import os
@@ -19,6 +21,7 @@ import sys
 import time
 import uuid
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Final, NoReturn
 
@@ -33,11 +36,45 @@ _LEFT_OUT: Final = [
     for left_out in ("worker/demo_model/*", "gateway/accounts/migrations/*")
 ]
 """No process imports the former; Alembic loads the latter anew in each process."""
-_NEVER: Final = 2**31 - 1
-"""Executions after which a probe is removed: only functions that SlipCover finds in modules could lose theirs."""
+_REMOVAL: Final = 20
+"""Executions of one probe after which all that were executed are removed."""
+_NOP, _JUMP_FORWARD = dis.opmap["NOP"], dis.opmap["JUMP_FORWARD"]
 
 _RUNNING: Final = "running.lock"
 _PATIENCE_SECONDS: Final = 60.0
+
+
+class _Measured(Slipcover):  # type: ignore[misc] # SlipCover has no types
+    """Removes probes from code where it is.
+
+    SlipCover makes new code for the functions that it finds in modules, which are not all. CPython 3.11 executes a
+    part of the code object itself, which begins where its fixed fields end (`co_code` is a copy). A probe begins
+    with a NOP whose argument is the probe's length, so that only the instruction has to become a jump.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(branch=True, d_miss_threshold=_REMOVAL)
+        self._probes: dict[str, dict[object, list[int]]] = {}
+        self._indexed = 0
+
+    def deinstrument_seen(self) -> None:
+        """Remove every probe of what has been executed."""
+        with self.lock:
+            self._index()
+            for file, seen in self._get_newly_seen().items():
+                self.all_seen[file] |= seen
+                for each in seen:
+                    for address in self._probes[file].pop(each, ()):
+                        ctypes.memset(address, _JUMP_FORWARD, 1)
+
+    def _index(self) -> None:
+        for code, probes in islice(self.code2index.items(), self._indexed, None):
+            addresses = self._probes.setdefault(code.co_filename, {})
+            start = id(code) + type(code).__basicsize__
+            for offset, what in probes:
+                assert ctypes.string_at(start + offset, 1)[0] == _NOP
+                addresses.setdefault(what, []).append(start + offset)
+        self._indexed = len(self.code2index)
 
 
 def pytest_load_initial_conftests() -> None:
@@ -58,16 +95,19 @@ def begin() -> None:
     fcntl.flock(running, fcntl.LOCK_SH)
     # Only the report needs to know what could have been executed.
     Slipcover.lines_from_code = Slipcover.branches_from_code = staticmethod(_nothing)
-    measured = Slipcover(branch=True, d_miss_threshold=_NEVER)
+    measured = _Measured()
     matcher = FileMatcher(sources=_SOURCES, omit=_LEFT_OUT)
     ImportManager(measured, matcher).__enter__()
 
     def write(_: IO[bytes] = running) -> None:
+        measured.deinstrument_seen()
         # Numbers of lines, and pairs of them for branches.
-        seen = {file: list(its) for file, its in measured.newly_seen.items()}
+        seen = {file: list(its) for file, its in measured.all_seen.items()}
         if seen:
             path = Path(os.environ[FOLDER_VARIABLE]) / f"{uuid.uuid4()}.json"
-            path.write_text(json.dumps(seen))
+            draft = path.with_suffix(".draft")
+            draft.write_text(json.dumps(seen))
+            draft.rename(path)  # SIGKILL may end this process meanwhile.
 
     end = os._exit
 
@@ -77,7 +117,9 @@ def begin() -> None:
 
     atexit.register(write)
     os._exit = write_and_end  # Children of multiprocessing, and workers, end this way.
-    os.register_at_fork(after_in_child=measured.signal_child_process)
+    os.register_at_fork(
+        before=measured.deinstrument_seen, after_in_child=measured.signal_child_process
+    )
 
 
 def _nothing(_: object) -> tuple[()]:
