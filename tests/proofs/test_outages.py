@@ -15,7 +15,7 @@ from tests.proofs.conftest import Scale
 from tests.proofs.crowd import Crowd, wishes
 from tests.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, open_books
 from tests.proofs.office import Credential, open_office
-from tests.proofs.until import until
+from tests.proofs.until import running, until
 from tests.proofs.witness import Witness, watching
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import PostgresServer
@@ -88,7 +88,7 @@ async def use_through(
     async with watching(books.redis) as witness:
         through = Through(crowd, witness, await books.leftovers())
         load = wishes(random.Random(1), texts, is_over=lambda: is_over)
-        running = asyncio.create_task(crowd.run(load, clients=CLIENTS))
+        load_task = asyncio.create_task(crowd.run(load, clients=CLIENTS))
         await serving(crowd)
         async with away:
             begun = len(crowd.answers)
@@ -98,7 +98,7 @@ async def use_through(
             through.waiting_at_its_end = await books.undrained()
         await serving(crowd)
         is_over = True
-        await running
+        await load_task
         await books.settled(seconds=LEASE_AND_SWEEP_SECONDS)
     print(  # noqa: T201  (figures for whoever runs pytest with -rP)
         f"{through.served_meanwhile} requests in {seconds:.0f} s without the database, "
@@ -189,14 +189,14 @@ async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
     stack, books = mortal_stack, mortal_books
     [free, limited] = await customers(stack, "redis")
     # These run when Redis goes; their records are written when it is back, which is empty by then.
-    running = [
+    streams = [
         asyncio.create_task(
             ask(url, key.text, prompt="x", max_tokens=1_000, ignore_eos=True, stream=True)
         )
         for url in stack.gateways
         for key in (free, limited)
     ]
-    await books.opened(len(running))
+    await running(stack, len(streams))
     await asyncio.to_thread(stack.redis.stop)
     for url in stack.gateways:
         assert await asyncio.to_thread(http_status, f"{url}/readyz") == 503
@@ -216,7 +216,7 @@ async def test_without_redis_requests_are_refused_and_nothing_leaks_afterwards(
         )
     )
     await asyncio.to_thread(stack.redis.start)
-    answers = await asyncio.gather(*running)
+    answers = await asyncio.gather(*streams)
     for key in (free, limited):
         for url in stack.gateways:
             await served_again(url, key)
