@@ -100,7 +100,7 @@ class Catalogue:
             if name.encode() not in removed
         }
         for card, status in zip(cards, statuses, strict=True):
-            # A worker that became ready after its card was read has not yet said what its model is.
+            # A worker that became ready after its card was read has not yet announced what its model is.
             is_known = card.state is WorkerState.READY
             models[card.model] = ServedModel(card, status if is_known else _NOT_SERVED)
         self._models = models

@@ -178,7 +178,7 @@ async def test_stale_result_does_not_wait_long_for_a_silent_source(
     source.gate = asyncio.Event()
     clock.seconds += TTL
     async with asyncio.timeout(PATIENCE_SECONDS):
-        # Its source says nothing until afterwards.
+        # Its source sends nothing until afterwards.
         assert await cache.get("k", source.load) == "old"
     source.value = "new"
     source.gate.set()

@@ -89,7 +89,7 @@ class Containers:
         return done.returncode, done.stdout + done.stderr
 
     def wait_until_healthy(self, name: str) -> None:
-        """Wait for the check to say so, and nothing more; raise with the log of a process that has ended."""
+        """Wait until the check succeeds; raise with the log of a process that has ended."""
 
         def is_settled() -> bool:
             if self.processes[name].poll() is not None:
@@ -104,7 +104,7 @@ class Containers:
     def stop(self, name: str) -> int:
         """End a process as its service does, but for a busy machine's sake. Return its exit status."""
         process = self.processes.pop(name)
-        # Celery takes care of signals a moment after its health is told.
+        # Celery handles signals only some time after its health check succeeds.
         wait_until(lambda: _catches_sigterm(process.pid), what=f"{name} taking care of signals")
         return stop(process, seconds=max(services()[name].stop_seconds, PATIENCE_SECONDS))
 

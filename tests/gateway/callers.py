@@ -31,7 +31,7 @@ async def caller(
 
 
 async def let_expire(stack: Stack, key: str) -> None:
-    """Let a key have expired; gateways that know it hear of it a moment later."""
+    """Let a key have expired; gateways that know it receive that a moment later."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         async with database.writing() as transaction:

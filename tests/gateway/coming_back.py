@@ -38,7 +38,7 @@ class Reader:
 
 
 async def say_first(worker: FakeWorker, text: str) -> Claim:
-    """Claim a job and say the first of it."""
+    """Claim a job and send its first token."""
     claim = await worker.claim_one()
     await worker.say(claim, text)
     return claim

@@ -181,7 +181,7 @@ async def complete(client: httpx.AsyncClient, **parameters: Any) -> httpx.Respon
 async def serve(
     redis: "Redis", model: str, state: WorkerState = WorkerState.READY, **card: Any
 ) -> FakeWorker:
-    """Announce a model whose worker says what it is told. Gateways look for one that they do not know."""
+    """Announce a model whose worker sends what a test gives it. Gateways look for one that they do not know."""
     worker = FakeWorker(redis, model, name=f"fake-{secrets.token_hex(4)}")
     await worker.announce(state, **card)
     return worker

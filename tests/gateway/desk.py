@@ -133,7 +133,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatching, "RECLAIM_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
-    # A gateway is dead when its test says so, and not because the test stood still.
+    # The test decides when a gateway is dead: a test that stands still does not end its sign of life.
     monkeypatch.setattr(dispatching, "ALIVE_SECONDS", 600)
 
 

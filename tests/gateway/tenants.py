@@ -26,7 +26,7 @@ async def change_tenant(stack: Stack, tenant: str, **options: Unpack[TenantOptio
 
 
 async def all_have_heard(stack: Stack) -> None:
-    """Wait until every gateway has heard of all changes so far: they hear of them in order."""
+    """Wait until every gateway has received all changes so far: they arrive in order."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         service = KeyService(database, ChangeAnnouncer(redis))

@@ -77,7 +77,7 @@ async def test_tokens_arrive_one_by_one_as_they_are_generated(
     async with client.stream("POST", "/v1/completions", json=body) as response:
         claim, reader = await said, Reader(response)
         for number in range(1, 10):
-            # The worker goes on only when its last token has come.
+            # The worker continues only when its last token has arrived.
             async with asyncio.timeout(PATIENCE_SECONDS):
                 assert len(await reader.read(number)) == number
             await worker.say(claim, str(number))

@@ -28,7 +28,7 @@ from tests.support.events import parse_chunks, texts_by_choice
 from tests.support.stack import MODEL, Stack, http_status, metric, running_stack
 
 GONE = -2
-"""What Redis says of the time that is left to a key that is not there."""
+"""What Redis reports as the remaining time of a key that does not exist."""
 
 SCRIPTED = {"SLUICE_ENGINE": "scripted", "SLUICE_LEASE_SECONDS": str(LEASE_SECONDS)}
 

@@ -20,7 +20,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import BUNDLED, RedisServer
 
 RESUME_AFTER_SECONDS = 3600.0
-"""Over when a test says so."""
+"""Over when a test ends it."""
 
 
 @pytest.fixture(params=[None, "always"], ids=["without a file", "with a file"])
@@ -83,7 +83,7 @@ async def restart(server: RedisServer, client: "Redis") -> None:
 
 
 def end_the_time_of_workers(desk: Desk) -> None:
-    """Let the time be over in which workers say what they hold."""
+    """End the time in which workers report what they hold."""
     desk.dispatcher._resume_after_seconds = 0.0
 
 

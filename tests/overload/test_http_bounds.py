@@ -75,7 +75,7 @@ async def test_headers_that_trickle_get_408_and_others_are_served(bounded: Stack
         slow, drip = [], []
         for _ in range(20):
             reader, writer = await stack.enter_async_context(connection(bounded.gateways[HURRIED]))
-            # A connection that says nothing in time is closed without an answer.
+            # A connection that sends nothing in time is closed without an answer.
             drip.append(asyncio.create_task(trickle(writer, GET + b"x: " + b"a" * 9999)))
             slow.append(reader)
         async with httpx.AsyncClient() as client:

@@ -18,7 +18,7 @@ QUORUM: Final = 2
 DOWN_AFTER_MS: Final = 1000
 """Silence after which a sentinel takes a server for dead, while a test has one fail."""
 PATIENT_MS: Final = 600_000
-"""The same otherwise: on a busy machine a server may say nothing for seconds."""
+"""The same otherwise: on a busy machine a server may send nothing for seconds."""
 FAILOVER_TIMEOUT_MS: Final = 3000
 MEET_SECONDS: Final = 60
 FAILOVER_SECONDS: Final = 60

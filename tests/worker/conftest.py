@@ -66,7 +66,7 @@ def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def eager_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers renew leases, and so hear of lost ones, five times a second, though leases are long."""
+    """Let workers renew leases, and so learn of lost ones, five times a second, though leases are long."""
     monkeypatch.setattr("worker.runner._RENEWALS_PER_LEASE", LEASE_MS / 200)
 
 

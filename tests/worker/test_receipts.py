@@ -134,7 +134,7 @@ class Bench:
 async def run(
     redis_server: RedisServer, gateway: Gateway, eager_renewals: None
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Starts a worker that soon hears of lost leases; it is stopped with the test."""
+    """Starts a worker that soon learns of lost leases; it is stopped with the test."""
     workers = []
 
     async def start(
@@ -346,7 +346,7 @@ async def test_old_attempt_that_waits_to_be_ended_does_not_cost_the_new_one(
         raise OSError
 
     async def renewed() -> None:
-        """Wait until the lease has been renewed, and with it what is told of it."""
+        """Wait until the lease has been renewed."""
         end = await redis.zscore(keys.leases(MODEL), job.id)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await redis.zscore(keys.leases(MODEL), job.id) == end:

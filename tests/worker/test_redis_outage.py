@@ -43,7 +43,7 @@ async def test_frames_wait_for_redis_and_arrive_without_a_gap(own_redis: RedisSe
             (sequence,) = engine._running.values()
             engine.allow(20)
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while sequence.generated < 40:  # The engine goes on.
+                while sequence.generated < 40:  # The engine continues.
                     await asyncio.sleep(0.01)
             own_redis.start()
             engine.allow()

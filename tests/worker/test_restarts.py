@@ -86,7 +86,7 @@ class Factory:
         self.made: list[Hanging] = []
         self.broken: set[int] = set()
         self.may_start = asyncio.Event()
-        """While it is not set, engines wait with their start, and the worker tells what it waits for."""
+        """While it is not set, engines wait with their start, and the worker reports what it waits for."""
         self.may_start.set()
 
     def __call__(self) -> Engine:

@@ -60,7 +60,7 @@ def test_requests_do_not_feel_that_there_is_no_collector_or_that_it_hangs() -> N
     with traced_stack(f"http://127.0.0.1:{port}") as stack:
         assert_requests_are_served(stack)
         wait_until(lambda: "spans batch" in stack.log("gateway"), what="a word in the log")
-        # It is said, and not again and again: once a minute.
+        # It is reported once a minute.
         minutes = (time.monotonic() - began) / 60
         assert stack.log("gateway").count("spans batch") <= 2 + minutes
         with running_collector(port, hangs=True) as hanging:

@@ -15,7 +15,7 @@ from tests.telemetry.traces.asking import PROMPT, client_trace, start_scripted_w
 from tests.telemetry.traces.collector import Collector, Span
 
 LEASE_SECONDS = 60.0
-"""Leases run out when a test says so, not when a worker waits for the processor."""
+"""Tests let leases expire; a worker that waits for the processor does not."""
 TOKENS = 60
 MOST_STREAMS = 5
 WORKERS = ("worker-1", "worker-2")
@@ -65,7 +65,7 @@ def start_worker(stack: Stack, collector: Collector, name: str) -> None:
 
 def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -> Told:
     """Read a stream whose worker ends when it has begun."""
-    # On a crowded machine a stream may be over before its worker is found, or has ended, or go on more than once.
+    # On a busy machine a stream may end before its worker is found or has ended, or be resumed more than once.
     for _ in range(MOST_STREAMS):
         before = metric(stack.url, RESUMED)
         trace_id, first = _end_a_worker(stack, is_killed=is_killed)
