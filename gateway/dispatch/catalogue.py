@@ -1,7 +1,6 @@
 """Which models exist and who serves them, from what workers announce in Redis."""
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Set as AbstractSet
@@ -44,9 +43,7 @@ class Catalogue:
         self._models: dict[str, ServedModel] = {}
         self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
-        self._numbers = itertools.count(1)
-        self._newest = 0
-        """Number of the latest refresh whose announcements are known."""
+        """When the refresh began whose announcements are known, by `time.monotonic`."""
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -79,7 +76,6 @@ class Catalogue:
 
     async def refresh(self) -> None:
         """Read all announcements. Raises RedisError."""
-        number = next(self._numbers)
         began = time.monotonic()
         announced: dict[bytes, bytes]
         removed: set[bytes]
@@ -89,9 +85,8 @@ class Catalogue:
         )
         cards = [card for name, value in announced.items() if (card := _read_card(name, value))]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
-        if number < self._newest:
-            return  # One that began later has come first, and knows more.
-        self._newest = number
+        if began < self._refreshed_at:
+            return  # A refresh that began later was faster, and has newer announcements.
         # A Redis that was restarted empty hears of its models again within a second; until then they
         # have no worker, which tells clients to come back, rather than being unknown.
         models = {

@@ -92,23 +92,23 @@ async def test_whoever_comes_back_as_told_soon_finds_a_place(
     clock: TestClock, queue: JobQueue, times: int
 ) -> None:
     play = Play(queue, clock, {"most_waiting": 16, "most_waiting_of_tenant": MOST_OF_TENANT})
-    told: list[list[float]] = []
-    """To each client."""
+    pauses: list[list[float]] = []
+    """Seconds after which each client was to retry, for each of its refusals."""
     served = 0
 
     async def count() -> None:
         nonlocal served
         served += 1
 
-    def insist(told: list[float]) -> Callable[[], Awaitable[None]]:
+    def insist(mine: list[float]) -> Callable[[], Awaitable[None]]:
         async def ask() -> None:
             _, report = await play.ask(count)
             assert report.waiting_jobs <= MOST_OF_TENANT
             if report.result is not EnqueueResult.ENQUEUED:
                 assert report.result is EnqueueResult.TENANT_FULL
                 seconds = report.retry_after_seconds or UNKNOWN_RETRY_SECONDS
-                told.append(max(seconds, SHORTEST_RETRY_SECONDS))
-                play.at(play.now + told[-1], ask)
+                mine.append(max(seconds, SHORTEST_RETRY_SECONDS))
+                play.at(play.now + mine[-1], ask)
 
         return ask
 
@@ -118,14 +118,14 @@ async def test_whoever_comes_back_as_told_soon_finds_a_place(
     await play.run(lambda: served == CAPACITY)
     began, served = play.now, 0
     for _ in range(times * CAPACITY):
-        told.append([])
-        play.at(began, insist(told[-1]))
-    await play.run(lambda: served == len(told))
-    assert served == len(told)
+        pauses.append([])
+        play.at(began, insist(pauses[-1]))
+    await play.run(lambda: served == len(pauses))
+    assert served == len(pauses)
     took = play.now - began
-    refused = [each for each in told if each]
+    refused = [each for each in pauses if each]
     assert len(refused) == (times - 1) * CAPACITY
-    # What they were told spreads them over the time that all of it takes.
+    # Their pauses spread them over the time that all of it takes.
     assert max(each[0] for each in refused) > took / 2
     returns = Counter(map(len, refused))
     assert returns[1] >= 0.9 * len(refused), returns
