@@ -1,6 +1,8 @@
 """Clients that read a stream as far as they like, and come back for the rest of it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -37,11 +39,22 @@ class Reader:
         return numbered_events(self._body)
 
 
-async def say_first(worker: FakeWorker, text: str) -> Claim:
-    """Claim a job and send its first token."""
-    claim = await worker.claim_one()
-    await worker.say(claim, text)
-    return claim
+@asynccontextmanager
+async def begun(
+    client: httpx.AsyncClient, worker: FakeWorker, model: str, text: str
+) -> AsyncIterator[tuple[httpx.Response, Claim]]:
+    """Ask for a stream, of which the worker sends the first token; yield the response and the job's claim."""
+
+    async def send_first() -> Claim:
+        claim = await worker.claim_one()
+        await worker.say(claim, text)
+        return claim
+
+    # A gateway that commits nothing early begins its response with the first token.
+    sending = asyncio.create_task(send_first())
+    body = asking(model=model, stream=True)
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        yield response, await sending
 
 
 async def begin(client: httpx.AsyncClient, number: int, **parameters: Any) -> Events:

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from contract.outcomes import FailureCode
 from gateway.accounts.scopes import Scope
 from tests.gateway.callers import caller
-from tests.gateway.coming_back import Reader, await_status, begin, go_on, say_first, status_of
+from tests.gateway.coming_back import Reader, await_status, begin, begun, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve
 from tests.gateway.http import message_of
 from tests.support.cases import all_cases
@@ -119,10 +119,7 @@ async def test_client_that_is_ahead_of_the_stream_waits_for_what_comes(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "steady")
-    body = asking(model="steady", stream=True)
-    said = asyncio.create_task(say_first(worker, "a"))
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        claim = await said
+    async with begun(client, worker, "steady", "a") as (response, claim):
         reader = Reader(response)
         ((_, request_id, _),) = await reader.read(1)
         rest = asyncio.create_task(go_on(client, request_id, 1))
@@ -163,10 +160,7 @@ async def test_failure_is_told_to_whoever_comes_back(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "failing-later")
-    body = asking(model="failing-later", stream=True)
-    said = asyncio.create_task(say_first(worker, "a"))
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        claim = await said
+    async with begun(client, worker, "failing-later", "a") as (response, claim):
         reader = Reader(response)
         await reader.read(1)
         await worker.fail(claim, FailureCode.ENGINE_ERROR)

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from contract import keys, messages
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode, FinishReason
-from tests.gateway.coming_back import Reader, say_first
+from tests.gateway.coming_back import Reader, begun
 from tests.gateway.conftest import (
     KEEP_ALIVE_SECONDS,
     asking,
@@ -72,10 +72,8 @@ async def test_tokens_arrive_one_by_one_as_they_are_generated(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "unhurried")
-    said = asyncio.create_task(say_first(worker, "0"))
-    body = asking(model="unhurried", stream=True)
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        claim, reader = await said, Reader(response)
+    async with begun(client, worker, "unhurried", "0") as (response, claim):
+        reader = Reader(response)
         for number in range(1, 10):
             # The worker continues only when its last token has arrived.
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -127,12 +125,10 @@ async def test_failure_after_the_first_token_is_an_event_and_done(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "failing")
-    said = asyncio.create_task(say_first(worker, "a"))
-    body = asking(model="failing", stream=True)
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    async with begun(client, worker, "failing", "a") as (response, claim):
         reader = Reader(response)
         await reader.read(1)
-        await worker.fail(await said, FailureCode.ENGINE_ERROR)
+        await worker.fail(claim, FailureCode.ENGINE_ERROR)
         first, error, done = [data for data, _, _ in await reader.read_all()]
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["text"] == "a"
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_dead"
@@ -193,10 +189,7 @@ async def test_silence_between_tokens_is_kept_alive(
     impatient_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker = await serve(store, "slow")
-    body = asking(model="slow", stream=True)
-    saying = asyncio.create_task(say_first(worker, "a"))
-    async with impatient_client.stream("POST", "/v1/completions", json=body) as response:
-        claim = await saying
+    async with begun(impatient_client, worker, "slow", "a") as (response, claim):
         parts = response.aiter_raw()
         events = split_events(await read_comments(parts, 3, behind=b"data: "))
         # On a slow machine the stream begins with comments, too.
