@@ -18,8 +18,13 @@ help: ## List what can be done
 run: setup ## Set everything up and start it on loopback (ARGS="--help" lists options)
 	@exec $(BIN)/sluice up $(ARGS)
 
+# The databases of tests write each transaction to the disk, unless they are in memory. A container may have too
+# little of it (64 MB).
+MEMORY := /dev/shm
+TMPDIR ?= $(shell [ -w $(MEMORY) ] && [ "$$(df --output=avail $(MEMORY) | tail -1)" -gt 4000000 ] && \
+	echo $(MEMORY) || echo /tmp)
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+PYTEST := env -u PYTHONDONTWRITEBYTECODE TMPDIR=$(TMPDIR) $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # Only a whole run measures coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
