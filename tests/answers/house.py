@@ -290,7 +290,7 @@ async def settled_records(redis: "Redis", number: int) -> dict[str, UsageRecord]
     async def are_settled() -> bool:
         return len(await usage_records(redis)) >= number
 
-    await eventually(are_settled, seconds=8, what="the settlement")
+    await eventually(are_settled, what="the settlement")
     return await usage_records(redis)
 
 
@@ -308,7 +308,7 @@ async def state_is(house: House, request_id: str, state: AnswerState) -> None:
     async def is_so() -> bool:
         return (await house.find(request_id)).state is state
 
-    await eventually(is_so, seconds=8, what=f"the answer being {state}")
+    await eventually(is_so, what=f"the answer being {state}")
 
 
 def counts_of(record: UsageRecord) -> tuple[str, int, int]:

@@ -115,7 +115,7 @@ async def test_follower_keeps_an_answer_running_that_its_first_client_left(
     await worker.say(claim, "a")
     attachment = await second.attach(request.id)
     reader = await Reader(attachment.generation).until_text("a")
-    await eventually(lambda: first.answers._kept[request.id]._followers, seconds=5, what="Follow")
+    await eventually(lambda: first.answers._kept[request.id]._followers, what="Follow")
 
     first.answers.leave(request.account)
     await worker.conclude(claim, "b")
@@ -144,7 +144,7 @@ async def test_answer_ends_when_its_last_reader_leaves(
     await attachment.aclose()
 
     control = keys.control("m", worker.name)
-    await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the worker being told")
     await worker.drop(claim, tokens=1)
     await state_is(second, request.id, AnswerState.LEFT)
 
@@ -196,11 +196,11 @@ async def test_discarded_answer_is_forgotten(
     async def is_gone() -> bool:
         return not await redis.exists(keys.answer(request.id), keys.journal(request.id))
 
-    await eventually(is_gone, seconds=5, what="forgetting")
+    await eventually(is_gone, what="forgetting")
     # The next journal that is written would bring it back.
     other = await first.submit()
     while not (claim := await worker.claim_one()).job.id.startswith(other.id):
         pass
     await worker.say(claim, "a")
-    await eventually(lambda: redis.exists(keys.journal(other.id)), seconds=5, what="a journal")
+    await eventually(lambda: redis.exists(keys.journal(other.id)), what="a journal")
     assert await is_gone()

@@ -138,7 +138,7 @@ async def records_of(store: "Redis", *request_ids: str) -> list[UsageRecord]:
     async def are_there() -> bool:
         return len(await all_records()) >= len(request_ids)
 
-    await eventually(are_there, seconds=20, what="the settlement")
+    await eventually(are_there, what="the settlement")
     records = await all_records()
     assert sorted(each.request_id for each in records) == sorted(request_ids), records
     return records
@@ -231,7 +231,7 @@ async def test_what_a_killed_gateway_was_asked_is_answered_by_another_one_exactl
     await await_status(steady, background_id, "completed")
     answer = await steady.get(f"{PATH}/{background_id}")
     assert answer.json()["choices"] == whole[0]["choices"]
-    await eventually(lambda: nothing_left(store, MODEL), seconds=10, what="nothing being left")
+    await eventually(lambda: nothing_left(store, MODEL), what="nothing being left")
 
 
 async def test_what_a_gateway_that_stops_was_asked_goes_on_elsewhere(

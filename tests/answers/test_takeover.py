@@ -170,7 +170,7 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     again = await worker.claim_one()
 
     first.answers.leave(request.account)
-    await eventually(lambda: not first.answers._kept, seconds=5, what="the old owner's noticing")
+    await eventually(lambda: not first.answers._kept, what="the old owner's noticing")
     await first.desk.aclose()
 
     assert not await usage_records(redis)
@@ -204,7 +204,7 @@ async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: A
     request, claim = await begun(first, worker, "a", "b", **parameters)
     first.answers.leave(request.account)
     control = keys.control("m", worker.name)
-    await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the worker being told")
     # The engine had gone further when it was told.
     await worker.drop(claim, tokens=3)
     await state_is(first, request.id, AnswerState.LEFT)
@@ -253,7 +253,7 @@ async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later
             return False
         return True
 
-    await eventually(goes_on, seconds=5, what="going on")
+    await eventually(goes_on, what="going on")
     claim = await worker.claim_one()
     assert claim.job.id == f"{request.id}-0"
 
@@ -283,7 +283,7 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
 
     reader = Reader((await second.attach(request.id)).generation)
     control = keys.control("m", worker.name)
-    await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the worker being told")
     await worker.drop(claim, tokens=1)
     again = await worker.claim_one()
     await worker.conclude(again, "b")
@@ -301,7 +301,7 @@ async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, C
     house.answers.leave(request.account)
     claim = await worker.claim_one()
     await worker.say(claim, "a")
-    await eventually(lambda: house.answers._kept[request.id]._written, seconds=5, what="journal")
+    await eventually(lambda: house.answers._kept[request.id]._written, what="journal")
     await house.kill()
     return request, claim
 
@@ -339,9 +339,7 @@ async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled
     request = await first.submit(is_background=True)
     first.answers.leave(request.account)
     claim = await worker.claim_one()
-    await eventually(
-        lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), seconds=5, what="the note"
-    )
+    await eventually(lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), what="the note")
     await first.kill()
     await worker.conclude(claim, "a")
 
@@ -378,9 +376,9 @@ async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
         await worker.say(claim, "a")
     attachment = await second.attach(followed.id)
     reader = await Reader(attachment.generation).until_text("a")
-    await eventually(lambda: first.answers._kept[followed.id]._followers, seconds=5, what="Follow")
+    await eventually(lambda: first.answers._kept[followed.id]._followers, what="Follow")
     await eventually(
-        lambda: first.answers._kept[request.id].generation.received_tokens[0], seconds=5, what="a"
+        lambda: first.answers._kept[request.id].generation.received_tokens[0], what="a"
     )
     first.answers.leave(followed.account)
 

@@ -99,7 +99,7 @@ async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
     request, claim = await begun(first, worker, is_background=True)
     request.account.fail(SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), seconds=5, what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the worker being told")
     await worker.drop(claim, tokens=1)
 
     again = await worker.claim_one()
@@ -123,8 +123,8 @@ async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
     await direct.until(lambda r: len(r.text) == 2000)
     attachment = await second.attach(request.id)
     generation: Generation = attachment.generation
-    await eventually(lambda: generation._replies, seconds=5, what="the first replies")
-    await eventually(lambda: first.answers._kept[request.id]._followers, seconds=5, what="Follow")
+    await eventually(lambda: generation._replies, what="the first replies")
+    await eventually(lambda: first.answers._kept[request.id]._followers, what="Follow")
     first.answers.leave(request.account)
     await asyncio.sleep(1.0)
 
@@ -210,9 +210,7 @@ async def test_sweep_settles_a_continued_answer_without_what_was_settled_before(
     await reader.until_text("ab")
     await second.kill()
     await worker.lose(claim, tokens=2)
-    await eventually(
-        lambda: _has_ended(redis, f"{request.id}-0"), seconds=5, what="the job being taken back"
-    )
+    await eventually(lambda: _has_ended(redis, f"{request.id}-0"), what="the job being taken back")
     await expire(redis, f"{request.id}.2")
 
     assert await Sweep(redis).run() == 1

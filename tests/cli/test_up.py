@@ -313,7 +313,6 @@ def _kill_and_wait(up: Up, number: int) -> None:
     up.kill()
     wait_until(
         lambda: all(_has_ended(pid) for pid in children),
-        seconds=PATIENCE_SECONDS,
         what="the children's end",
     )
 
@@ -356,7 +355,6 @@ class Stream:
         enough = self._events + 5
         wait_until(
             lambda: self._events >= enough or self._body.done(),
-            seconds=PATIENCE_SECONDS,
             what="more of a stream",
         )
 

@@ -73,7 +73,6 @@ def wait_until_served(client: OpenAI, model: str, *, is_served: bool = True) -> 
 
     wait_until(
         lambda: is_ready() is is_served,
-        seconds=10,
         what=f"{model} being {'' if is_served else 'un'}served",
     )
 

@@ -35,9 +35,9 @@ def idle(stack: Stack, store: "Redis") -> Iterator[None]:
     def is_over() -> bool:
         return is_idle(stack) and not held(store) and not job_keys(store)
 
-    wait_until(is_over, seconds=30, what="the engine being idle")
+    wait_until(is_over, what="the engine being idle")
     yield
-    wait_until(is_over, seconds=30, what="the engine being idle")
+    wait_until(is_over, what="the engine being idle")
 
 
 def worker_metric(stack: Stack, name: str) -> float:
@@ -73,9 +73,7 @@ def completion_tokens(stack: Stack) -> int:
 
 def wait_until_nothing_is_left(stack: Stack, store: "Redis") -> None:
     """Wait until neither the worker nor Redis has anything of a client that was killed."""
-    wait_until(
-        lambda: is_idle(stack) and not held(store), seconds=30, what="the end of what was asked"
-    )
+    wait_until(lambda: is_idle(stack) and not held(store), what="the end of what was asked")
 
 
 def check_stays_idle(stack: Stack) -> None:
@@ -84,7 +82,6 @@ def check_stays_idle(stack: Stack) -> None:
     with calling(stack.url, stack.key("next"), prompt=COUNTING, max_tokens=NEXT_TOKENS):
         wait_until(
             lambda: completion_tokens(stack) >= before + NEXT_TOKENS and is_idle(stack),
-            seconds=30,
             what="the next answer's end",
         )
     assert completion_tokens(stack) == before + NEXT_TOKENS
@@ -97,17 +94,16 @@ def test_client_killed_in_the_queue_is_never_run(
     filler = {"n": MAX_SEQUENCES, "max_tokens": FILLING_TOKENS, "ignore_eos": True, "stream": True}
     before = completion_tokens(stack)
     with calling(stack.url, stack.key("crowd"), prompt=COUNTING, **filler) as crowd:
-        wait_until(lambda: is_full(stack), seconds=30, what="the engine being full")
+        wait_until(lambda: is_full(stack), what="the engine being full")
         [first, *_] = jobs = job_keys(store)
         claimed = worker_metric(stack, "sluice_worker_jobs_claimed_total")
         with calling(
             stack.gateways[1], stack.key("waiter"), prompt=COUNTING, max_tokens=5, stream=stream
         ) as caller:
-            wait_until(lambda: waiting(store) == 1, seconds=10, what="a job waiting")
+            wait_until(lambda: waiting(store) == 1, what="a job waiting")
             answer = caller.kill()
             wait_until(
                 lambda: waiting(store) == 0 and job_keys(store) == jobs,
-                seconds=30,
                 what="the job of the killed client being gone",
             )
 
@@ -148,7 +144,6 @@ def test_client_killed_during_prefill_stops_the_engine(
     ) as caller:
         wait_until(
             lambda: worker_metric(stack, "sluice_worker_jobs_running") > 0,
-            seconds=10,
             what="a job being claimed",
         )
         caller.kill()
@@ -171,7 +166,6 @@ def test_client_killed_between_tokens_stops_the_engine(
             assert {event["choices"][0]["index"] for event in events} == set(range(8))
         wait_until(
             lambda: completion_tokens(stack) > before + 100,
-            seconds=20,
             what="tokens being generated",
         )
         assert worker_metric(stack, "vllm:num_requests_running") == 8

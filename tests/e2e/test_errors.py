@@ -174,5 +174,5 @@ def test_request_that_kills_engines_is_an_internal_server_error(
     assert caught.value.response.headers["x-should-retry"] == "false"
     # Each of the two engines that died is followed by another one, sooner or later.
     restarts = "sluice_worker_engine_restarts_total"
-    wait_for_metric(stack.worker_url("poisonable"), restarts, 2, seconds=30)
+    wait_for_metric(stack.worker_url("poisonable"), restarts, 2)
     stack.stop("poisonable")

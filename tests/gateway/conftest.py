@@ -187,16 +187,13 @@ async def serve(
     return worker
 
 
-async def eventually(
-    condition: Callable[[], Any], *, what: str, seconds: float = PATIENCE_SECONDS
-) -> None:
+async def eventually(condition: Callable[[], Any], *, what: str) -> None:
     """Wait until `condition` (which may be a coroutine function) holds.
 
-    Fails, saying `what` did not happen, after `seconds`, or PATIENCE_SECONDS if that is longer.
+    Fails, reporting that `what` did not happen, after PATIENCE_SECONDS.
     """
     loop = asyncio.get_running_loop()
-    seconds = max(seconds, PATIENCE_SECONDS)
-    deadline = loop.time() + seconds
+    deadline = loop.time() + PATIENCE_SECONDS
     pause = 0.005
     while True:
         held = condition()
@@ -204,7 +201,7 @@ async def eventually(
             held = await held
         if held:
             return
-        assert loop.time() < deadline, f"{what} did not happen within {seconds} s"
+        assert loop.time() < deadline, f"{what} did not happen within {PATIENCE_SECONDS} s"
         await asyncio.sleep(pause)
         # What takes seconds is asked for less often: each question takes processor time of four processes.
         pause = min(pause * 1.2, 0.1)

@@ -53,7 +53,7 @@ async def running(stack: Stack, worker: str = "worker", *, jobs: int) -> None:
         url = stack.worker_url(worker)
         return await asyncio.to_thread(metric, url, "sluice_worker_jobs_running") == jobs
 
-    await eventually(are_running, seconds=20, what="the jobs running")
+    await eventually(are_running, what="the jobs running")
 
 
 STREAMED: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ async def test_answers_of_a_killed_worker_go_on_as_if_nothing_had_happened(
             assert answer["usage"] == undisturbed[name]["usage"], name
         for name, stream in streams.items():
             check_stream(await stream, undisturbed[name])
-        await eventually(lambda: nothing_left(store, "doomed"), seconds=20, what="the jobs' end")
+        await eventually(lambda: nothing_left(store, "doomed"), what="the jobs' end")
     finally:
         stack.stop("other")
 
@@ -153,7 +153,7 @@ async def test_worker_killed_before_the_first_token_is_not_noticed(
         "total_tokens": 105,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-    await eventually(lambda: nothing_left(store, "fragile"), seconds=20, what="the end of the job")
+    await eventually(lambda: nothing_left(store, "fragile"), what="the end of the job")
 
 
 async def test_gateway_that_is_stopped_finishes_its_streams(
@@ -244,7 +244,7 @@ async def test_without_redis_requests_get_503_and_with_it_they_are_served_again(
             statuses.append((await complete(client, max_tokens=2)).status_code)
             return statuses[-1] == 200
 
-        await eventually(is_served, seconds=30, what="a request being served again")
+        await eventually(is_served, what="a request being served again")
         assert set(statuses) <= {200, 503}
         assert (await client.get("/readyz")).status_code == 200
         # Redis has forgotten the job, and its gateway has not.

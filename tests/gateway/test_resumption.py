@@ -543,9 +543,7 @@ async def test_requeueing_that_a_fail_over_has_lost_is_done_again(
     before = await redis.dump(keys.job(MODEL, claim.job.id))
     assert before is not None
     await worker.lose(claim)
-    await eventually(
-        lambda: redis.zcard(keys.queue(MODEL, "a")), seconds=3, what="the job being requeued"
-    )
+    await eventually(lambda: redis.zcard(keys.queue(MODEL, "a")), what="the job being requeued")
     # The replica that takes over had heard of the claim only, and the worker goes on there.
     async with redis.pipeline(transaction=True) as fail_over:
         _ = fail_over.restore(keys.job(MODEL, claim.job.id), 0, before, replace=True)

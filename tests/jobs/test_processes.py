@@ -115,9 +115,7 @@ def test_worker_that_is_killed_in_the_middle_of_a_drain_loses_and_doubles_nothin
     else:
         pytest.fail(f"{met} kills met a drain")
     deployment.start("jobs")
-    wait_until(
-        lambda: deployment.undrained() == 0, seconds=END_SECONDS, what="the end of the drain"
-    )
+    wait_until(lambda: deployment.undrained() == 0, what="the end of the drain")
     assert deployment.rows() == total
     assert "ERROR" not in deployment.log("jobs")
 
@@ -151,9 +149,7 @@ def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
     _drain(deployment, 0)
     deployment.server.stop()
     complaint = "the broker cannot be reached"
-    wait_until(
-        lambda: complaint in deployment.log("beat"), seconds=END_SECONDS, what="the complaint"
-    )
+    wait_until(lambda: complaint in deployment.log("beat"), what="the complaint")
     deployment.server.start()
     _drain(deployment, 5)
     assert (jobs.poll(), beat.poll()) == (None, None)
@@ -175,7 +171,7 @@ def test_redis_that_goes_away_is_told_once_and_sigterm_leaves_no_usage_behind(
 def _drain(deployment: Deployment, rows: int) -> None:
     """Leave some more records, and wait until they are in the ledger."""
     deployment.append(rows, 5)
-    wait_until(lambda: deployment.rows() == rows + 5, seconds=END_SECONDS, what="the drain")
+    wait_until(lambda: deployment.rows() == rows + 5, what="the drain")
 
 
 def test_jobs_refuse_a_database_without_a_schema(tmp_path: Path, redis_server: RedisServer) -> None:

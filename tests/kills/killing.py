@@ -16,7 +16,7 @@ from tests.chaos.run import RESUMED, keep_logs
 from tests.chaos.transcript import Transcript
 from tests.proofs.until import engine_tokens, until
 from tests.support.processes import children, descendants, is_alive, resident_pages
-from tests.support.stack import ENGINE_START_SECONDS, MODEL, Stack, metric, running_stack
+from tests.support.stack import MODEL, Stack, metric, running_stack
 
 WORKERS = ("worker-1", "worker-2")
 STREAMS = 32
@@ -67,7 +67,7 @@ def start_workers(stack: Stack, names: Sequence[str] = WORKERS) -> None:
     for name in missing:
         stack.launch_worker(name, ENGINE)
     for name in missing:
-        stack.await_worker(name, ready_seconds=ENGINE_START_SECONDS)
+        stack.await_worker(name)
 
 
 async def read(stack: Stack, key: str, asked: Asked) -> Transcript:

@@ -166,7 +166,7 @@ def _engines(_folder: Path) -> Iterator[Stack]:
         )
         for name in ("gateway-1", "gateway-2"):
             stack.start_gateway(name, **waiting, **traced)
-        stack.await_worker(ready_seconds=ENGINE_START_SECONDS)
+        stack.await_worker()
         stack.environment[COLLECTOR_PORT] = str(port)
         yield stack
 
@@ -186,7 +186,6 @@ def _seeing(folder: Path) -> Iterator[Stack]:
     try:
         user.stack.start_worker(
             SEEING,
-            ready_seconds=ENGINE_START_SECONDS,
             SLUICE_MODEL_PATH=str(model),
             SLUICE_MODEL_NAME=SEEING,
             SLUICE_LEASE_SECONDS=str(LEASE_SECONDS),
@@ -215,7 +214,6 @@ def main() -> None:
             path = f"{url}/v1/models/{model}"
             wait_until(
                 lambda path=path: httpx.get(path, headers=headers).json().get("ready", False),  # type: ignore[misc]
-                seconds=30,
                 what=f"{model} being known as ready",
             )
         _write_stack(stack, folder)

@@ -81,11 +81,10 @@ def running_prometheus(
         )
         server = PrometheusServer(f"http://127.0.0.1:{port}")
         try:
-            wait_until(lambda: _is_ready(server.url), seconds=30, what="Prometheus being ready")
+            wait_until(lambda: _is_ready(server.url), what="Prometheus being ready")
             # It looks for targets some seconds later.
             wait_until(
                 lambda: len(server.query("up == 1")) == len(targets),
-                seconds=30,
                 what="Prometheus reading every target",
             )
             yield server

@@ -66,13 +66,12 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_until(self._answers, seconds=20, what="redis-server answering")
+        wait_until(self._answers, what="redis-server answering")
         if self._cluster:
             slots = " ".join(str(slot) for slot in range(HASH_SLOTS))
             self.command(f"CLUSTER ADDSLOTS {slots}")
             wait_until(
                 lambda: b"cluster_state:ok" in self.command("CLUSTER INFO"),
-                seconds=10,
                 what="the cluster being ready",
             )
 

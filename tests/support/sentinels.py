@@ -20,8 +20,6 @@ DOWN_AFTER_MS: Final = 1000
 PATIENT_MS: Final = 600_000
 """The same otherwise: on a busy machine a server may send nothing for seconds."""
 FAILOVER_TIMEOUT_MS: Final = 3000
-MEET_SECONDS: Final = 60
-FAILOVER_SECONDS: Final = 60
 
 
 class WatchedRedis:
@@ -75,10 +73,9 @@ class WatchedRedis:
 
     def await_replica(self) -> None:
         """Wait until the sentinels know the replica, and it has everything."""
-        wait_until(self._is_watched, seconds=MEET_SECONDS, what="the sentinels knowing the replica")
+        wait_until(self._is_watched, what="the sentinels knowing the replica")
         wait_until(
             lambda: b"master_link_status:up" in self._ask(self.replica.port, "INFO replication"),
-            seconds=MEET_SECONDS,
             what="the replica having everything",
         )
 
@@ -93,7 +90,7 @@ class WatchedRedis:
                 new.port, "INFO replication"
             )
 
-        wait_until(is_over, seconds=FAILOVER_SECONDS, what="the failover")
+        wait_until(is_over, what="the failover")
         self._be_patient_for(PATIENT_MS)
 
     def _be_patient_for(self, milliseconds: int) -> None:

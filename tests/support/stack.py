@@ -22,7 +22,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_service import KeyService
 from tests.support.databases import create_sqlite
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.sentinels import WatchedRedis
@@ -100,7 +100,6 @@ class Stack:
         """Wait until a gateway that was launched is ready."""
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
-            seconds=60,
             what=f"{name} being ready",
         )
         if self._has_ended(name):
@@ -127,12 +126,10 @@ class Stack:
         """Start the process that says when background jobs are due."""
         self._start(name, [sys.executable, "-m", self.program, "beat"], environment)
 
-    def start_worker(
-        self, name: str = "worker", *, ready_seconds: float = 30, **environment: str
-    ) -> None:
+    def start_worker(self, name: str = "worker", **environment: str) -> None:
         """Start a worker of the tiny model and wait until it is ready."""
         self.launch_worker(name, environment)
-        self.await_worker(name, ready_seconds=ready_seconds)
+        self.await_worker(name)
 
     def launch_worker(
         self, name: str = "worker", environment: Mapping[str, str] | None = None
@@ -150,12 +147,12 @@ class Stack:
         url = f"http://127.0.0.1:{variables['SLUICE_HEALTH_PORT']}"
         self.environment[f"url of {name}"] = url
 
-    def await_worker(self, name: str = "worker", *, ready_seconds: float = 30) -> None:
+    def await_worker(self, name: str = "worker") -> None:
         """Wait until a worker that was launched is ready."""
         url = self.worker_url(name)
         wait_until(
             lambda: http_status(f"{url}/readyz") == 200 or self._has_ended(name),
-            seconds=ready_seconds,
+            seconds=ENGINE_START_SECONDS,
             what=f"{name} being ready",
         )
         if self._has_ended(name):
@@ -258,7 +255,9 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in samples)
 
 
-def wait_for_metric(url: str, name: str, value: float, *, seconds: float) -> float:
+def wait_for_metric(
+    url: str, name: str, value: float, *, seconds: float = PROCESS_PATIENCE_SECONDS
+) -> float:
     """Wait until a metric has a value; return the seconds that it took."""
     began = time.monotonic()
     wait_until(lambda: metric(url, name) == value, seconds=seconds, what=f"{name} being {value}")

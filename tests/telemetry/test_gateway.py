@@ -141,7 +141,6 @@ async def test_a_model_that_sleeps_is_told_by_name_until_it_is_removed(
         # Told before anybody asks: Prometheus sees no growth in a series that begins with its first event.
         await eventually(
             lambda: refusals(observed) == {"no_worker": 0, "model_loading": 0},
-            seconds=10,
             what="the gateway knowing the model",
         )
         answer = await client.post("/v1/completions", json=asking(model=SLEEPING))
@@ -155,7 +154,6 @@ async def test_a_model_that_sleeps_is_told_by_name_until_it_is_removed(
         await Catalogue(redis).remove(SLEEPING)
         await eventually(
             lambda: ready_workers(observed) == {MODEL: 1},
-            seconds=10,
             what="the gateway forgetting the model",
         )
 

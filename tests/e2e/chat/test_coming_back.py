@@ -44,7 +44,7 @@ def test_background_chat_is_retrieved(client: OpenAI) -> None:
         answer: Any = client.chat.completions.retrieve(began.id)
         return "finished" if answer.choices else answer.model_extra.get("status")
 
-    wait_until(lambda: status() == "finished", seconds=60, what="the chat having been answered")
+    wait_until(lambda: status() == "finished", what="the chat having been answered")
     kept, again = (client.chat.completions.retrieve(began.id) for _ in range(2))
     direct = chat(client, PARIS, tools=[WEATHER])
     assert began.model_extra["status"] in ("queued", "in_progress")

@@ -204,7 +204,6 @@ def test_model_that_is_loading_is_503(stack: Stack) -> None:
     caller = Caller(stack.url, stack.key("documents", allowed_models=("still-loading",)))
     wait_until(
         lambda: caller.get("/v1/models/still-loading").status_code == 200,
-        seconds=10,
         what="the model being listed",
     )
     response = caller.post(DIALECT, {"model": "still-loading", "prompt": OPEN})

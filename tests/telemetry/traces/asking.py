@@ -30,7 +30,7 @@ class Asked:
 def start_scripted_worker(stack: Stack, name: str = "worker", **environment: str) -> None:
     """Start a worker without a real engine and wait until it is ready."""
     settings = {"SLUICE_ENGINE": "scripted", "SLUICE_SCRIPTED_STEP_SECONDS": "0.002", **environment}
-    stack.start_worker(name, ready_seconds=30, **settings)
+    stack.start_worker(name, **settings)
 
 
 def client_trace(*, sampled: bool = True) -> tuple[str, str, dict[str, str]]:
