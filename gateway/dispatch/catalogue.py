@@ -17,8 +17,8 @@ from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 from gateway.tasks import raise_if_cancelled
 
 REFRESH_SECONDS = 1.0
-PATIENCE_SECONDS = 0.1
-"""How long a request for an unknown model waits at most before the announcements are read for it."""
+RENEWAL_SECONDS = 0.1
+"""The least time between two refreshes for requests whose model is unknown or has no worker."""
 RETRY_AFTER_SECONDS = 5.0
 """What a client is told while a model has no worker: about as long as a worker takes to come back."""
 
@@ -119,9 +119,9 @@ class Catalogue:
 
         Raises RedisError.
         """
+        asked = time.monotonic()
         model = self.known(name)
-        is_stale = time.monotonic() - self._refreshed_at > PATIENCE_SECONDS
-        if model is None or (is_stale and model.status.ready_workers == 0):
+        while (model is None or model.status.ready_workers == 0) and self._refreshed_at < asked:
             await self._renewed()
             model = self.known(name)
         return model
@@ -135,7 +135,7 @@ class Catalogue:
         await asyncio.shield(self._renewal)
 
     async def _renew(self) -> None:
-        await asyncio.sleep(max(self._refreshed_at + PATIENCE_SECONDS - time.monotonic(), 0))
+        await asyncio.sleep(max(self._refreshed_at + RENEWAL_SECONDS - time.monotonic(), 0))
         await self.refresh()
 
     async def find(self, name: str) -> ServedModel:

@@ -68,7 +68,6 @@ async def test_model_whose_worker_just_came_back_is_found(
     await worker.announce(ttl_ms=1)
     await asyncio.sleep(0.01)
     await catalogue.refresh()
-    await asyncio.sleep(0.11)
     await worker.announce()
     assert (await catalogue.find("back")).status.ready_workers == 1
 
