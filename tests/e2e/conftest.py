@@ -1,6 +1,7 @@
 """Clients of the deployment with the real engine: two gateways and a worker, on loopback."""
 
 from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -10,10 +11,14 @@ from tests.e2e.seeds.calling import Caller
 from tests.support.deployment import SEEING, attach, place
 from tests.support.stack import MODEL, Stack
 
+_HERE = Path(__file__).parent
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
     """Keep out other processes' tests while one runs that is `alone`; no time-out counts the wait."""
+    if not item.path.is_relative_to(_HERE):
+        return (yield)  # pytest calls this hook for the tests of all folders.
     with place(item.config, alone="alone" in item.fixturenames):
         return (yield)
 

@@ -1,6 +1,7 @@
 """What is shot at: the deployment with the real engine, and one of its own without a model."""
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,13 +9,14 @@ from tests.support.deployment import LEASE_SECONDS, MAX_SEQUENCES, attach, place
 from tests.support.stack import Stack, running_stack
 
 REAL, SCRIPTED = "real", "scripted"
+_HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Do not shoot at the real engine while a test of another process wants to be alone with it."""
-    if REAL not in item.nodeid:
-        return (yield)
+    if not item.path.is_relative_to(_HERE) or REAL not in item.name:
+        return (yield)  # pytest calls this hook for the tests of all folders.
     with place(item.config, alone=False):
         return (yield)
 
