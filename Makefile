@@ -5,8 +5,8 @@ SHELL := /bin/bash
 	check check-style check-types check-imports
 
 BIN := .venv/bin
-# Two more than the cores of the smallest machines that we test on: tests wait for other processes half of their time.
-TEST_PROCESSES ?= 4
+# Three more than the cores of the smallest machines that we test on: tests wait for other processes half of their time.
+TEST_PROCESSES ?= 5
 # Per cent of lines and branches.
 COVERAGE_FLOOR := 95
 ARGS ?=

@@ -292,5 +292,5 @@ def postgres_template(postgres_sockets: str) -> str:
 
 def _create_postgres_database(sockets: str, *, template: str = "template1") -> str:
     name = f"sluice_{next(_numbers)}"
-    asyncio.run(_execute(sockets, f"CREATE DATABASE {name} TEMPLATE {template}"))
+    asyncio.run(_execute(sockets, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY"))
     return f"postgresql+asyncpg://postgres@/{name}?host={sockets}"

@@ -29,7 +29,7 @@ from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
 
-BODIES = {REAL: 100, SCRIPTED: 400}
+BODIES = {REAL: 100, SCRIPTED: 200}
 """For each endpoint. They are the same in every run, so a run of more would find little that is new."""
 LONG_BODIES = 9_000
 FUZZER = "fuzzer"

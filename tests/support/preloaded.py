@@ -358,12 +358,20 @@ def _fork_engine_cores() -> None:
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+class _ModulesOnly:
+    """A plugin of pytest that collects modules of tests and nothing in them."""
+
+    def pytest_pycollect_makeitem(self) -> list[object]:
+        return []
+
+
 def _import_tests() -> None:
     """Import the modules of the tests as pytest does; their assertions are rewritten."""
     import pytest
 
     # Twice quiet, so that nothing reports progress.
-    pytest.main(["-qq", "--collect-only", *json.loads(os.environ[_COLLECTED_VARIABLE])])
+    paths = json.loads(os.environ[_COLLECTED_VARIABLE])
+    pytest.main(["-qq", "--collect-only", *paths], plugins=[_ModulesOnly()])
 
 
 def _serve(role: str, folder: Path, listening: int) -> None:
