@@ -25,7 +25,7 @@ from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
-EXAMPLES, LONG_EXAMPLES = 2, 50
+EXAMPLES, LONG_EXAMPLES = 3, 50
 """Requests for each operation, in the short form and in the long one."""
 LEAST_OPERATIONS = 50
 LEAST_SERVED = 40

@@ -219,11 +219,8 @@ class Preloaded:
 
 def _start_server(role: str, folder: Path) -> None:
     """Start the server of a role. Whoever connects to it waits for its imports."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / role))
-    listener.listen()
     # In a session of its own: a key that interrupts pytest is not for it.
-    with listener, _log_of(role, folder).open("wb") as output:
+    with _listen(role, folder) as listener, _log_of(role, folder).open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", _MODULE, "serve", role, str(folder), str(listener.fileno())],
             pass_fds=[listener.fileno()],
@@ -234,6 +231,13 @@ def _start_server(role: str, folder: Path) -> None:
             start_new_session=True,
         )
     server.returncode = 0  # It may outlive this process, which does not wait for it.
+
+
+def _listen(role: str, folder: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / role))
+    listener.listen()
+    return listener
 
 
 def _log_of(role: str, folder: Path) -> Path:
@@ -329,8 +333,11 @@ class _Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
+            fork = self._forks.pop(pid, None)
+            if fork is None:
+                continue  # The server of gateways, for which no starter waits.
             # Its starter may have ended.
-            with self._forks.pop(pid).status as starter, suppress(BrokenPipeError):
+            with fork.status as starter, suppress(BrokenPipeError):
                 starter.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
 
@@ -374,19 +381,36 @@ def _import_tests() -> None:
     pytest.main(["-qq", "--collect-only", *paths], plugins=[_ModulesOnly()])
 
 
+def _import(role: str) -> None:
+    for module in _IMPORTED[role]:
+        importlib.import_module(module)
+
+
 def _serve(role: str, folder: Path, listening: int) -> None:
     """Serve forks until the run has ended, and run the program in each."""
     run = os.open(folder / _RUN, os.O_RDONLY)
+    listener = socket.socket(fileno=listening)
     measuring.begin()
-    for module in _IMPORTED[role]:
-        importlib.import_module(module)
+    if role == "tests":
+        # They import all that gateways do.
+        gateways = _listen("gateway", folder)
+        _import("gateway")
+        if os.fork():
+            gateways.close()
+        else:
+            listener.close()
+            role, listener = "gateway", gateways
+            with _log_of(role, folder).open("wb") as output:
+                for stream in (sys.stdout, sys.stderr):
+                    os.dup2(output.fileno(), stream.fileno())
+    _import(role)
     if role == "engine":
         _fork_engine_cores()
     if role == "tests":
         _import_tests()
     gc.collect()
     gc.freeze()
-    module, *arguments = _Server(socket.socket(fileno=listening), run).serve()
+    module, *arguments = _Server(listener, run).serve()
     if module == "-c":
         exec(arguments[0], {"__name__": "__main__"})
         return
