@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -15,6 +16,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.tenant_service import TenantService
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import runner as runner_module
+from gateway.jobs.observing import Observer
 from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
@@ -34,7 +36,9 @@ def settings(
 
 
 @pytest.fixture
-def runner(settings: Settings) -> Iterator[Runner]:
+def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    # SQLite's driver leaves a thread behind, which complains, where the loop ends during a statement.
+    monkeypatch.setattr(Observer, "look", AsyncMock())
     with running(settings) as runner:
         yield runner
 
