@@ -26,12 +26,14 @@ from gateway import redis_client
 from gateway.accounts import schema
 from gateway.accounts.database import Database
 from tests.support.databases import create_sqlite, make_template, sqlite_url
+from tests.support.deployment import attach, place, uses_deployment
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS
 from tests.support.patient import wait_for_stores
 from tests.support.preloaded import begin_run, prepare, prepare_tests
 from tests.support.progress import Progress
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.scheduling import FileScheduling, rank_of
+from tests.support.stack import Stack
 
 _numbers = count()
 
@@ -126,12 +128,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Give what coverage measures the name of the test, if asked to."""
+def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
+    """Wait for a place in the shared deployment, and name the test for coverage if asked to."""
     measured = coverage.Coverage.current() if item.config.getoption("--contexts") else None
     if measured is not None:
         measured.switch_context(f"{item.nodeid}|run")
-    return (yield)
+    if not uses_deployment(item):
+        return (yield)
+    # Not in a fixture: the time-out of the test would end the wait.
+    with place(item.config, alone="alone" in item.fixturenames):
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -159,6 +165,17 @@ def frozen_redis_is_left(
     """Let clients in this process give up a Redis that does not answer as soon as those of the product."""
     for name, seconds in timeouts_of_redis.items():
         monkeypatch.setattr(redis_client, name, seconds)
+
+
+@pytest.fixture(scope="session")
+def deployment(request: pytest.FixtureRequest) -> Stack:
+    """Two gateways and the real engine, which the tests of all processes share."""
+    return attach(request.config)
+
+
+@pytest.fixture
+def alone() -> None:
+    """For tests that look at all that the deployment does: no other test uses it meanwhile."""
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ async def test_answer_ends_when_its_last_reader_leaves(
     await attachment.aclose()
 
     control = keys.control("m", worker.name)
-    await eventually(lambda: redis.llen(control), what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
     await state_is(second, request.id, AnswerState.LEFT)
 

@@ -204,7 +204,7 @@ async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: A
     request, claim = await begun(first, worker, "a", "b", **parameters)
     first.answers.leave(request.account)
     control = keys.control("m", worker.name)
-    await eventually(lambda: redis.llen(control), what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     # The engine had gone further when it was told.
     await worker.drop(claim, tokens=3)
     await state_is(first, request.id, AnswerState.LEFT)
@@ -283,7 +283,7 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
 
     reader = Reader((await second.attach(request.id)).generation)
     control = keys.control("m", worker.name)
-    await eventually(lambda: redis.llen(control), what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
     again = await worker.claim_one()
     await worker.conclude(again, "b")

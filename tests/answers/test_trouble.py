@@ -99,7 +99,7 @@ async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
     request, claim = await begun(first, worker, is_background=True)
     request.account.fail(SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
 
     again = await worker.claim_one()

@@ -1,37 +1,20 @@
 """Clients of the deployment with the real engine: two gateways and a worker, on loopback."""
 
-from collections.abc import AsyncIterator, Generator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from redis import Redis
 
 from tests.e2e.seeds.calling import Caller
-from tests.support.deployment import SEEING, attach, place
+from tests.support.deployment import SEEING, attach
 from tests.support.stack import MODEL, Stack
-
-_HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
-    """Keep out other processes' tests while one runs that is `alone`; no time-out counts the wait."""
-    if not item.path.is_relative_to(_HERE):
-        return (yield)  # pytest calls this hook for the tests of all folders.
-    with place(item.config, alone="alone" in item.fixturenames):
-        return (yield)
-
-
-@pytest.fixture
-def alone() -> None:
-    """For tests that look at all that the deployment does: no other test uses it meanwhile."""
 
 
 @pytest.fixture(scope="session")
-def stack(request: pytest.FixtureRequest) -> Stack:
+def stack(deployment: Stack) -> Stack:
     """The deployment with the real engine that all processes of this run share."""
-    return attach(request.config)
+    return deployment
 
 
 @pytest.fixture(scope="session")

@@ -1,30 +1,14 @@
 """What is shot at: the deployment with the real engine, and one of its own without a model."""
 
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.deployment import LEASE_SECONDS, MAX_SEQUENCES, attach, place
+from tests.support.deployment import DEPLOYMENT, LEASE_SECONDS, MAX_SEQUENCES
 from tests.support.stack import Stack, running_stack
 
-REAL, SCRIPTED = "real", "scripted"
-_HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Do not shoot at the real engine while a test of another process wants to be alone with it."""
-    if not item.path.is_relative_to(_HERE) or REAL not in item.name:
-        return (yield)  # pytest calls this hook for the tests of all folders.
-    with place(item.config, alone=False):
-        return (yield)
-
-
-@pytest.fixture(scope="session")
-def real(request: pytest.FixtureRequest) -> Stack:
-    """Two gateways and the real engine, which other tests use, too."""
-    return attach(request.config)
+REAL, SCRIPTED = DEPLOYMENT, "scripted"
+"""Fixtures with whose names tests choose an engine."""
 
 
 @pytest.fixture(scope="package")

@@ -146,7 +146,7 @@ async def test_lost_jobs_of_a_dead_gateway_are_offered_before_they_are_dropped(
 async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
     desk: Desk, redis: "Redis"
 ) -> None:
-    told: list[Any] = []
+    noticed: list[Any] = []
     stream = keys.replies(desk.dispatcher.gateway)
     notices = Frame(
         "gw-other",
@@ -158,8 +158,10 @@ async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
     # Before anybody wants to hear of them, they are of no use.
     await redis.xadd(stream, {"f": messages.encode(notices)})
     await eventually(lambda: desk.dispatcher.last_entry != b"0-0", what="the reading")
-    desk.dispatcher.on_follow = desk.dispatcher.on_grown = desk.dispatcher.on_cancel = told.append
+    desk.dispatcher.on_follow = desk.dispatcher.on_grown = desk.dispatcher.on_cancel = (
+        noticed.append
+    )
     entry = await redis.xadd(stream, {"f": messages.encode(notices)})
-    await eventually(lambda: len(told) == 3, what="the notices being told")
-    assert told == [Follow("cmpl-1", "gw-other", 7), AnswerGrown(8), CancelAnswer("cmpl-2")]
+    await eventually(lambda: len(noticed) == 3, what="the three notices")
+    assert noticed == [Follow("cmpl-1", "gw-other", 7), AnswerGrown(8), CancelAnswer("cmpl-2")]
     assert desk.dispatcher.last_entry == entry

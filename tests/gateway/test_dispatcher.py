@@ -116,7 +116,7 @@ async def test_job_of_which_frames_are_lost_again_and_again_fails(
     await worker.say(claim, "lost")
     assert await failure(generation) is FailureCode.REPLIES_LOST
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), what="the worker being told")
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim)
     assert await nothing_left(redis, MODEL)
 
@@ -252,9 +252,9 @@ async def test_overflow_of_an_unread_request_cancels_its_jobs(
     assert generation.overflowed
     assert desk.dispatcher.jobs_in_flight == 1
     control = keys.control(MODEL, worker.name)
-    await eventually(lambda: redis.llen(control), what="the worker being told")
-    told = set(await redis.lrange(control, 0, -1))
-    assert told == {claim.job.id.encode() for claim in claims[:2]}
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
+    cancelled = set(await redis.lrange(control, 0, -1))
+    assert cancelled == {claim.job.id.encode() for claim in claims[:2]}
 
 
 async def test_cancelled_request_leaves_nothing_behind(

@@ -144,7 +144,7 @@ async def test_one_failed_prompt_takes_the_others_back(
     await worker.fail(first, FailureCode.ENGINE_ERROR)
     assert (await request).status_code == 503
     control = keys.control("failing", worker.name)
-    await eventually(lambda: store.llen(control), what="the worker being told")
+    await eventually(lambda: store.llen(control), what="the cancellation being sent")
     assert await store.lrange(control, 0, -1) == [second.job.id.encode()]
     await worker.drop(second)
     await eventually(lambda: nothing_left(store, "failing"), what="the third one being taken back")
@@ -239,7 +239,7 @@ async def test_slow_reader_is_cut_off_and_the_stream_beside_it_flows(
         texts = texts_by_choice(parse_chunks(response.content))
         assert texts == {0: "".join(f"{number} " for number in range(frames)) + "end"}
         control = keys.control("wordy", worker.name)
-        await eventually(lambda: store.llen(control), what="the worker being told")
+        await eventually(lambda: store.llen(control), what="the cancellation being sent")
         assert await store.lrange(control, 0, -1) == [slow.job.id.encode()]
 
         writer.transport.resume_reading()  # type: ignore[attr-defined]

@@ -246,7 +246,9 @@ async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
     (receipt,) = await worker.queue.receipts([claim.job.id])
     assert receipt.state is JobState.RUNNING
     await silent.dispatcher.beat()
-    await eventually(lambda: redis.exists(keys.replies("gw-silent")), what="its being told")
+    await eventually(
+        lambda: redis.exists(keys.replies("gw-silent")), what="the report to the silent gateway"
+    )
 
 
 async def test_job_that_its_own_gateway_has_taken_back_is_cleaned_up(

@@ -31,6 +31,8 @@ from tests.support.stack import (
 )
 from tests.telemetry.traces.collector import Collector
 
+DEPLOYMENT: Final = "deployment"
+"""The fixture of its tests; those that choose between engines have it as their parameter `engine`."""
 ENGINES: Final = "engines"
 """Two gateways, and a worker with the real engine."""
 SEEING: Final = "sluice-seeing"
@@ -60,6 +62,12 @@ def shared_folder(config: pytest.Config) -> Path:
     """Return the folder that all processes of this run have in common."""
     own: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # no public name
     return own.parent if hasattr(config, "workerinput") else own
+
+
+def uses_deployment(item: pytest.Function) -> bool:
+    """Return whether a test uses the deployment."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return DEPLOYMENT in item.fixturenames or parameters.get("engine") == DEPLOYMENT
 
 
 @contextmanager
