@@ -120,6 +120,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    # As gateways and workers do: a tenth of the processor time less.
+    gc.set_threshold(50_000, 20, 20)
     config = session.config
     if config.getoption("--contexts") and _runs_tests(config):
         os.environ["COVERAGE_PROCESS_START"] = str(config.rootpath / "pyproject.toml")

@@ -104,6 +104,12 @@ class Factory:
         return engine
 
 
+@pytest.fixture(autouse=True)
+def unsettled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers leave the garbage collector alone: here it would visit all objects of pytest at each start."""
+    monkeypatch.setattr("worker.main._settle_memory", lambda: None)
+
+
 @contextlib.asynccontextmanager
 async def serving(
     redis_server: RedisServer, factory: Factory, **settings: Any
