@@ -8,6 +8,7 @@ whatever is lost on the way to the gateway, its client gets every token once.
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -149,7 +150,11 @@ class Dispatcher:
 
         Raises OverloadedError, TenantQueueFullError or StoreUnavailableError; then nothing is enqueued.
         """
-        tickets = [Ticket(job, model, i, generation, weight) for i, job in enumerate(jobs)]
+        # Redis is asked about no job before it has taken it.
+        tickets = [
+            Ticket(job, model, index, generation, weight, check_at=math.inf)
+            for index, job in enumerate(jobs)
+        ]
         generation.tickets = tickets
         for ticket in tickets:
             generation.expect(ticket.prompt_index, ticket.job)
@@ -167,6 +172,8 @@ class Dispatcher:
                 telemetry.SHED_JOBS.labels(model).inc(len(report.shed))
                 in_background(tell_shed(self._client, self.gateway, report))
             require_enqueued(report, model, self._max_waiting_jobs_of_tenant)
+            for ticket in tickets:
+                ticket.check_at = 0.0
         except RedisError:
             # It is not known whether Redis took the jobs, so they are taken back as well.
             await self.cancel(generation)

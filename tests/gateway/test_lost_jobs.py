@@ -102,6 +102,26 @@ async def test_loss_after_a_requeue_whose_answer_got_lost_is_noticed(
     assert texts(await take(generation, 1)) == ["at last"]
 
 
+async def test_job_that_is_not_yet_on_the_queue_is_put_there_once(
+    desk: Desk, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue = JobQueue.enqueue
+
+    async def enqueue_late(queue: JobQueue, *arguments: Any, **options: Any) -> Any:
+        (ticket,) = desk.dispatcher._tickets.values()
+        ticket.heard_at -= 3600
+        await desk.look_after_jobs()
+        return await enqueue(queue, *arguments, **options)
+
+    monkeypatch.setattr(JobQueue, "enqueue", enqueue_late)
+    generation = await desk.request()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await worker.finish(claim)
+    assert (claim.attempt, texts(await take(generation, 2))) == (1, ["a"])
+    assert await nothing_left(redis, MODEL)
+
+
 @pytest.mark.parametrize("state", ["waiting", "leased"])
 async def test_job_that_redis_forgot_is_put_on_the_queue_again(
     desk: Desk, worker: FakeWorker, redis: "Redis", state: str
