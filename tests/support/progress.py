@@ -13,6 +13,8 @@ EVERY_SECONDS: Final = 10.0
 SLOWEST: Final = 20
 CACHE_KEY: Final = "sluice/seconds"
 """Where pytest's cache keeps the time that each file took in the last run."""
+LEAST_SHARE: Final = 0.2
+"""Share of the tests after which their times so far predict the rest: engines and deployments start first."""
 
 
 class Progress:
@@ -21,6 +23,7 @@ class Progress:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._cache: pytest.Cache | None = getattr(config, "cache", None)
+        self._processes: int = config.option.numprocesses or 1
         self._began = self._reported = time.monotonic()
         self._total = 0
         self._seconds = defaultdict[str, float](float)
@@ -46,13 +49,21 @@ class Progress:
     def _expect(self, ids: Sequence[str]) -> None:
         if ids and not self._total:
             self._total = len(ids)
-            self._files = Counter(map(_file, ids))
+            files = Counter(map(_file, ids))
+            last: Mapping[str, float] = self._cache.get(CACHE_KEY, {}) if self._cache else {}
+            known = {file: last[file] / number for file, number in files.items() if file in last}
+            self._has_times = bool(known)
+            usual = sum(known.values()) / len(known) if known else 1.0
+            self._weights = {file: known.get(file, usual) for file in files}
+            self._work = sum(self._weights[file] * number for file, number in files.items())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test, and print a line if it is time."""
+        """Count a test, and print a line if it is time. Name a test that fails at once."""
         self._seconds[report.nodeid] += report.duration
         if report.when == "teardown" or report.outcome == "failed":
             self._outcomes[str(report.when)] += 1
+        if report.outcome == "failed":
+            self._print(f"FAILED {report.nodeid} ({report.when})")
         if time.monotonic() - self._reported >= EVERY_SECONDS:
             self._reported = time.monotonic()
             self._print(self._line())
@@ -76,22 +87,19 @@ class Progress:
         done = self._outcomes["teardown"]
         elapsed = time.monotonic() - self._began
         failed = self._outcomes["call"] + self._outcomes["setup"]
-        share = self._share_done()
-        # Engines and deployments start first, so what the first tests take says little.
-        left = f"about {_minutes(elapsed * (1 - share) / share)} left, " if share > 0.05 else ""
+        seconds = self._seconds_left(elapsed)
+        left = "" if seconds is None else f"about {_minutes(seconds)} left, "
         return (
             f"tests: {done:,} of {self._total:,} after {_minutes(elapsed)}, {left}{failed} failed"
         )
 
-    def _share_done(self) -> float:
-        """Return how much of the work is done, weighed by the times of the last run."""
-        last: Mapping[str, float] = self._cache.get(CACHE_KEY, {}) if self._cache else {}
-        known = sum(count for file, count in self._files.items() if file in last)
-        mean = sum(last.get(file, 0.0) for file in self._files) / known if known else 1.0
-        weights = {file: last.get(file, mean * n) / n for file, n in self._files.items()}
-        done = sum(weights.get(_file(test), 0.0) for test in self._seconds)
-        everything = sum(weights[file] * n for file, n in self._files.items())
-        return done / everything
+    def _seconds_left(self, elapsed: float) -> float | None:
+        """Return how long the rest takes, from the times of the last run or else of this one."""
+        done = sum(self._weights.get(_file(test), 0.0) for test in self._seconds)
+        if self._has_times:
+            return max(self._work - done, 0.0) / self._processes
+        share = done / self._work
+        return elapsed * (1 - share) / share if share > LEAST_SHARE else None
 
     def _print(self, line: str) -> None:
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
@@ -108,7 +116,8 @@ def _folder(test: str) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s"
 
 
 def _summed(seconds: Mapping[str, float], group: Callable[[str], str]) -> dict[str, float]:
