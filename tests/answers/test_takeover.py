@@ -318,6 +318,12 @@ async def test_background_answer_needs_nobody(
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
     assert reader.text == "a"
 
+    async def is_removed() -> bool:
+        return not await redis.sismember(keys.background_answers("gw1"), request.id)
+
+    # No gateway has to take it over.
+    await eventually(is_removed, what="the owner's removal of the answer")
+
 
 async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hears(
     first: House, second: House, worker: FakeWorker, redis: "Redis"

@@ -7,10 +7,12 @@ from tests.support.cases import all_cases
 
 
 def test_url_of_sentinels_says_where_they_are_and_what_to_ask_them() -> None:
-    address = sentinel_address(
+    url = (
         "redis+sentinel://u%40x:p%2Fw@one:26380,[::1]:26381,three/my-master/3"
         "?sentinel_username=su&sentinel_password=s%26p"
     )
+    assert check_redis_url(url) == url
+    address = sentinel_address(url)
     assert address is not None
     assert address.hosts == (("one", 26380), ("::1", 26381), ("three", 26379))
     assert (address.service, address.database) == ("my-master", 3)

@@ -385,6 +385,8 @@ async def test_settle_without_a_reservation_leaves_a_record_and_has_accounts_der
     statuses = await store.status(TENANT, one.subjects)
     assert [s.version for s in statuses] == [1, 1, 1]
     assert statuses[2].requests_of_minute == 0
+    for key in await bucket_keys(any_redis) - {keys.usage(BUCKET), keys.accounts(BUCKET)}:
+        assert await any_redis.pttl(key) > 0, key
 
 
 async def test_reservation_that_comes_after_its_release_is_not_made(

@@ -438,6 +438,8 @@ async def test_gateway_that_was_cut_off_does_not_reserve_again_what_has_been_end
     else:
         lease = await any_redis.zscore(keys.open_reservations(BUCKET), "r1")
         assert await other.store.settle(ended, expired_ms=int(lease or 0))
+    # The mark of its end expires.
+    assert 0 < await any_redis.pttl(keys.reservation(BUCKET, "r1")) <= 3_600_000
 
     await late.reservations.renew()
 
