@@ -1,7 +1,10 @@
 """How the processes of background jobs tell of themselves."""
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Never
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -19,13 +22,26 @@ def answering(
 ) -> Iterator[None]:
     """Answer /metrics and /healthz for the length of a block, if the settings name a port.
 
-    Raises StartupError if somebody else listens there.
+    From then on SIGTERM raises SystemExit, until Celery takes care of it. Raises StartupError if somebody else
+    listens there.
     """
-    if not settings.metrics_port:
-        yield
-        return
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
-        server = HealthServer(
+        server = _serve(settings, is_healthy, registry) if settings.metrics_port else None
+        try:
+            yield
+        finally:
+            if server is not None:
+                server.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _serve(
+    settings: Settings, is_healthy: Callable[[], bool], registry: CollectorRegistry
+) -> HealthServer:
+    try:
+        return HealthServer(
             settings.metrics_host,
             settings.metrics_port,
             {"/healthz": is_healthy},
@@ -36,7 +52,7 @@ def answering(
             f"SLUICE_METRICS_PORT: nothing can listen on {settings.metrics_host}:"
             f"{settings.metrics_port} ({error.strerror})."
         ) from error
-    try:
-        yield
-    finally:
-        server.close()
+
+
+def _exit(*_: Any) -> Never:
+    sys.exit(0)

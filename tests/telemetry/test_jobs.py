@@ -1,6 +1,7 @@
 """What `sluice jobs` and `sluice beat` tell of usage, reservations, keys, and of themselves."""
 
 import math
+import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -112,6 +113,15 @@ async def test_what_the_sweep_has_ended_is_counted() -> None:
     before = told("sluice_quota_swept_reservations_total")
     await sweep(services)
     assert told("sluice_quota_swept_reservations_total") - before == 3
+
+
+def test_sigterm_before_celery_has_started_is_an_orderly_end() -> None:
+    # Since it answers, nobody takes it for a process that is only being started.
+    settings = load_settings(metrics_port=str(free_port()))
+    with pytest.raises(SystemExit) as ended, answering(settings, lambda: True):
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 0
+    assert http_status(f"http://127.0.0.1:{settings.metrics_port}/healthz") == 0
 
 
 def test_nothing_listens_without_a_port_and_a_taken_one_is_named() -> None:
