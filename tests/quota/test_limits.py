@@ -378,15 +378,16 @@ async def test_settle_without_a_reservation_leaves_a_record_and_has_accounts_der
     store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     one = desk(store, key_of(budget_micros=1000), tenant_of(requests_per_minute=10))
+    assert not await one.settle("unknown", cost=1)
+    for key in await bucket_keys(any_redis) - {keys.usage(BUCKET)}:
+        assert await any_redis.pttl(key) > 0, key
     await one.seed()
     assert not await one.settle("lost", cost=400)
-    assert [r.request_id for r in await usage(any_redis)] == ["lost"]
+    assert [r.request_id for r in await usage(any_redis)] == ["unknown", "lost"]
     assert await one.reserve(cost=1) == NeedsSeed((one.subjects[0],))
     statuses = await store.status(TENANT, one.subjects)
-    assert [s.version for s in statuses] == [1, 1, 1]
+    assert [s.version for s in statuses] == [2, 2, 2]
     assert statuses[2].requests_of_minute == 0
-    for key in await bucket_keys(any_redis) - {keys.usage(BUCKET), keys.accounts(BUCKET)}:
-        assert await any_redis.pttl(key) > 0, key
 
 
 async def test_reservation_that_comes_after_its_release_is_not_made(
