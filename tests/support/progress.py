@@ -32,8 +32,12 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Print nothing for what passes."""
-        if report.when == "call" and report.outcome == "passed" and not hasattr(report, "wasxfail"):
+        """Print no letter for what passes, and none for what fails, which has a line of its own."""
+        if hasattr(report, "wasxfail"):
+            return None
+        if report.outcome == "failed":
+            return ("failed" if report.when == "call" else "error"), "", "FAILED"
+        if report.when == "call" and report.outcome == "passed":
             return "passed", "", "PASSED"
         return None
 
