@@ -106,7 +106,8 @@ def prices(stack: Stack) -> None:
     for url in stack.gateways[:2]:
 
         def are_known(page: str = f"{url}/v1/models/{MODEL}") -> bool:
-            shown = httpx.get(page, headers=headers, timeout=None).json()["pricing"] or {}
+            # Gateways learn of the model in a moment.
+            shown = httpx.get(page, headers=headers, timeout=None).json().get("pricing") or {}
             return bool(shown.get("priority", {}).get("prompt_micros") == 2 * PROMPT_MICROS)
 
         wait_until(are_known, what="the prices being known")
