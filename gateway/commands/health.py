@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Never
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -22,17 +22,14 @@ def answering(
 ) -> Iterator[None]:
     """Answer /metrics and /healthz for the length of a block, if the settings name a port.
 
-    From then on SIGTERM raises SystemExit, until Celery takes care of it. Raises StartupError if somebody else
-    listens there.
+    SIGTERM raises SystemExit until Celery installs a handler of its own. Raises StartupError if another process
+    listens on the port.
     """
     before = signal.signal(signal.SIGTERM, _exit)
     try:
-        server = _serve(settings, is_healthy, registry) if settings.metrics_port else None
-        try:
+        port = settings.metrics_port
+        with closing(_serve(settings, is_healthy, registry)) if port else nullcontext():
             yield
-        finally:
-            if server is not None:
-                server.close()
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -205,7 +205,7 @@ async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: A
     first.answers.leave(request.account)
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
-    # The engine had gone further when it was told.
+    # The engine had sampled one token more when the cancellation reached it.
     await worker.drop(claim, tokens=3)
     await state_is(first, request.id, AnswerState.LEFT)
     return request
