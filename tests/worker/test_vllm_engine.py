@@ -328,7 +328,10 @@ async def test_abort_frees_the_engine_within_one_step(engine: VllmEngine) -> Non
     assert step.stats.running == 4
     await engine.abort([request.id for request in requests])
     later = await run_jobs(engine, [make_job(prompt_token_ids=LICENSE, max_tokens=30, seed=5)])
-    assert [stats.running for stats in later.stats[1:]] == [1] * len(later.stats[1:-1]) + [0]
+    running = [stats.running for stats in later.stats]
+    # Steps without any request may come between the abort and the next job.
+    assert max(running[1:]) == 1, running
+    assert running[-1] == 0
 
 
 def raw(**changes: Any) -> EngineRequest:
