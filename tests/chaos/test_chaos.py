@@ -6,7 +6,7 @@ import uvloop
 from tests.chaos.faults import Kind
 from tests.chaos.run import Options, Report, completed, run
 
-pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.load, pytest.mark.timeout(1_800)]
 
 LONG_SECONDS = 15 * 60.0
 EVERY_SECONDS = 1.0

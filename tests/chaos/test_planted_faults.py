@@ -20,8 +20,6 @@ from tests.chaos.run import Disturb, Options, Report, Round, Run, running
 from tests.chaos.story import Ending, Manner, Story
 from tests.support.stack import MODEL
 
-pytestmark = pytest.mark.timeout(600)
-
 GREEDY: Final = "greedy"
 TALKATIVE: Final = "chat, tools, n"
 """A recipe most of whose tokens are arguments of calls."""

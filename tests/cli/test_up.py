@@ -34,8 +34,6 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
 from tests.support.usage import usage_record
 
-pytestmark = pytest.mark.timeout(600)
-
 START_SECONDS = 240
 """Only a failure takes that long."""
 

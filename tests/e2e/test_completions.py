@@ -35,7 +35,7 @@ from tests.e2e.examples import (
     ids_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

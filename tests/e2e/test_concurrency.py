@@ -21,7 +21,7 @@ from tests.e2e.at_once import at_once
 from tests.e2e.examples import ids_of
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 TENANTS = 16
 STREAMS = 64

@@ -13,7 +13,7 @@ from tests.e2e.examples import COUNTING, OPEN
 from tests.e2e.seeds.calling import DIALECTS, Body, Caller, each_dialect, text_of
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 BLOCK_TOKENS = 128
 REQUIRING_A_MODEL = ("openai", "fireworks", "fireworks-2026", "omlx")

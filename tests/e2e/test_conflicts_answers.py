@@ -22,7 +22,7 @@ from tests.e2e.seeds.calling import (
 )
 from tests.support.stack import MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 SCHEMA: Body = {
     "type": "object",

@@ -8,7 +8,7 @@ from tests.e2e.at_once import at_once
 from tests.e2e.examples import COUNTING, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect, joined, text_of, texts_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 WINDOW = 2048
 GREEDY: Body = {"temperature": 0, "max_tokens": 24, "repetition_penalty": 1.0}

@@ -16,7 +16,7 @@ from tests.e2e.seeds.calling import (
     texts_by_seed,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 NEUTRAL: Body = {
     "temperature": 1.0,

@@ -10,7 +10,7 @@ from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import COUNTING, LONG, ids_of
 from tests.support.stack import CHECKPOINT, MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 WINDOW: int = json.loads((CHECKPOINT / "config.json").read_text())["max_position_embeddings"]
 TRUNCATE = {"context_length_exceeded_behavior": "truncate"}

@@ -13,7 +13,6 @@ NAMESPACE = "e2e"
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(PROMETHEUS is None, reason="prometheus (Debian) is not installed")
 def test_panels_of_the_engine_have_data(stack: Stack, client: OpenAI) -> None:
     assert PROMETHEUS is not None

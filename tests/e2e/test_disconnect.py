@@ -13,7 +13,7 @@ from tests.support.deployment import MAX_SEQUENCES
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack, metric
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.usefixtures("alone")]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("alone")]
 
 FILLING_TOKENS = 2_000
 """Of completions that would run for long after their client was killed."""

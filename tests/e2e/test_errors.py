@@ -22,7 +22,7 @@ from tests.e2e.examples import COUNTING, TOKENIZER
 from tests.support.deployment import MAX_WAITING_JOBS_OF_TENANT
 from tests.support.stack import MODEL, Stack, wait_for_metric
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 VOCABULARY = TOKENIZER.get_vocab_size()
 

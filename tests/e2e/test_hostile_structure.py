@@ -92,7 +92,6 @@ def keys(stack: Stack) -> tuple[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.load
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "names",
     [WORST, pytest.param(tuple(HOSTILE | BOUNDED), marks=pytest.mark.long)],

@@ -5,7 +5,7 @@ from openai import NotFoundError, OpenAI
 
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 
 def test_models_are_listed_by_every_gateway(stack: Stack, client: OpenAI) -> None:

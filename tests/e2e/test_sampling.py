@@ -23,7 +23,7 @@ from tests.e2e.asking import (
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import COUNTING, ENDING, EXAMPLES, LONG, OPEN, ids_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 TOLERANCE_NATS = 0.05
 """The engine samples from 16-bit logits that it reports with rounding."""

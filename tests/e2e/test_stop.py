@@ -16,7 +16,7 @@ from tests.e2e.asking import (
 from tests.e2e.at_once import at_once
 from tests.e2e.examples import COUNTING, LONG
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 OPTIONS = {"temperature": 0, "max_tokens": LONG.max_tokens}
 MIDDLE = len(LONG.completion) // 2

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.seeds.calling import Body, Caller, finishes, joined, text_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 PRODUCT = {
     "type": "object",

@@ -10,7 +10,7 @@ from tests.telemetry.traces.asking import ask
 from tests.telemetry.traces.collector import Collector, running_collector
 from tests.telemetry.traces.walk import REQUEST, WHOLE, by_name, check_order, check_parents
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 TOKENS = 24
 

@@ -9,7 +9,7 @@ from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import EXAMPLES, LONG, OPEN, Example, ids_of
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 BLOCK_TOKENS = 128
 """What vLLM's prefix cache counts in on a CPU."""

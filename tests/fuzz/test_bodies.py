@@ -27,7 +27,7 @@ from tests.fuzz.values import SOUND
 from tests.fuzz.verdict import OVERLOADED, complaint
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.load]
 
 BODIES = {REAL: 100, SCRIPTED: 200}
 """For each endpoint. They are the same in every run, so a run of more would find little that is new."""

@@ -23,8 +23,6 @@ from gateway.accounts.scopes import Scope
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(300)
-
 EXAMPLES, LONG_EXAMPLES = 3, 50
 """Requests for each operation, in the short form and in the long one."""
 LEAST_OPERATIONS = 50

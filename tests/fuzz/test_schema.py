@@ -21,7 +21,7 @@ from tests.fuzz.soundness import check_sound
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.load]
 
 REQUESTS = {
     "/v1/completions": 30,

@@ -23,8 +23,6 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.stack import Stack, http_status, running_stack
 
-pytestmark = pytest.mark.timeout(240)
-
 STREAM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "stream": True}
 ENDLESS = {**STREAM, "max_tokens": 1900}
 

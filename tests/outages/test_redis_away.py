@@ -17,8 +17,6 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.sentinels import WatchedRedis
 
-pytestmark = pytest.mark.timeout(400)
-
 LONG_SECONDS: Final = 30.0
 SHORT_SECONDS: Final = 4.0
 """Longer than a worker's lease, and than a gateway's sign of life."""

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.outages.balancer import balancing
 from tests.outages.deployment import (
     GATEWAYS,
@@ -25,8 +23,6 @@ from tests.proofs.client import Answer
 from tests.proofs.ledger import open_books
 from tests.proofs.until import until
 from tests.support.stack import metric
-
-pytestmark = pytest.mark.timeout(400)
 
 CLIENTS: Final = 6
 

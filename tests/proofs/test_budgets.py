@@ -15,8 +15,6 @@ from tests.proofs.ledger import Books
 from tests.proofs.office import Credential, Office
 from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(300)
-
 CLIENTS = 12
 """On each gateway."""
 PROMPT_TOKENS = 10

@@ -15,10 +15,7 @@ from tests.proofs.until import leave, until
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack, metric
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.parametrize("stack", ["sqlite"], indirect=True),
-]
+pytestmark = pytest.mark.parametrize("stack", ["sqlite"], indirect=True)
 
 ONE_AFTER_THE_OTHER = 60
 PLACES = 8

@@ -16,10 +16,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.stack import Stack, metric
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.parametrize("stack", ["sqlite"], indirect=True),
-]
+pytestmark = pytest.mark.parametrize("stack", ["sqlite"], indirect=True)
 
 STRICT = {
     "strict": {"SLUICE_MAX_UNREAD_BYTES": "2000", "SLUICE_MAX_WAITING_JOBS_OF_TENANT": "1"},

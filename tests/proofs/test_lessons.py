@@ -21,10 +21,7 @@ from tests.proofs.until import engine_tokens, generating, leave, running, until
 from tests.support.events import DONE, split_events
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.parametrize("stack", ["sqlite"], indirect=True),
-]
+pytestmark = pytest.mark.parametrize("stack", ["sqlite"], indirect=True)
 
 PROMPT_TOKENS = 10
 CONTEXT_WINDOW = 2048

@@ -21,8 +21,6 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import PostgresServer
 from tests.support.stack import Stack, http_status
 
-pytestmark = pytest.mark.timeout(600)
-
 CLIENTS = 8
 SERVED = 20
 """Requests that are served before a database goes, while it is away, and after it is back."""

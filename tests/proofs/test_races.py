@@ -17,8 +17,6 @@ from tests.proofs.ledger import Books, totals
 from tests.proofs.office import Credential, Office
 from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(300)
-
 CLIENTS = 40
 """On each gateway."""
 REQUESTS, TOKENS = 50, 20_000

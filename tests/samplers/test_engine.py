@@ -38,7 +38,7 @@ from tests.samplers.engines import (
 from worker.samplers.arguments import chain_parameters
 from worker.samplers.parameters import ChainParameters
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 Probabilities = NDArray[np.float64]
 

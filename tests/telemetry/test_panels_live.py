@@ -31,7 +31,6 @@ pytestmark = [
         PROMETHEUS is None or SYSTEM is None,
         reason="prometheus or redis-server (Debian) is not installed",
     ),
-    pytest.mark.timeout(600),
 ]
 
 ANSWERED = 20

@@ -23,7 +23,6 @@ from worker.settings import Settings
 MARKS = [
     pytest.mark.e2e,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
 ]
 """Of a module whose tests share an engine."""

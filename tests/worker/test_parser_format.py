@@ -11,7 +11,7 @@ from worker.chat_format import ParserFormat
 from worker.engine.parser_format import parser_format
 from worker.settings import Settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 
 def load_tokenizer() -> Any:

@@ -22,7 +22,7 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, resumed
 from tests.worker.test_process import ready, worker_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ENDLESS = SamplingSpec(seed=1, ignore_eos=True)
 

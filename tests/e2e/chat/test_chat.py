@@ -23,7 +23,7 @@ from tests.e2e.chat.asking import (
 )
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 BLOCK_TOKENS = 128
 """What vLLM's prefix cache counts in on a CPU."""

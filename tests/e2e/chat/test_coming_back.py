@@ -23,7 +23,7 @@ from tests.e2e.seeds.calling import CHATS, Caller, chunks_of
 from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 ASKED: Message = {
     "model": MODEL,

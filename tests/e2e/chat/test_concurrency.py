@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 from tests.e2e.chat.asking import THINKING, Message, finish_reasons, joined, parameters
 from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 EACH = 6
 """Chats of each kind."""

@@ -23,7 +23,7 @@ from tests.e2e.chat.asking import assistant, chat, streamed, user
 from tests.e2e.chat.tools import WEATHER
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 BOTH = each_at_once("ask", [chat, streamed])
 

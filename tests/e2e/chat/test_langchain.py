@@ -14,7 +14,7 @@ from tests.e2e.chat.asking import assistant, user
 from tests.e2e.chat.tools import ADD, PARIS, TIME, WEATHER, check_fits, result
 from tests.support.stack import MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 ITALY = "What is the capital of Italy?"
 ROME = "The capital of Italy is Rome."

@@ -17,7 +17,6 @@ CLIENT_SECONDS = 120
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,  # Its process imports for seven seconds; LangChain and OpenAI's clients send the same.
-    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not PYTHON.exists(), reason="LlamaIndex is not installed (scripts/setup.sh clients)"
     ),

@@ -31,7 +31,6 @@ FOLDER = REPOSITORY / "tests" / "clients"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not (shutil.which("node") and (FOLDER / "node_modules" / "openai").is_dir()),
         reason="OpenAI's client for Node is not installed (scripts/setup.sh clients)",

@@ -22,7 +22,7 @@ from tests.e2e.chat.asking import (
     user,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 SUM = "What is 27 + 35?"
 THOUGHT = "\n20 + 30 = 50, 7 + 5 = 12, 50 + 12 = 62\n"

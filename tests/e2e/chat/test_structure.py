@@ -20,7 +20,7 @@ from tests.e2e.chat.asking import (
 )
 from tests.e2e.chat.tools import WEATHER, calls_of, check_fits
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 ASKED = "Describe a person as JSON."
 

@@ -37,7 +37,7 @@ from tests.e2e.chat.tools import (
     result,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 SUM = "Add 12 and 30."
 WITHOUT_END: dict[str, Any] = {"logit_bias": {"1": -100}}

@@ -20,7 +20,7 @@ from tests.e2e.seeds.calling import (
     texts_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 DIALECT = "fireworks"
 WINDOW = 2048

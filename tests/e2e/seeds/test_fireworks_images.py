@@ -12,7 +12,7 @@ from tests.support.deployment import SEEING
 from tests.support.stack import Stack
 from tests.support.vision_model import TOKENS_OF_IMAGE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 DIALECT = "fireworks"
 

@@ -28,7 +28,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.processes import wait_until
 from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 DIALECT = "llamacpp"
 

@@ -16,7 +16,7 @@ from tests.e2e.seeds.calling import (
     texts_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 DIALECT = "llamacpp"
 BLOCK_TOKENS = 128

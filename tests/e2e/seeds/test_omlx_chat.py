@@ -26,7 +26,7 @@ from tests.e2e.seeds.calling import (
 )
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 DIALECT = "omlx"
 WINDOW = 2048

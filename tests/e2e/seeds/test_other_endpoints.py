@@ -7,7 +7,7 @@ from tests.e2e.examples import COUNTING, OPEN, ids_of
 from tests.e2e.seeds.calling import LLAMACPP, Body, Caller, each_dialect
 from tests.support.stack import MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 ESTIMATE = "/v1/completions:estimate"
 WINDOW = 2048

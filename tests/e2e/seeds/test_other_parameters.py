@@ -21,7 +21,7 @@ from tests.e2e.seeds.calling import (
 )
 from tests.support.cases import case
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 GREEDY: Body = {"temperature": 0, "max_tokens": 24}
 HOT: Body = {"temperature": 2, "max_tokens": 24, "prompt": OPEN}

@@ -12,7 +12,7 @@ from tests.e2e.examples import OPEN
 from tests.e2e.seeds.calling import CHATS, Body, Caller, each_dialect
 from tests.support.stack import MODEL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.e2e
 
 EVERYTHING: Body = {
     "prompt": [OPEN, "a"],

@@ -32,7 +32,7 @@ from worker.engine.base import InvalidRequestError
 from worker.engine.parsers import VllmParsers
 from worker.parsing.base import Parser
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 TOKENIZER = make_tokenizer()
 END = TOKENIZER.encode("</s>").ids[0]
