@@ -44,6 +44,8 @@ class Catalogue:
         self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
         """When the refresh began whose announcements are known, by `time.monotonic`."""
+        self._served_at: dict[str, float] = {}
+        """When each known model last had a worker, or was first announced."""
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -99,6 +101,10 @@ class Catalogue:
             is_known = card.state is WorkerState.READY
             models[card.model] = ServedModel(card, status if is_known else _NOT_SERVED)
         self._models = models
+        self._served_at = {
+            name: began if model.status.ready_workers else self._served_at.get(name, began)
+            for name, model in models.items()
+        }
         self._aliases = {
             alias: model.card.model for model in models.values() for alias in model.card.aliases
         }
@@ -109,10 +115,10 @@ class Catalogue:
         await self._executor.execute_command("SADD", keys.REMOVED_MODELS, name)
         await self._executor.execute_command("HDEL", keys.MODELS, name)
 
-    def is_served(self, name: str) -> bool:
-        """Whether a worker claims jobs of the model, as of the last refresh; True if that is not known."""
-        model = self._models.get(name)
-        return model is None or model.status.ready_workers > 0
+    def unserved_seconds(self, name: str) -> float:
+        """Return how long the model has had no worker, as of the last refresh; 0 if that is not known."""
+        served_at = self._served_at.get(name)
+        return 0.0 if served_at is None else self._refreshed_at - served_at
 
     async def look_up(self, name: str) -> ServedModel | None:
         """Return a model by its name or an alias, also one that announced itself a moment ago.

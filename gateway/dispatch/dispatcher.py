@@ -57,6 +57,9 @@ HEARTBEAT_SECONDS = 2.0
 RECLAIM_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 """How long a job may be silent before Redis is asked about it, and how often it is asked again."""
+UNSERVED_SECONDS = 15.0
+"""A job that no worker has begun fails after its model had no worker for so long. Announcements expire after five
+seconds; a worker that was cut off, stopped or restarted needs a few more to announce its model again."""
 CHECK_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
@@ -651,7 +654,7 @@ class Dispatcher:
                 self._fail(ticket, FailureCode.WORKER_LOST)
         elif is_overdue:
             self._fail(ticket, FailureCode.QUEUE_TIMEOUT)
-        elif not self._catalogue.is_served(ticket.model):
+        elif self._catalogue.unserved_seconds(ticket.model) > UNSERVED_SECONDS:
             self._fail(ticket, FailureCode.NO_WORKER)
 
 

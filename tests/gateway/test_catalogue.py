@@ -110,9 +110,9 @@ async def test_model_is_served_only_with_the_card_of_a_ready_worker(redis: "Redi
     await worker.announce()
     slow.may_return.set()
     await refresh
-    assert not catalogue.is_served("new")
+    assert [model.status.ready_workers for model in catalogue.models] == [0]
     await catalogue.refresh()
-    assert catalogue.is_served("new")
+    assert [model.status.ready_workers for model in catalogue.models] == [1]
 
 
 async def test_unknown_names_do_not_make_redis_busy(catalogue: Catalogue, redis: "Redis") -> None:

@@ -30,6 +30,7 @@ from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim, JobQueue, LeaseReport, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from contract.sampling import SamplingSpec
+from gateway.dispatch.dispatcher import UNSERVED_SECONDS
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.ticket import MOST_KEPT
 from tests.gateway.conftest import eventually, nothing_left
@@ -586,9 +587,11 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     await take(generation, 1)
     await redis.delete(keys.workers(MODEL))
     await desk.catalogue.refresh()
-    assert not desk.catalogue.is_served(MODEL)
     fresh = await desk.request()
     await worker.lose(claim)
+    await desk.look_after_jobs()
+    assert desk.dispatcher.jobs_in_flight == 2, "another worker may be about to come"
+    desk.catalogue._served_at[MODEL] -= UNSERVED_SECONDS  # It has been unserved for so long.
     assert await failure(fresh) is FailureCode.NO_WORKER
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1

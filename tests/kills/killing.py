@@ -87,12 +87,9 @@ def _retry_after(reply: Reply, transcript: Transcript) -> float | None:
 
     On a crowded machine a gateway may miss the worker, answers of Redis or the end of a grammar's compilation.
     """
-    error = transcript.error
-    if error is None or transcript.choices:
+    if transcript.error is None or reply.status != SERVICE_UNAVAILABLE:
         return None
-    if reply.status == SERVICE_UNAVAILABLE:
-        return reply.retry_after
-    return 1.0 if error["code"] == "no_worker" else None
+    return reply.retry_after
 
 
 async def _read_once(stack: Stack, key: str, asked: Asked) -> tuple[Transcript, float | None]:
