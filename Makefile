@@ -73,9 +73,8 @@ setup-servers: setup-dev
 		scripts/debian.sh redis-server libfaketime prometheus || echo "setup: That failed; what needs them is skipped."; \
 	fi
 
-# OpenAI's client for Node, and LlamaIndex in an environment of its own.
 setup-clients: setup-dev
-	@scripts/setup.sh clients
+	@scripts/setup.sh clients $(if $(findstring --long,$(ARGS)),llama-index)
 
 # Side by side: mypy keeps one core busy for a minute without its cache (.mypy_cache).
 check: setup-dev

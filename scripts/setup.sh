@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh gateway worker        what `make run` needs
 #   scripts/setup.sh gateway worker dev    what `make test` needs
-#   scripts/setup.sh clients               other clients that tests call, as far as they can be installed
+#   scripts/setup.sh clients               OpenAI's client for Node, which tests call, if there is npm
+#   scripts/setup.sh llama-index           LlamaIndex, which the long form of the tests calls
 #
 # PYTHON          the Python 3.11 to use; default python3.11
 # SLUICE_DEVICE   cpu or gpu: which build of vLLM; default gpu where nvidia-smi finds one
@@ -94,7 +95,8 @@ run_pip() { # TOTAL ARGUMENT...
     before=$(installed)
     shift
     mkdir -p "$venv/tmp"
-    TMPDIR=$PWD/$venv/tmp "$installing/bin/python" -m pip install --no-deps --no-input \
+    # Python compiles what it imports, a fraction of vLLM's and PyTorch's modules.
+    TMPDIR=$PWD/$venv/tmp "$installing/bin/python" -m pip install --no-deps --no-input --no-compile \
         --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 9<&- &
     child=$!
     while kill -0 "$child" 2>/dev/null; do
@@ -197,12 +199,6 @@ install_project() {
     printf '%s\n' "$version" >"$stamps/project"
 }
 
-# Node's packages, and LlamaIndex, which needs an older `openai` than the test tools have.
-install_clients() {
-    install_npm || say "What needs it is skipped."
-    install_llama_index || say "What needs it is skipped."
-}
-
 install_npm() {
     local folder=tests/clients
     local version
@@ -222,6 +218,7 @@ install_npm() {
 
 run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
 
+# In an environment of its own, since it needs an older `openai` than the test tools.
 install_llama_index() {
     local lock=requirements/llama-index.txt
     local installing=$venv/llama-index
@@ -240,8 +237,9 @@ for set in "$@"; do
         gateway) install_set gateway "the gateway (under a minute)" ;;
         worker) install_worker ;;
         dev) install_set dev "the test tools (under a minute)" ;;
-        clients) install_clients ;;
-        *) die "Sets are gateway, worker, dev and clients, not '$set'." ;;
+        clients) install_npm || say "What needs it is skipped." ;;
+        llama-index) install_llama_index || say "What needs it is skipped." ;;
+        *) die "Sets are gateway, worker, dev, clients and llama-index, not '$set'." ;;
     esac
 done
 install_project

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,  # Its process imports for seven seconds; LangChain and OpenAI's clients send the same.
     pytest.mark.skipif(
-        not PYTHON.exists(), reason="LlamaIndex is not installed (scripts/setup.sh clients)"
+        not PYTHON.exists(), reason="LlamaIndex is not installed (scripts/setup.sh llama-index)"
     ),
 ]
 
