@@ -589,6 +589,9 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     await desk.catalogue.refresh()
     fresh = await desk.request()
     await worker.lose(claim)
+    (ticket,) = fresh.tickets
+    first_check = ticket.check_at
+    await eventually(lambda: ticket.check_at > first_check, what="Redis being asked about the job")
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 2, "another worker may be about to come"
     desk.catalogue._served_at[MODEL] -= UNSERVED_SECONDS  # It has been unserved for so long.
