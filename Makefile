@@ -5,6 +5,8 @@ SHELL := /bin/bash
 	check check-style check-types check-imports
 
 BIN := .venv/bin
+# The set-up compiles no Python code. With this variable each process would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 # Three more than the cores of the smallest machines that we test on: tests wait for other processes half of their time.
 TEST_PROCESSES ?= 5
 # Per cent of lines and branches.
@@ -23,8 +25,7 @@ run: setup ## Set everything up and start it on loopback (ARGS="--help" lists op
 MEMORY := /dev/shm
 TMPDIR ?= $(shell [ -w $(MEMORY) ] && [ "$$(df --output=avail $(MEMORY) | tail -1)" -gt 4000000 ] && \
 	echo $(MEMORY) || echo /tmp)
-# Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE each of them would compile all code again.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE TMPDIR=$(TMPDIR) $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+PYTEST := env TMPDIR=$(TMPDIR) $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # Only a whole run measures coverage.
 test: setup-dev setup-servers setup-clients check ## Set everything up, lint, check types, run every test
