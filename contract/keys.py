@@ -204,6 +204,16 @@ def accounts(bucket: int) -> str:
     return f"{bucket_prefix(bucket)}accounts"
 
 
+def stored_bytes(bucket: int, subject: str) -> str:
+    """Hash: request id -> bytes that Redis stores of it for the subject; the sum under the empty name."""
+    return f"{bucket_prefix(bucket)}stored:{subject}"
+
+
+def stored_ends(bucket: int, subject: str) -> str:
+    """Sorted set: request id of `stored_bytes` -> when its bytes expire, in Unix milliseconds of the Redis server."""
+    return f"{bucket_prefix(bucket)}stored-ends:{subject}"
+
+
 def usage(bucket: int) -> str:
     """Stream: usage records that are not in the ledger yet (field `u`)."""
     return f"{bucket_prefix(bucket)}usage"
@@ -215,5 +225,5 @@ def unreadable_usage(bucket: int) -> str:
 
 
 def idempotency(bucket: int, tenant: str, digest: str) -> str:
-    """Hash with expiry: the request that an Idempotency-Key of the tenant, by its digest, has started."""
+    """Hash with expiry: the request that an Idempotency-Key, by its digest, has started in a project of the tenant."""
     return f"{bucket_prefix(bucket)}idempotency:{tenant}:{digest}"

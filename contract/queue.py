@@ -11,7 +11,7 @@ lower ones that never began; whoever is refused is told when to come back, by th
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from contract import clock, keys, messages
 from contract.messages import GenerationJob, WorkerCard, WorkerState
@@ -31,6 +31,9 @@ ENGINE_HEADROOM_TOKENS = 256
 The worst case, prompt + max_tokens, would leave most of the cache idle, since few completions get that
 long; the engine preempts and recomputes in the rare case that they do.
 """
+
+JOBS_AT_ONCE: Final = 32
+"""Jobs of a request that are encoded, and put on the queue, before the gateway and Redis serve others."""
 
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
@@ -179,8 +182,24 @@ class JobQueue:
         `weight` is the tenant's; the tier's boost is applied here. The gateways of jobs that were shed must be
         told.
         """
+        first, *others = [
+            jobs[start : start + JOBS_AT_ONCE] for start in range(0, len(jobs), JOBS_AT_ONCE)
+        ]
+        bounds = [most_waiting, most_waiting_of_tenant, int(longest_wait_seconds * 1000)]
+        report = await self._enqueue(first, weight, bounds, admitted=len(jobs))
+        for part in others:
+            if report.result not in (EnqueueResult.ENQUEUED, EnqueueResult.DUPLICATE):
+                break
+            later = await self._enqueue(part, weight, bounds, admitted=0)
+            report = report._replace(waiting_jobs=later.waiting_jobs)
+        return report
+
+    async def _enqueue(
+        self, jobs: Sequence[GenerationJob], weight: float, bounds: Sequence[int], *, admitted: int
+    ) -> EnqueueReport:
         tenant, tier = jobs[0].tenant, jobs[0].service_tier
         deadline_ms = max(job.deadline_ms for job in jobs)
+        most_waiting, most_waiting_of_tenant, longest_wait_ms = bounds
         script_keys = [
             self._active,
             self._counters,
@@ -204,10 +223,11 @@ class JobQueue:
             most_waiting_of_tenant,
             max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS,
             TIER_RANKS[tier],
-            int(longest_wait_seconds * 1000),
+            longest_wait_ms,
             keys.job_prefix(self.model),
             keys.queue_prefix(self.model),
             self._pace_prefix,
+            admitted,
         ]
         for job in jobs:
             arguments += [

@@ -207,7 +207,7 @@ def _check_range(name: str, value: float, bounds: Range) -> None:
         )
 
 
-def _check_token_ids(name: str, token_ids: list[int], info: EngineInfo) -> None:
+def _check_token_ids(name: str, token_ids: Sequence[int], info: EngineInfo) -> None:
     highest = info.vocabulary_size - 1
     if token_ids and (min(token_ids) < 0 or max(token_ids) > highest):
         bad = next(each for each in token_ids if not 0 <= each <= highest)

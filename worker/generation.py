@@ -17,6 +17,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from contract.messages import (
+    LOGPROBS_AT_ONCE,
     Delta,
     GenerationJob,
     JobFinished,
@@ -28,6 +29,7 @@ from contract.messages import (
     Resumption,
     ReturnReason,
     SequenceProgress,
+    encode_logprobs,
 )
 from contract.outcomes import FinishReason
 from contract.queue import Claim, LeaseReport, needed_tokens
@@ -87,6 +89,8 @@ class Generation:
         self.outbox = outbox
         self.is_prefilled = False
         """Whether the engine has read the prompt, in this attempt."""
+        self.is_submitted = False
+        """Whether the engine has the job."""
         self.takes_long = False
         """Whether reading its answers apart holds others up, so that it belongs into another thread."""
         self.backlog: deque[SequenceOutput] = deque()
@@ -141,10 +145,11 @@ class Generation:
             job.resumption is not None and job.resumption.is_prompt_scored
         )
         logprobs = 0 if self._is_ranked and job.logprobs is None else job.logprobs
+        prompt_token_ids = list(job.prompt_token_ids)
         return [
             EngineRequest(
                 id=sequence.id,
-                prompt_token_ids=job.prompt_token_ids,
+                prompt_token_ids=prompt_token_ids,
                 # An engine samples at least one token; that of a job that wants none is dropped.
                 max_tokens=max(job.max_tokens, 1),
                 sampling=job.sampling,
@@ -229,6 +234,12 @@ class Generation:
             self.prompt_tokens if self.is_prefilled or self._is_prompt_counted else 0,
             self._cached_tokens,
         )
+
+    def count_prompt(self) -> None:
+        """Count the prompt that the engine has, although it may not have read all of it."""
+        if self.is_submitted and not (self.is_prefilled or self._is_prompt_counted):
+            self._is_prompt_counted = True
+            telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
 
     def receive(self, output: SequenceOutput, *, is_due: bool = True) -> bool:
         """Take in what a step added to one sequence. Return True if that ended it.
@@ -332,7 +343,11 @@ class Generation:
                 output.prompt_logprobs,
                 alternatives=self.job.logprobs or 0,
             )
-            self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, entries))
+            encoded = [
+                encode_logprobs(entries[start : start + LOGPROBS_AT_ONCE])
+                for start in range(0, len(entries), LOGPROBS_AT_ONCE)
+            ]
+            self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, encoded))
 
     def _is_to_be_told(self, sequence: Sequence, *, is_due: bool) -> bool:
         if self._is_ranked or not self.job.stream:
@@ -356,7 +371,7 @@ class Generation:
                 piece.token_ids,
                 sequence.finish_reason,
                 sequence.stop_reason,
-                piece.logprobs or None,
+                encode_logprobs(piece.logprobs),
                 sequence.cumulative_logprob if self._is_ranked else 0.0,
             )
             if piece.answer is not None:

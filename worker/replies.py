@@ -33,7 +33,10 @@ MOST_FRAMES_KEPT = 20_000
 """Frames that a gateway's stream keeps, about; older ones were read long ago."""
 
 MOST_DELTAS_IN_FRAME = 2_000
-"""A frame that gathers for long, while Redis is away, is cut into frames that a gateway reads at once."""
+"""A frame that gathers for long, while Redis is away, is cut into frames that a gateway reads at once. Each
+log-probability in a delta counts as one more."""
+BYTES_OF_LOGPROB = 16
+"""About what one takes: a short text and a number."""
 
 Entry = tuple[str, bytes]
 """A stream's key and an encoded frame."""
@@ -153,7 +156,11 @@ class Outbox:
 
     def _cut(self) -> int:
         """Return where the next frame's deltas end: not between the choices that one token is told for."""
-        deltas, cut = self.deltas, MOST_DELTAS_IN_FRAME
+        deltas, cut, weight = self.deltas, 0, 0
+        for cut, delta in enumerate(deltas, start=1):  # noqa: B007 - where it ended is what counts
+            weight += 1 + len(delta.logprobs) // BYTES_OF_LOGPROB
+            if weight >= MOST_DELTAS_IN_FRAME:
+                break
         while cut < len(deltas) and (
             deltas[cut].handle == deltas[cut - 1].handle
             and deltas[cut].choice > deltas[cut - 1].choice

@@ -282,6 +282,7 @@ class Runner:
         self._by_sequence.update((request.id, generation) for request in requests)
         try:
             await self._engine.submit(requests)
+            generation.is_submitted = True
             generation.release_images()
         except InvalidRequestError as error:
             if self._is_running(generation):
@@ -501,6 +502,8 @@ class Runner:
         key = keys.control(self._queue.model, self._worker)
         rung: Any = await self._redis.blpop([key], timeout=_RING_TIMEOUT_SECONDS)
         if rung is not None and (generation := self._generations.get(rung[1].decode())):
+            # What an engine does for a client that leaves is paid: else prompts would be read for nothing.
+            generation.count_prompt()
             self._drop(generation, "cancelled")
             await self._abort_unwanted()
 

@@ -1,4 +1,4 @@
--- Put the jobs of one request on the queue, all or none.
+-- Put the jobs of one request on the queue, all or none: its first part is admitted for all of them.
 --
 -- Within its tenant a job's place is its tier's rank, then whether it has begun before, then the order of arrival.
 --
@@ -18,7 +18,8 @@
 -- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model  ARGV[4] most waiting jobs of the tenant
 -- ARGV[5] milliseconds after which an abandoned job disappears  ARGV[6] rank of the jobs' tier, 0 goes first
 -- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix  ARGV[10] pace prefix
--- ARGV[11..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle, payload
+-- ARGV[11] jobs that need room, later parts included; 0: they were admitted with an earlier part
+-- ARGV[12..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle, payload
 -- Output {code, waiting jobs of the model, milliseconds after which to come back, gateway, handle, ...}: code 1
 -- enqueued, 0 known already, -1 model full, -2 tenant full, -3 would wait too long; 0 milliseconds if no pace is
 -- known; gateway and handle of each job that was shed, for which the milliseconds are then meant
@@ -27,8 +28,9 @@ local sheddable, model_pace, tenant_pace, model_promises, tenant_promises = KEYS
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
 local job_prefix, queue_prefix, pace_prefix = ARGV[8], ARGV[9], ARGV[10]
 local arrivals = KEYS[13]
-local first_job, first_argument, fields = 13, 11, 7
-local jobs = #KEYS - first_job
+local first_job, first_argument, fields = 13, 12, 7
+local jobs, admitted = #KEYS - first_job, tonumber(ARGV[11])
+local is_later_part = admitted == 0
 local least_promised_ms, most_promised_ms, promise_grace_ms, enough_seconds = 1000, 60000, 2000, 5
 local depth = tonumber(redis.call('GET', waiting) or '0')
 local tenant_depth = redis.call('ZCARD', queue)
@@ -72,7 +74,7 @@ end
 local function promised(key, promises, most)
   if redis.call('EXISTS', promises) == 0 then return 0 end
   redis.call('ZREMRANGEBYSCORE', promises, '-inf', now - promise_grace_ms)
-  local due = redis.call('ZRANGEBYSCORE', promises, '-inf', now, 'LIMIT', 0, jobs)
+  local due = redis.call('ZRANGEBYSCORE', promises, '-inf', now, 'LIMIT', 0, admitted)
   if #due > 0 then
     redis.call('ZREM', promises, unpack(due))
     return 0
@@ -80,10 +82,15 @@ local function promised(key, promises, most)
   local _, gap = pace_of(key)
   return math.min(redis.call('ZCOUNT', promises, '-inf', now + gap), math.floor(most / 2))
 end
-local held, tenant_held = promised(model_pace, model_promises, ARGV[3]), promised(tenant_pace, tenant_promises, ARGV[4])
+local held, tenant_held, excess, tenant_excess = 0, 0, 0, 0
+
+if not is_later_part then
+  held = promised(model_pace, model_promises, ARGV[3])
+  tenant_held = promised(tenant_pace, tenant_promises, ARGV[4])
+  excess, tenant_excess = depth + admitted - ARGV[3], tenant_depth + admitted - ARGV[4]
+end
 
 -- What could be shed, as far as it matters: of the tenant itself, and of everybody.
-local excess, tenant_excess = depth + jobs - ARGV[3], tenant_depth + jobs - ARGV[4]
 local function count_own(lowest)
   local own = 0
   for tier = lowest, rank + 1, -1 do
@@ -98,22 +105,22 @@ if excess + held > 0 or tenant_excess + tenant_held > 0 then
 end
 -- What is held for others is not held against those who could shed them.
 if tenant_excess + tenant_held > 0 and count_own(lowest) < math.max(tenant_excess, 1) then
-  return {-2, depth, promise(tenant_pace, tenant_promises, jobs, pace_of_tenant())}
+  return {-2, depth, promise(tenant_pace, tenant_promises, admitted, pace_of_tenant())}
 end
 if excess + held > 0 then
   local found, needed = 0, math.max(excess, 1)
   local entries = redis.call('ZREVRANGEBYSCORE', sheddable, '+inf', (rank + 1) * tier_span, 'WITHSCORES', 'LIMIT', 0, needed)
   for i = 2, #entries, 2 do found = found + entries[i] % tier_span end
   if found < needed then
-    return {-1, depth, promise(model_pace, model_promises, jobs, pace_of(model_pace))}
+    return {-1, depth, promise(model_pace, model_promises, admitted, pace_of(model_pace))}
   end
 end
 
 -- Its own jobs of this tier and above go first, at a pace that may be better than what was measured of the tenant.
 local ahead = redis.call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
-if ahead > 0 then
+if ahead > 0 and not is_later_part then
   local rate, gap, seconds = pace_of_tenant()
-  local wait = seconds >= enough_seconds and (ahead + jobs - 1) / rate or 0
+  local wait = seconds >= enough_seconds and (ahead + admitted - 1) / rate or 0
   if wait > tonumber(ARGV[7]) then return {-3, depth, math.ceil(wait - ARGV[7] + gap)} end
 end
 
