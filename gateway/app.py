@@ -1,10 +1,10 @@
-"""The gateway as an ASGI application."""
+"""The gateway as two ASGI applications: what customers reach, and what only operators reach."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
 
 from gateway import tracing
@@ -32,9 +32,25 @@ from gateway.api.request_id import RequestIdMiddleware
 from gateway.api.request_tracing import TracingMiddleware
 from gateway.settings import Settings
 
+CUSTOMER_ROUTERS = (
+    generation.router,
+    kept_answers.router,
+    tokenize.router,
+    models.router,
+    keys.router,
+    projects.router,
+    members.router,
+    limits.router,
+    webhooks.router,
+    usage.router,
+    audit.router,
+    health.router,
+)
+OPERATOR_ROUTERS = (admin.router, health.router, health.metrics_router)
+
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application. Nothing is opened before its lifespan begins."""
+    """Return the customers' application. Nothing is opened before its lifespan begins."""
     drain = Drain()
 
     @asynccontextmanager
@@ -47,36 +63,55 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             tracing.stop()
 
+    app = _application("Sluice", CUSTOMER_ROUTERS, generates=True, lifespan=lifespan)
+    app.state.drain = drain
+    app.add_middleware(DrainMiddleware, drain=drain)
+    _add_middleware(app, settings)
+    return app
+
+
+def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
+    """Return the operators' application, which works with what the customers' one has opened.
+
+    It does not drain: it answers until every request of customers has ended.
+    """
+    app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
+    app.state = customers.state
+    _add_middleware(app, settings)
+    return app
+
+
+def _application(
+    title: str,
+    routers: tuple[APIRouter, ...],
+    *,
+    generates: bool,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
     # The page /docs loads nothing from other servers.
     app = FastAPIOffline(
-        title="Sluice",
+        title=title,
         version=version("sluice"),
         description="A completions gateway with batched GPU workers.",
         lifespan=lifespan,
         redoc_url=None,
-        openapi_tags=[{"name": "Completions"}, {"name": "Chat"}, {"name": "Models"}],
+        # A redirect would name the host that the client claims to have asked.
+        redirect_slashes=False,
+        openapi_tags=[{"name": "Completions"}, {"name": "Chat"}, {"name": "Models"}]
+        if generates
+        else None,
         # Bodies are shown as lists of parameters with their meaning, and not as examples.
         swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )
     install_error_handlers(app)
-    install_documentation(app)
-    app.state.drain = drain
-    app.add_middleware(DrainMiddleware, drain=drain)
+    for router in routers:
+        app.include_router(router)
+    install_documentation(app, generates=generates)
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
     if settings.traces:
         app.add_middleware(TracingMiddleware)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(HttpMetricsMiddleware)
-    app.include_router(generation.router)
-    app.include_router(kept_answers.router)
-    app.include_router(tokenize.router)
-    app.include_router(models.router)
-    app.include_router(keys.router)
-    app.include_router(projects.router)
-    app.include_router(members.router)
-    app.include_router(limits.router)
-    app.include_router(webhooks.router)
-    app.include_router(usage.router)
-    app.include_router(audit.router)
-    app.include_router(admin.router)
-    app.include_router(health.router)
-    return app

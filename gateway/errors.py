@@ -404,8 +404,9 @@ class RefusingLimit:
 
     limit: str
     scope: str
-    limit_value: int
-    used: int
+    limit_value: int | None
+    """None for an amount of money that the caller may not see; then `used` is None, too."""
+    used: int | None
     reset_seconds: float | None
     """When the limit will allow the request; None: never, or nobody can know."""
 
@@ -463,7 +464,7 @@ class InsufficientQuotaError(_LimitError):
 
 
 class RateLimitError(_LimitError):
-    """A limit of requests, tokens or concurrent requests is used up, or would be exceeded."""
+    """A limit of requests, tokens, concurrent requests or stored bytes is used up, or would be exceeded."""
 
     status = 429
     type = "rate_limit_error"
@@ -497,6 +498,20 @@ class TenantQueueFullError(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "concurrency"
+
+
+class TooManyUnpaidError(ApiError):
+    """The caller has reached a limit of requests that cost nothing.
+
+    `code` names the limit.
+    """
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, code: str, retry_after_seconds: float) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.code = code
 
 
 class InternalError(ApiError):

@@ -8,6 +8,7 @@ What it refuses, it refuses in the API's own words, before the application hears
 import asyncio
 import http
 import logging
+import re
 import resource
 import secrets
 import socket
@@ -27,6 +28,7 @@ from gateway.errors import (
     OverloadedError,
     RequestTimeoutError,
     TargetTooLongError,
+    shown,
 )
 from gateway.settings import KIBIBYTE, Settings
 
@@ -47,6 +49,11 @@ SPARE_CONNECTIONS: Final = 100
 RETRY_AFTER_SECONDS: Final = 1.0
 OTHER_DESCRIPTORS: Final = 1024
 """Files and connections that the process has open beside those of its clients, at most."""
+
+SERVED_VERSIONS: Final = frozenset({"1.0", "1.1"})
+
+_HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?")
+"""What RFC 3986 calls host and port."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +106,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         super().connection_lost(exc)
+        # They refer to each other, and hold what was read of a body until the garbage collector runs.
+        self.cycle = None  # type: ignore[assignment] # uvicorn's own start
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -160,6 +169,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise self._refused(_headers_too_large())
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refused(BadRequestError("Too many requests are sent without waiting."))
+        if fault := _fault(self.parser.get_http_version(), self.headers):
+            raise self._refused(BadRequestError(fault))
         self._is_in_head, self._is_in_body = False, True
         self._silent_bytes = 0
         if self._head_timer is not None:
@@ -194,7 +205,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @override
     def send_400_response(self, msg: str) -> None:
         refusal, self._refusal = self._refusal, None
-        self._refuse(refusal or BadRequestError("The request is not valid HTTP."))
+        if refusal is None:
+            refusal = BadRequestError("The request is not valid HTTP.")
+            self._withdraw()
+        self._refuse(refusal)
 
     # -- closing -----------------------------------------------------------------------------------
 
@@ -252,6 +266,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self.close_behind_answer()
 
+    def _withdraw(self) -> None:
+        """Take back a request whose body is still being read, unless its answer is under way."""
+        if self._is_in_body and not self.pipeline and not self.cycle.response_started:
+            # For the application the client has disconnected; what it still sends is dropped.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     # -- time --------------------------------------------------------------------------------------
 
     def _start_head_timer(self) -> None:
@@ -296,7 +317,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         last: RequestResponseCycle | None = self.cycle
-        return bool(self.pipeline) or (last is not None and not last.response_complete)
+        is_under_way = last is not None and not (last.response_complete or last.disconnected)
+        return bool(self.pipeline) or is_under_way
 
 
 class _AnswerTransport:
@@ -310,14 +332,14 @@ class _AnswerTransport:
         self.close = protocol.close_behind_answer
 
 
-def http_protocol(settings: Settings) -> type[BoundedHttpProtocol]:
-    """Return the protocol of a deployment."""
+def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedHttpProtocol]:
+    """Return the protocol of a listener that has that many connections at most."""
 
     class Configured(BoundedHttpProtocol):
         bounds = HttpBounds(
             header_seconds=settings.header_timeout.total_seconds(),
             send_seconds=settings.send_timeout.total_seconds(),
-            most_connections=settings.max_connections,
+            most_connections=most_connections,
             error_style=PROFILES[settings.default_dialect].error_style,
         )
 
@@ -344,6 +366,19 @@ def _bound_unsent(transport: asyncio.Transport) -> None:
     connection: Any = transport.get_extra_info("socket")
     if connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def _fault(version: str, headers: list[tuple[bytes, bytes]]) -> str:
+    """Return what is wrong with a head, in a sentence; empty if nothing is."""
+    if version not in SERVED_VERSIONS:
+        return f"HTTP/{version} is not served; HTTP/1.1 and HTTP/1.0 are."
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return f"The request must have one 'Host' header. Given: {len(hosts)}."
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        given = shown(hosts[0].decode("latin-1"))
+        return f"'Host' must be a name or an address, and perhaps a port. Given: {given}."
+    return ""
 
 
 def _headers_too_large() -> HeadersTooLargeError:

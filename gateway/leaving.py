@@ -36,10 +36,20 @@ class LeavingServer(uvicorn.Server):
     1. /readyz fails, and connections are closed behind their answers; for `drain_delay` all is served.
     2. Nothing new is accepted; for `drain_timeout` what runs goes on.
     3. What is left is told that the gateway stops, and settled; then everything else is closed.
+
+    The operators' server answers until the end of it, so that metrics show how far it has got.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        settings: Settings,
+        *,
+        operators: uvicorn.Server | None,
+    ) -> None:
         super().__init__(config)
+        self._operators = operators
         self._app = app
         self._drain: Drain = app.state.drain
         self._delay_seconds = settings.drain_delay.total_seconds()
@@ -64,6 +74,27 @@ class LeavingServer(uvicorn.Server):
         self._drain.is_leaving = True
 
     @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._operators is None:
+            return
+        config = self._operators.config
+        config.load()
+        self._operators.lifespan = config.lifespan_class(config)
+        try:
+            await self._operators.startup()
+        except SystemExit:
+            # The port is taken, which uvicorn has logged.
+            await self.lifespan.shutdown()
+            raise
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        if self._operators is not None:
+            await self._operators.on_tick(counter)
+        return await super().on_tick(counter)
+
+    @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._wait(self._delay_seconds)
         self._drain.is_closed = True
@@ -74,6 +105,8 @@ class LeavingServer(uvicorn.Server):
             connection.shutdown()
         if not await self._wait(self._drain_seconds, until=self._is_idle):
             await self._cut_off()
+        if self._operators is not None:
+            await self._operators.shutdown()
         await self.lifespan.shutdown()
 
     def _is_idle(self) -> bool:

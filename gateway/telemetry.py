@@ -1,8 +1,8 @@
 """Every metric of a gateway process, but for those of its stores."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -178,6 +178,16 @@ FENCED_MESSAGES = Counter(
     "sluice_gateway_fenced_messages_total",
     "Messages of attempts that were over already; none of them reaches a client.",
 )
+LOOP_LAG = Histogram(
+    "sluice_gateway_loop_lag_seconds",
+    "How late the event loop does what is due, looked at several times a second.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+_LOOP_HOLDS = Counter(
+    "sluice_gateway_loop_holds_total",
+    "Times that something was seen to hold the event loop for more than 20 ms, by route.",
+    ["route"],
+)
 REPLY_FRAMES = Counter(
     "sluice_gateway_reply_frames_total", "Reply frames read from workers, and from other gateways."
 )
@@ -271,6 +281,17 @@ def http_answered(route: str, method: str, status: int, *, seconds: float | None
     _http_requests(route, method, status).inc()
     if seconds is not None:
         _http_request_duration(route, method).observe(seconds)
+
+
+def route_label(scope: Mapping[str, Any]) -> str:
+    """Return the path of the route that was found for a request, with the names of its parameters."""
+    route = scope.get("route")
+    return OTHER if route is None else str(route.path)
+
+
+def loop_held(route: str) -> None:
+    """Count that a request of a route has held the event loop for too long."""
+    _LOOP_HOLDS.labels(route).inc()
 
 
 def tenant_answered(tenant_id: str, status: int) -> None:

@@ -1,19 +1,23 @@
 """The audit log: who changed what, in a chain of hashes that shows whether it was tampered with.
 
 Each row's hash covers its content and the hash of the row before, so that changing, removing or inserting
-a row breaks the chain. That the newest rows were cut off shows only against a hash noted elsewhere.
+a row breaks the chain. Signatures among the rows reveal a chain that was computed again. Only a hash or a signed
+head that is stored elsewhere reveals that the newest rows were cut off.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import desc, select, text
+from sqlalchemy import desc, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
+from gateway.accounts import audit_signing
+from gateway.accounts.audit_signing import HeadSigner, SignedHead
 from gateway.accounts.tables import AuditRow
 from gateway.accounts.times import utc_now
 
@@ -55,6 +59,14 @@ class ChainState:
     reason: str = ""
     has_expected: bool = True
     """Whether the hash that was asked for is that of a row; looked for only in a sound chain."""
+    signed: int | None = None
+    """How many rows the newest signature covers; None if no key was given to check it."""
+    lost_head: int | None = None
+    """Sequence number of the first stored head that is not in this chain or has a wrong signature."""
+
+
+class AuditLogBrokenError(Exception):
+    """The log was tampered with, so its head is not signed."""
 
 
 class AuditLog:
@@ -74,22 +86,39 @@ class AuditLog:
     ) -> None:
         """Add a row. `details` must hold no secret."""
         await self._take_turn()
-        last = await self._transaction.scalar(
-            select(AuditRow).order_by(desc(AuditRow.sequence)).limit(1)
-        )
-        row = AuditRow(
-            sequence=1 if last is None else last.sequence + 1,
-            at=utc_now(),
-            actor=actor[:300],
-            action=action,
-            tenant_id=tenant_id,
-            subject=subject[:300],
-            details=_json(details or {}).decode(),
-            previous_hash=BEGINNING if last is None else last.hash,
-        )
-        row.hash = row_hash(row)
-        self._transaction.add(row)
-        await self._transaction.flush()
+        last = await self._newest()
+        await self._add_behind(last, action, subject, actor, tenant_id, details or {})
+
+    async def sign(
+        self, signer: HeadSigner, *, after: SignedHead | None = None
+    ) -> SignedHead | None:
+        """Sign the newest row, unless it is a signature. Return the newest signed head; None for an empty log.
+
+        Raises AuditLogBrokenError if what follows the signature before is no chain, or if `after`, which this
+        process has signed, is no longer part of the log.
+        """
+        await self._take_turn()
+        if after is not None:
+            signed = await self._transaction.get(AuditRow, after.sequence)
+            if signed is None or signed.hash.hex() != after.hash:
+                raise AuditLogBrokenError(f"row {after.sequence} is not the one that was signed")
+        newest = await self._newest()
+        if newest is None:
+            return None
+        previous = await self._newest(action=audit_signing.ACTION)
+        expected, head = 1, BEGINNING
+        if previous is not None:
+            expected, head = previous.sequence, previous.previous_hash
+        async for row in self._rows(expected):
+            if reason := _fault(row, expected, head) or _signature_fault(row, signer):
+                raise AuditLogBrokenError(reason)
+            expected, head = row.sequence + 1, row.hash
+        if newest.action == audit_signing.ACTION:
+            return _signed_head(newest)
+        made = signer.sign(newest.sequence, newest.hash)
+        subject = f"{newest.sequence}"
+        await self._add_behind(newest, audit_signing.ACTION, subject, SYSTEM, None, made.details)
+        return made
 
     async def entries(
         self,
@@ -112,20 +141,97 @@ class AuditLog:
             query = query.where(AuditRow.sequence < before)
         return [_entry(row) for row in await self._transaction.scalars(query)]
 
-    async def verify(self, *, expected_hash: str | None = None) -> ChainState:
-        """Check every row from the first on, and whether one has a hash that was noted before."""
-        expected, head = 1, BEGINNING
+    async def entries_of(
+        self,
+        tenant_id: str,
+        *,
+        action: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """Return the newest rows of a tenant, numbered 1, 2, 3 ... without gaps for other tenants."""
+        number = func.row_number().over(order_by=AuditRow.sequence).label("number")
+        own = select(AuditRow, number).where(AuditRow.tenant_id == tenant_id).subquery()
+        row = aliased(AuditRow, own)
+        query = select(row, own.c.number).order_by(desc(own.c.number)).limit(limit)
+        if action is not None:
+            query = query.where(row.action == action)
+        if before is not None:
+            query = query.where(own.c.number < before)
+        found = await self._transaction.execute(query)
+        return [replace(_entry(each), sequence=sequence) for each, sequence in found]
+
+    async def verify(
+        self,
+        *,
+        expected_hash: str | None = None,
+        signer: HeadSigner | None = None,
+        noted: Sequence[SignedHead] = (),
+    ) -> ChainState:
+        """Check every row from the first on, and compare with heads stored elsewhere.
+
+        Args:
+            expected_hash: a hash that a row must have.
+            signer: checks the signatures among the rows, and those of `noted`.
+            noted: signed heads that rows must have; needs a signer.
+        """
+        expected, head, signed = 1, BEGINNING, 0
         is_found = expected_hash in (None, head.hex())
+        lost = {each.sequence for each in noted if signer is None or not signer.is_genuine(each)}
+        wanted = {(each.sequence, each.hash) for each in noted}
         async for row in self._rows():
             reason = _fault(row, expected, head)
+            if not reason and signer is not None:
+                reason = _signature_fault(row, signer)
             if reason:
                 return ChainState(expected - 1, head.hex(), expected, reason)
+            if row.action == audit_signing.ACTION:
+                signed = row.sequence - 1
             expected, head = row.sequence + 1, row.hash
             is_found = is_found or head.hex() == expected_hash
-        return ChainState(expected - 1, head.hex(), None, has_expected=is_found)
+            wanted.discard((row.sequence, head.hex()))
+        lost.update(sequence for sequence, _ in wanted)
+        return ChainState(
+            expected - 1,
+            head.hex(),
+            None,
+            has_expected=is_found,
+            signed=None if signer is None else signed,
+            lost_head=min(lost, default=None),
+        )
 
-    async def _rows(self) -> AsyncIterator[AuditRow]:
-        last = 0
+    async def _newest(self, *, action: str | None = None) -> AuditRow | None:
+        query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(1)
+        if action is not None:
+            query = query.where(AuditRow.action == action)
+        row: AuditRow | None = await self._transaction.scalar(query)
+        return row
+
+    async def _add_behind(
+        self,
+        last: AuditRow | None,
+        action: str,
+        subject: str,
+        actor: str,
+        tenant_id: str | None,
+        details: Mapping[str, Any],
+    ) -> None:
+        row = AuditRow(
+            sequence=1 if last is None else last.sequence + 1,
+            at=utc_now(),
+            actor=actor[:300],
+            action=action,
+            tenant_id=tenant_id,
+            subject=subject[:300],
+            details=_json(details).decode(),
+            previous_hash=BEGINNING if last is None else last.hash,
+        )
+        row.hash = row_hash(row)
+        self._transaction.add(row)
+        await self._transaction.flush()
+
+    async def _rows(self, first: int = 1) -> AsyncIterator[AuditRow]:
+        last = first - 1
         while True:
             page = list(
                 await self._transaction.scalars(
@@ -172,6 +278,26 @@ def _fault(row: AuditRow, expected: int, head: bytes) -> str:
     if row.hash != row_hash(row):
         return f"row {expected} was changed"
     return ""
+
+
+def _signature_fault(row: AuditRow, signer: HeadSigner) -> str:
+    if row.action != audit_signing.ACTION:
+        return ""
+    head = _signed_head(row)
+    is_of_row_before = head is not None and (head.sequence, head.hash) == (
+        row.sequence - 1,
+        row.previous_hash.hex(),
+    )
+    if head is None or not is_of_row_before or not signer.is_genuine(head):
+        return f"row {row.sequence} does not carry a signature of the row before by this key"
+    return ""
+
+
+def _signed_head(row: AuditRow) -> SignedHead | None:
+    try:
+        return SignedHead.of(msgspec.json.decode(row.details))
+    except msgspec.DecodeError:
+        return None
 
 
 def _entry(row: AuditRow) -> AuditEntry:

@@ -1,8 +1,10 @@
 """Reading the audit log: page by page, and as a whole to see whether it was tampered with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.accounts.audit import AuditEntry, AuditLog, ChainState
+from gateway.accounts.audit_signing import HeadSigner, SignedHead
 from gateway.accounts.database import Database
 from gateway.accounts.paging import Page
 
@@ -36,7 +38,25 @@ class AuditService:
             )
         return Page(entries[:limit], len(entries) > limit)
 
-    async def verify(self, *, expected_hash: str | None = None) -> ChainState:
-        """Check the chain from the first row to the newest."""
+    async def page_of(
+        self, tenant_id: str, *, action: str | None, before: int | None, limit: int
+    ) -> Page[AuditEntry]:
+        """Return the newest entries of a tenant, numbered among its own."""
         async with self._database.reading() as transaction:
-            return await AuditLog(transaction).verify(expected_hash=expected_hash)
+            entries = await AuditLog(transaction).entries_of(
+                tenant_id, action=action, before=before, limit=limit + 1
+            )
+        return Page(entries[:limit], len(entries) > limit)
+
+    async def verify(
+        self,
+        *,
+        expected_hash: str | None = None,
+        signer: HeadSigner | None = None,
+        noted: Sequence[SignedHead] = (),
+    ) -> ChainState:
+        """Check the chain from the first row to the newest, as `AuditLog.verify` does."""
+        async with self._database.reading() as transaction:
+            return await AuditLog(transaction).verify(
+                expected_hash=expected_hash, signer=signer, noted=noted
+            )

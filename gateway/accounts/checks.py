@@ -14,6 +14,11 @@ _UNPRINTABLE: Final = ("Cc", "Cs")
 """Categories of control characters, which would spoil tables and logs, and of halves of characters."""
 
 
+def is_storable(text: str) -> bool:
+    """Whether a text has neither control characters, of which PostgreSQL refuses NUL, nor lone surrogates."""
+    return not any(unicodedata.category(character) in _UNPRINTABLE for character in text)
+
+
 def check_name(name: str, *, param: str = "name") -> None:
     """Refuse an empty or overlong name, and one with control characters."""
     if not 0 < len(name.strip()) <= len(name) <= MAX_NAME_CHARACTERS:
@@ -21,7 +26,7 @@ def check_name(name: str, *, param: str = "name") -> None:
             f"'{param}' must have 1 to {MAX_NAME_CHARACTERS} characters. Given: {shown(name)}.",
             param=param,
         )
-    if any(unicodedata.category(character) in _UNPRINTABLE for character in name):
+    if not is_storable(name):
         raise InvalidParameterError(
             f"'{param}' must not contain control characters. Given: {shown(name)}.", param=param
         )

@@ -53,11 +53,14 @@ class KeyStore:
         )
         return [row.to_record() for row in rows]
 
-    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[KeyRecord]:
-        """Return some of the tenant's keys, oldest first."""
-        page = await read_page(
-            self._transaction, ApiKeyRow, wanted, ApiKeyRow.tenant_id == tenant_id
-        )
+    async def page(
+        self, tenant_id: str, wanted: PageRequest, *, project_id: str | None = None
+    ) -> Page[KeyRecord]:
+        """Return some of the tenant's keys, oldest first; of one project only, if it is named."""
+        conditions = [ApiKeyRow.tenant_id == tenant_id]
+        if project_id is not None:
+            conditions.append(ApiKeyRow.project_id == project_id)
+        page = await read_page(self._transaction, ApiKeyRow, wanted, *conditions)
         return Page([row.to_record() for row in page.entries], page.has_more)
 
     async def find(

@@ -30,6 +30,13 @@ class LimitName(StrEnum):
     TOKENS_PER_DAY = "tokens_per_day"
     CONCURRENT_REQUESTS = "concurrent_requests"
     BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
+    STORED_BYTES = "stored_bytes"  # Of requests that wait or run, and of answers that are kept.
+
+
+RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(
+    name for name in LimitName if name is not LimitName.STORED_BYTES
+)
+"""Limits of which every request reserves what it may use. `gateway.quota.storage` counts the other one."""
 
 
 LimitValues = Mapping[LimitName, int | None]
@@ -58,6 +65,7 @@ class Limits:
     tokens_per_day: int | None = None
     concurrent_requests: int | None = None
     budget_micros: int | None = None
+    stored_bytes: int | None = None
 
     @classmethod
     def from_values(cls, own: LimitValues, defaults: LimitValues) -> "Limits":
@@ -69,8 +77,8 @@ class Limits:
         value: int | None = getattr(self, name.value)
         return value
 
-    def values(self) -> tuple[int | None, ...]:
-        """Return all limits in the order of LimitName."""
+    def reserved(self) -> tuple[int | None, ...]:
+        """Return the limits that a request reserves, in the order of RESERVED_LIMITS."""
         return (
             self.requests_per_minute,
             self.tokens_per_minute,

@@ -1,9 +1,7 @@
 """The rules for the people of a tenant."""
 
 import secrets
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,6 +12,7 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_name
 from gateway.accounts.database import Database
 from gateway.accounts.details import details_of
+from gateway.accounts.grants import Grant, bounds_of_role
 from gateway.accounts.locking import lock_tenant
 from gateway.accounts.member_store import MemberStore
 from gateway.accounts.paging import Page, PageRequest
@@ -21,22 +20,15 @@ from gateway.accounts.records import Member, Role
 from gateway.accounts.tables import MemberRow
 from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
-from gateway.errors import (
-    BadRequestError,
-    ConflictError,
-    NotFoundError,
-    PermissionDeniedError,
-    shown,
-)
-
-ALL_ROLES: Final = frozenset(Role)
+from gateway.errors import BadRequestError, ConflictError, NotFoundError, shown
 
 
 class MemberService:
     """Adds, changes and removes members; every change is audited.
 
-    `grantable` are the roles that whoever asks may give, change and take away. A tenant that has an owner
-    keeps one: the last owner can be neither removed nor given another role.
+    Where a credential of the tenant asks, its grant is the `grantor`: it gives, changes and takes away no role
+    that has more rights than it has itself, or else raises PermissionDeniedError. A tenant that has an owner keeps
+    one: the last owner can be neither removed nor given another role.
     """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
@@ -50,14 +42,14 @@ class MemberService:
         subject: str,
         role: Role,
         name: str | None = None,
-        grantable: Collection[Role] = ALL_ROLES,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Member:
         """Make the person whose tokens have this claim `sub` a member; without a name it is the subject."""
         check_known(tenant_id, "tenant")
         check_name(subject, param="subject")
         check_name(name or subject)
-        _check_grantable(role, grantable)
+        _check_role(role, grantor)
         member = Member(
             id=f"mbr_{secrets.token_hex(8)}",
             tenant_id=tenant_id,
@@ -104,14 +96,14 @@ class MemberService:
         id_or_subject: str,
         *,
         role: Role,
-        grantable: Collection[Role] = ALL_ROLES,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Member:
         """Give a member another role, on every gateway."""
-        _check_grantable(role, grantable)
+        _check_role(role, grantor)
         async with self._database.writing() as transaction:
             member = await _find_locked(transaction, tenant_id, id_or_subject)
-            _check_grantable(member.role, grantable)
+            _check_role(member.role, grantor)
             if role is not Role.OWNER:
                 await _check_not_last_owner(transaction, member)
             await MemberStore(transaction).set_role(tenant_id, member.id, role)
@@ -130,13 +122,13 @@ class MemberService:
         tenant_id: str,
         id_or_subject: str,
         *,
-        grantable: Collection[Role] = ALL_ROLES,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Member:
         """Take a person's role away, on every gateway; return who that was."""
         async with self._database.writing() as transaction:
             member = await _find_locked(transaction, tenant_id, id_or_subject)
-            _check_grantable(member.role, grantable)
+            _check_role(member.role, grantor)
             await _check_not_last_owner(transaction, member)
             await MemberStore(transaction).remove(tenant_id, member.id)
             await AuditLog(transaction).append(
@@ -175,9 +167,6 @@ async def _check_not_last_owner(transaction: AsyncSession, member: Member) -> No
         )
 
 
-def _check_grantable(role: Role, grantable: Collection[Role]) -> None:
-    if role not in grantable:
-        raise PermissionDeniedError(
-            f"This credential has fewer rights than the role '{role}', so it cannot give, change or "
-            "take that role."
-        )
+def _check_role(role: Role, grantor: Grant | None) -> None:
+    if grantor is not None:
+        grantor.require(bounds_of_role(role), of=f"the role '{role}'")

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.limits import LimitScope, LimitValues
 from gateway.accounts.records import Plan
-from gateway.accounts.tables import PlanRow
+from gateway.accounts.tables import PlanRow, TenantRow
 
 
 class PlanStore:
@@ -27,6 +27,12 @@ class PlanStore:
         """Return the plan, or None where there is none; locked until the end, if asked to."""
         query = select(PlanRow).where(PlanRow.id == plan_id)
         row = await self._transaction.scalar(query.with_for_update() if for_update else query)
+        return None if row is None else row.to_record()
+
+    async def of_tenant(self, tenant_id: str) -> Plan | None:
+        """Return the plan of a tenant, or None where it has none."""
+        query = select(PlanRow).join(TenantRow, TenantRow.plan_id == PlanRow.id)
+        row = await self._transaction.scalar(query.where(TenantRow.id == tenant_id))
         return None if row is None else row.to_record()
 
     async def list_all(self) -> list[Plan]:

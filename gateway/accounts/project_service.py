@@ -13,10 +13,12 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_name, check_not_empty
 from gateway.accounts.database import Database
 from gateway.accounts.details import details_of
-from gateway.accounts.limits import LimitChanges, changed_limits
+from gateway.accounts.grants import Grant, bounds_of_project, defaults_of
+from gateway.accounts.limits import LimitChanges, LimitScope, changed_limits
 from gateway.accounts.paging import Page, PageRequest
+from gateway.accounts.plan_store import PlanStore
 from gateway.accounts.project_store import ProjectStore
-from gateway.accounts.records import Project, ProjectChanges, ProjectStatus
+from gateway.accounts.records import Plan, Project, ProjectChanges, ProjectStatus
 from gateway.accounts.tables import ProjectRow
 from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
@@ -29,28 +31,45 @@ _ACTIONS: Final = {
 
 
 class ProjectService:
-    """Creates, changes and archives tenants' projects; every change is audited."""
+    """Creates, changes and archives tenants' projects; every change is audited.
+
+    Where a credential of the tenant asks, its grant is the `grantor`: of a project it sees that one only, and it
+    makes and changes none with wider limits than its own. Everything raises PermissionDeniedError.
+    """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
         self._database = database
         self._announcer = announcer
 
     async def create(
-        self, tenant_id: str, *, name: str, limits: LimitChanges | None = None, actor: str = SYSTEM
+        self,
+        tenant_id: str,
+        *,
+        name: str,
+        limits: LimitChanges | None = None,
+        grantor: Grant | None = None,
+        actor: str = SYSTEM,
     ) -> Project:
-        """Add a project to the tenant."""
+        """Add a project to the tenant, with the grantor's limits where it has none of its own."""
         check_known(tenant_id, "tenant")
         check_name(name)
-        project = Project(
-            id=f"prj_{secrets.token_hex(8)}",
-            tenant_id=tenant_id,
-            name=name,
-            status=ProjectStatus.ACTIVE,
-            created_at=utc_now(),
-            limits=changed_limits({}, limits or {}),
-        )
+        given = limits or {}
         async with self._database.writing() as transaction:
             await require_room(transaction, ProjectRow, tenant_id)
+            plan = await PlanStore(transaction).of_tenant(tenant_id)
+            if grantor is not None:
+                grantor.require_whole_tenant()
+                given = grantor.inherit_limits(given, defaults_of(plan, LimitScope.PROJECT))
+            project = Project(
+                id=f"prj_{secrets.token_hex(8)}",
+                tenant_id=tenant_id,
+                name=name,
+                status=ProjectStatus.ACTIVE,
+                created_at=utc_now(),
+                limits=changed_limits({}, given),
+            )
+            if grantor is not None:
+                grantor.require(bounds_of_project(project, plan))
             await ProjectStore(transaction).add(tenant_id, project)
             await AuditLog(transaction).append(
                 "project.create",
@@ -66,21 +85,27 @@ class ProjectService:
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await ProjectStore(transaction).list_of_tenant(tenant_id)
 
-    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Project]:
+    async def page(
+        self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None
+    ) -> Page[Project]:
         """Return some of the tenant's projects, oldest first."""
+        project_id = None if grantor is None else grantor.project_id
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await ProjectStore(transaction).page(tenant_id, wanted)
+            return await ProjectStore(transaction).page(tenant_id, wanted, project_id=project_id)
 
-    async def get(self, tenant_id: str, project_id: str) -> Project:
+    async def get(
+        self, tenant_id: str, project_id: str, *, grantor: Grant | None = None
+    ) -> Project:
         """Return the tenant's project."""
         async with self._database.reading() as transaction:
-            return await find_project(transaction, tenant_id, project_id)
+            return await find_project(transaction, tenant_id, project_id, grantor=grantor)
 
     async def update(
         self,
         tenant_id: str,
         project_id: str,
         *,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
         **options: Unpack[ProjectChanges],
     ) -> Project:
@@ -89,10 +114,13 @@ class ProjectService:
         if "name" in options:
             check_name(options["name"])
         async with self._database.writing() as transaction:
-            project = await find_project(transaction, tenant_id, project_id, is_locked=True)
+            project, plan = await _managed(transaction, tenant_id, project_id, grantor)
             columns: dict[str, Any] = {**options}
             if "limits" in options:
                 columns["limits"] = changed_limits(project.limits, options["limits"])
+            changed = replace(project, **columns)
+            if grantor is not None:
+                grantor.require(bounds_of_project(changed, plan))
             await ProjectStore(transaction).change(tenant_id, project_id, columns)
             await AuditLog(transaction).append(
                 "project.update",
@@ -102,26 +130,46 @@ class ProjectService:
                 details=details_of(options),
             )
         await self._announcer.tenant_changed(tenant_id)
-        return replace(project, **columns)
+        return changed
 
-    async def archive(self, tenant_id: str, project_id: str, *, actor: str = SYSTEM) -> Project:
+    async def archive(
+        self,
+        tenant_id: str,
+        project_id: str,
+        *,
+        grantor: Grant | None = None,
+        actor: str = SYSTEM,
+    ) -> Project:
         """Refuse requests with the project's keys from now on, on every gateway."""
         return await self._set_status(
-            tenant_id, project_id, status=ProjectStatus.ARCHIVED, actor=actor
+            tenant_id, project_id, ProjectStatus.ARCHIVED, grantor=grantor, actor=actor
         )
 
-    async def activate(self, tenant_id: str, project_id: str, *, actor: str = SYSTEM) -> Project:
+    async def activate(
+        self,
+        tenant_id: str,
+        project_id: str,
+        *,
+        grantor: Grant | None = None,
+        actor: str = SYSTEM,
+    ) -> Project:
         """Let the keys of an archived project work again."""
         return await self._set_status(
-            tenant_id, project_id, status=ProjectStatus.ACTIVE, actor=actor
+            tenant_id, project_id, ProjectStatus.ACTIVE, grantor=grantor, actor=actor
         )
 
     async def _set_status(
-        self, tenant_id: str, project_id: str, *, status: ProjectStatus, actor: str
+        self,
+        tenant_id: str,
+        project_id: str,
+        status: ProjectStatus,
+        *,
+        grantor: Grant | None,
+        actor: str,
     ) -> Project:
         """Change the status; it may be repeated, for instance to announce it again."""
         async with self._database.writing() as transaction:
-            project = await find_project(transaction, tenant_id, project_id, is_locked=True)
+            project, _ = await _managed(transaction, tenant_id, project_id, grantor)
             if project.status is not status:
                 await ProjectStore(transaction).change(tenant_id, project_id, {"status": status})
                 await AuditLog(transaction).append(
@@ -131,14 +179,32 @@ class ProjectService:
         return replace(project, status=status)
 
 
+async def _managed(
+    transaction: AsyncSession, tenant_id: str, project_id: str, grantor: Grant | None
+) -> tuple[Project, Plan | None]:
+    """Return a locked project that the grantor may manage as it is, and the plan of its tenant."""
+    project = await find_project(
+        transaction, tenant_id, project_id, grantor=grantor, is_locked=True
+    )
+    plan = await PlanStore(transaction).of_tenant(tenant_id)
+    if grantor is not None:
+        grantor.require(bounds_of_project(project, plan), of=f"the project {shown(project_id)}")
+    return project, plan
+
+
 async def find_project(
-    transaction: AsyncSession, tenant_id: str, project_id: str, *, is_locked: bool = False
+    transaction: AsyncSession,
+    tenant_id: str,
+    project_id: str,
+    *,
+    grantor: Grant | None = None,
+    is_locked: bool = False,
 ) -> Project:
-    """Return the tenant's project. Raises NotFoundError."""
+    """Return the tenant's project. Raises NotFoundError, also where the grantor does not see it."""
     check_known(project_id, "project")
     check_known(tenant_id, "tenant")
     project = await ProjectStore(transaction).find(tenant_id, project_id, is_locked=is_locked)
-    if project is None:
+    if project is None or (grantor is not None and not grantor.sees(project_id)):
         raise NotFoundError(
             f"The tenant {shown(tenant_id)} has no project {shown(project_id)}.", param="project_id"
         )

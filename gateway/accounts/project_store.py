@@ -50,11 +50,14 @@ class ProjectStore:
         )
         return [row.to_record() for row in rows]
 
-    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Project]:
-        """Return some of the tenant's projects, oldest first."""
-        page = await read_page(
-            self._transaction, ProjectRow, wanted, ProjectRow.tenant_id == tenant_id
-        )
+    async def page(
+        self, tenant_id: str, wanted: PageRequest, *, project_id: str | None = None
+    ) -> Page[Project]:
+        """Return some of the tenant's projects, oldest first; this one only, if it is named."""
+        conditions = [ProjectRow.tenant_id == tenant_id]
+        if project_id is not None:
+            conditions.append(ProjectRow.id == project_id)
+        page = await read_page(self._transaction, ProjectRow, wanted, *conditions)
         return Page([row.to_record() for row in page.entries], page.has_more)
 
     async def change(self, tenant_id: str, project_id: str, columns: Mapping[str, Any]) -> None:

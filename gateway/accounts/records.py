@@ -1,6 +1,6 @@
 """Tenants, and what belongs to them, as the rooms hand it to each other."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -37,7 +37,7 @@ class ProjectStatus(StrEnum):
 
 
 class Role(StrEnum):
-    """What a member may do in a tenant; see `gateway.accounts.scopes.ROLE_SCOPES`."""
+    """What a member may do in a tenant; see `gateway.accounts.roles.ROLE_SCOPES`."""
 
     OWNER = "owner"
     ADMIN = "admin"
@@ -134,16 +134,25 @@ class Member:
     created_at: datetime
 
 
-class KeyOptions(TypedDict, total=False):
-    """What may be changed of a key; what is absent stays as it is."""
-
-    name: str
+class _KeyOptions(TypedDict, total=False):
     dialect: Dialect | None
-    scopes: frozenset[Scope]
-    allowed_models: frozenset[str] | None
+    allowed_models: Collection[str] | None
     allowed_addresses: tuple[Network, ...] | None
     expires_at: datetime | None
     limits: LimitChanges
+
+
+class KeyOptions(_KeyOptions, total=False):
+    """What may be changed of a key; what is absent stays as it is."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+
+class NewKeyOptions(_KeyOptions, total=False):
+    """What a key may be given beside its name and scopes."""
+
+    project_id: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +229,8 @@ class Webhook:
     id: str
     tenant_id: str
     url: str
-    secret: str = field(repr=False)
-    """Signs what is sent."""
     thresholds: tuple[int, ...]
     """Percentages of a budget."""
     created_at: datetime
+    secret: str = field(default="", repr=False)
+    """Signs what is sent; known only when the webhook is made."""

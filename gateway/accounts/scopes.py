@@ -17,4 +17,7 @@ class Scope(StrEnum):
 DEFAULT_SCOPES = frozenset({Scope.COMPLETIONS})
 
 TENANT_SCOPES = frozenset({Scope.COMPLETIONS, Scope.USAGE, Scope.KEYS, Scope.MEMBERS})
-"""What a tenant can give to its own keys."""
+"""What a tenant can give to its own keys, and what its people can have."""
+
+OPERATOR_SCOPES = frozenset({Scope.ADMIN, Scope.ADMIN_READ})
+"""What only a deployment's operator gives: to a key, or by a claim of tokens that the settings map to it."""

@@ -1,7 +1,7 @@
 """What is known of one admitted request when it has ended: one record each, whatever happened."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,17 @@ class Outcome(StrEnum):
     FINISHED = "finished"
     CANCELLED = "cancelled"  # Its client went away, or did not read.
     TIMED_OUT = "timed_out"  # It took longer than it may.
-    FAILED = "failed"  # We, or its worker, could not finish it.
+    FAILED = "failed"  # It ended with an error.
     LOST = "lost"  # Its gateway died.
+
+
+class Counts(NamedTuple):
+    """Tokens of a request, over all of its jobs."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt tokens."""
+    completion_tokens: int = 0
 
 
 class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -58,6 +67,10 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """In the draft of a request that goes on, like the next two, what it was settled with before."""
     cached_tokens: int = 0
     completion_tokens: int = 0
+    free_prompt_tokens: int = 0
+    """Of the tokens above, those that the tenant does not pay for, because the operator's fault ended their job."""
+    free_cached_tokens: int = 0
+    free_completion_tokens: int = 0
     cost_micros: int = 0
     first_token_ms: int = 0
     """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
@@ -89,13 +102,6 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             case LimitScope.KEY:
                 return self.credential_id
 
-    @property
-    def is_charged(self) -> bool:
-        """Whether the tenant pays: not for what we could not finish."""
-        if self.outcome is Outcome.TIMED_OUT:
-            return self.is_streamed
-        return self.outcome in (Outcome.FINISHED, Outcome.CANCELLED)
-
     def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
         """Return what so many tokens cost in micro-dollars, rounded up once."""
         cost = (
@@ -105,16 +111,19 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         )
         return -(-cost // MICRO)
 
-    def priced(self) -> "UsageRecord":
-        """Return the record with the cost of its tokens, 0 if the tenant does not pay."""
-        cost = 0
-        if self.is_charged:
-            cost = self.cost_of(
-                prompt_tokens=self.prompt_tokens,
-                cached_tokens=self.cached_tokens,
-                completion_tokens=self.completion_tokens,
-            )
-        return msgspec.structs.replace(self, cost_micros=cost)
+    def priced(self, *, free: Counts) -> "UsageRecord":
+        """Return the record with the cost of its tokens, but for so many of them."""
+        own = Counts(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+        # Of a request that was continued after a settlement, free ones may be among those settled before.
+        free = Counts(*map(min, own, free))
+        paid = Counts(*(tokens - less for tokens, less in zip(own, free, strict=True)))
+        return msgspec.structs.replace(
+            self,
+            free_prompt_tokens=free.prompt_tokens,
+            free_cached_tokens=free.cached_tokens,
+            free_completion_tokens=free.completion_tokens,
+            cost_micros=self.cost_of(**paid._asdict()),
+        )
 
 
 encode_usage = msgspec.msgpack.Encoder().encode

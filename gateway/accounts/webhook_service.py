@@ -1,5 +1,6 @@
 """The rules of webhooks: where tenants want to be told of their budgets."""
 
+import logging
 import secrets
 from collections.abc import Sequence
 from typing import Final
@@ -13,9 +14,10 @@ from gateway.accounts.database import Database
 from gateway.accounts.limits import LimitScope, subject_of
 from gateway.accounts.locking import lock_tenant
 from gateway.accounts.records import Webhook
+from gateway.accounts.secret_box import SealedSecretError, SecretBox
 from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_store import EventName, WebhookEvent, WebhookStore
+from gateway.accounts.webhook_store import EventName, StoredSecret, WebhookEvent, WebhookStore
 from gateway.accounts.webhook_urls import check_url, host_of
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
 
@@ -24,8 +26,12 @@ MAX_WEBHOOKS: Final = 5
 MAX_THRESHOLDS: Final = 10
 DEFAULT_THRESHOLDS: Final = (50, 80, 100)
 TEST_KIND: Final = "webhook.test"
+AT_ONCE: Final = 100
+"""Webhooks whose secrets one transaction encrypts."""
 
 _SECRET_BYTES = 32
+
+logger = logging.getLogger(__name__)
 
 
 class WebhookService:
@@ -33,11 +39,13 @@ class WebhookService:
 
     Args:
         database: where they are kept.
+        box: encrypts their secrets.
         allows_private: whether URLs may be plain http and name private addresses.
     """
 
-    def __init__(self, database: Database, *, allows_private: bool = False) -> None:
+    def __init__(self, database: Database, box: SecretBox, *, allows_private: bool = False) -> None:
         self._database = database
+        self._box = box
         self._allows_private = allows_private
 
     async def create(
@@ -59,13 +67,15 @@ class WebhookService:
         check_known(tenant_id, "tenant")
         check_url(url, allows_private=self._allows_private)
         _check_thresholds(thresholds)
+        secret = f"whsec_{secrets.token_hex(_SECRET_BYTES)}"
+        sealed_secret = self._box.seal(secret)
         webhook = Webhook(
             id=f"whk_{secrets.token_hex(8)}",
             tenant_id=tenant_id,
             url=url,
-            secret=f"whsec_{secrets.token_hex(_SECRET_BYTES)}",
             thresholds=tuple(sorted(thresholds)),
             created_at=utc_now(),
+            secret=secret,
         )
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
@@ -75,7 +85,7 @@ class WebhookService:
                     f"The tenant {shown(tenant_id)} has {MAX_WEBHOOKS} webhooks already, "
                     "as many as it may have. Remove one first."
                 )
-            await store.add(tenant_id, webhook)
+            await store.add(tenant_id, webhook, sealed_secret)
             await _audit(transaction, "webhook.create", webhook, actor=actor)
         return webhook
 
@@ -113,6 +123,38 @@ class WebhookService:
             # Only the last test is kept, so that tests do not fill the table.
             await store.forget_events(webhook_id, TEST_KIND, before=now)
         return event
+
+
+async def encrypt_secrets(database: Database, box: SecretBox) -> int:
+    """Encrypt the secrets of all webhooks under the first key; return how many were not.
+
+    May run twice at once. Without a key nothing happens. Raises StoreUnavailableError.
+    """
+    changed, after, more = 0, "", box.has_key
+    while more:
+        async with database.writing() as transaction:
+            store = WebhookStore(transaction)
+            found = await store.stored_secrets(after=after, limit=AT_ONCE)
+            for each in found:
+                if (sealed := _sealed_anew(each, box)) is not None:
+                    await store.set_sealed_secret(each.webhook_id, sealed)
+                    changed += 1
+        more = len(found) == AT_ONCE
+        after = found[-1].webhook_id if found else after
+    return changed
+
+
+def _sealed_anew(stored: StoredSecret, box: SecretBox) -> bytes | None:
+    """Return a secret encrypted under the first key; None if it is already, or if no key decrypts it."""
+    if stored.sealed is None:
+        return box.seal(stored.plain)
+    if box.is_current(stored.sealed):
+        return None
+    try:
+        return box.seal(box.open(stored.sealed))
+    except SealedSecretError as error:
+        logger.warning("webhook %s: %s", stored.webhook_id, error)
+        return None
 
 
 def make_event(name: EventName, tenant_id: str, data: dict[str, object]) -> WebhookEvent:

@@ -49,12 +49,23 @@ class Delivery:
     event_id: str
     kind: str
     url: str
-    secret: str = field(repr=False)
-    """Signs what is sent."""
+    sealed_secret: bytes | None
+    """Signs what is sent, once it is opened."""
+    plain_secret: str = field(repr=False)
+    """The same, of a release that did not encrypt it; then there is no other."""
     body: str
     created_at: datetime
     attempts: int
     """How often it was tried in vain."""
+
+
+class StoredSecret(NamedTuple):
+    """A webhook's secret as the database has it."""
+
+    webhook_id: str
+    plain: str
+    """Empty where it is sealed."""
+    sealed: bytes | None
 
 
 class WebhookStore:
@@ -63,14 +74,15 @@ class WebhookStore:
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
 
-    async def add(self, tenant_id: str, webhook: Webhook) -> None:
+    async def add(self, tenant_id: str, webhook: Webhook, sealed_secret: bytes) -> None:
         """Insert a webhook of the tenant."""
         self._transaction.add(
             WebhookRow(
                 id=webhook.id,
                 tenant_id=tenant_id,
                 url=webhook.url,
-                secret=webhook.secret,
+                secret="",
+                sealed_secret=sealed_secret,
                 thresholds=list(webhook.thresholds),
                 created_at=webhook.created_at,
             )
@@ -103,6 +115,25 @@ class WebhookStore:
             update(WebhookRow)
             .where(WebhookRow.tenant_id == tenant_id, WebhookRow.id == webhook_id)
             .values(removed_at=removed_at)
+        )
+
+    async def stored_secrets(self, *, after: str, limit: int) -> list[StoredSecret]:
+        """Return the secrets of some webhooks in the order of their ids, locked, removed ones included."""
+        rows = await self._transaction.execute(
+            select(WebhookRow.id, WebhookRow.secret, WebhookRow.sealed_secret)
+            .where(WebhookRow.id > after)
+            .order_by(WebhookRow.id)
+            .limit(limit)
+            .with_for_update()
+        )
+        return [StoredSecret(*row) for row in rows]
+
+    async def set_sealed_secret(self, webhook_id: str, sealed_secret: bytes) -> None:
+        """Replace a webhook's secret, also a plain one."""
+        await self._transaction.execute(
+            update(WebhookRow)
+            .where(WebhookRow.id == webhook_id)
+            .values(secret="", sealed_secret=sealed_secret)
         )
 
     async def add_events(self, events: Sequence[WebhookEvent]) -> int:
@@ -216,7 +247,8 @@ def _delivery(event: WebhookEventRow, webhook: WebhookRow) -> Delivery:
         event_id=event.id,
         kind=event.kind,
         url=webhook.url,
-        secret=webhook.secret,
+        sealed_secret=webhook.sealed_secret,
+        plain_secret=webhook.secret,
         body=event.body,
         created_at=event.created_at,
         attempts=event.attempts,

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 from gateway.errors import InvalidParameterError
 from gateway.outbound.addresses import looks_public
-from gateway.outbound.urls import split_url
+from gateway.outbound.urls import DEFAULT_PORTS, HTTPS_PORTS, split_url
 
 MAX_URL_CHARACTERS: Final = 2000
 
 
 def check_url(url: str, *, allows_private: bool) -> None:
-    """Refuse what is not an absolute http(s) URL; of these only https to public hosts unless allowed.
+    """Refuse what is not an absolute http(s) URL; of these only https to usual ports of public hosts unless allowed.
 
     Raises InvalidParameterError, which does not repeat the URL: it may carry a secret.
     """
@@ -32,6 +32,9 @@ def check_url(url: str, *, allows_private: bool) -> None:
         raise _refusal("must begin with https://")
     if not looks_public(parts.hostname):
         raise _refusal("must name a host on the public internet")
+    if (parts.port or DEFAULT_PORTS["https"]) not in HTTPS_PORTS:
+        ports = " or ".join(map(str, HTTPS_PORTS))
+        raise _refusal(f"must name no port but {ports}. Given: {parts.port}")
 
 
 def host_of(url: str) -> str:

@@ -19,18 +19,20 @@ from contract.messages import AnswerGrown, CancelAnswer, Follow, Frame, JobFaile
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
-from gateway.accounts.usage import Outcome
+from gateway.accounts.usage import Counts, Outcome
 from gateway.answers.background import BackgroundWatch
 from gateway.answers.entries import Received, encode_entry
 from gateway.answers.head import AnswerHead
 from gateway.answers.kept import KeptAnswer
 from gateway.answers.reader import Attachment
 from gateway.answers.settlement import Account, SettlementDesk
-from gateway.answers.store import AnswerState, AnswerStore, Counts, Standing, StoredAnswer
+from gateway.answers.store import AnswerState, AnswerStore, Standing, StoredAnswer
 from gateway.answers.takeover import TakeOver
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError, StoreUnavailableError
+from gateway.quota.storage import Storage
 from gateway.tasks import raise_if_cancelled
+from gateway.turns import LoopTurns
 
 __all__ = ["Answer", "AnswerHead", "AnswerState", "Answers", "Attachment"]
 
@@ -75,12 +77,16 @@ class Answers:
         dispatcher: Dispatcher,
         desk: SettlementDesk,
         *,
+        storage: Storage,
+        loop_turns: LoopTurns,
         journal_interval: timedelta,
         max_unread_bytes: int,
     ) -> None:
         self.store = AnswerStore(executor)
         self.dispatcher = dispatcher
         self.desk = desk
+        self.loop_turns = loop_turns
+        self._storage = storage
         self._executor = executor
         self._journal_seconds = journal_interval.total_seconds()
         self._kept: dict[str, KeptAnswer] = {}
@@ -249,10 +255,25 @@ class Answers:
         """Nothing is left to do for an answer."""
         if self._kept.get(kept.head.request_id) is kept:
             del self._kept[kept.head.request_id]
+            self._count(kept)
             if kept.is_to_go_on:
                 self.go_on_soon(kept.head.request_id)
             elif kept.head.is_background:
                 self._background.forget(kept.head.request_id)
+
+    def _count(self, kept: KeptAnswer) -> None:
+        """Count the bytes that are kept from now on, in place of those that the request has taken."""
+        head = kept.head
+        if head.stored_bytes:
+            self.desk.start(
+                self._storage.settle(
+                    head.tenant_id,
+                    head.subjects,
+                    head.request_id,
+                    kept.stored_bytes,
+                    live_ms=head.retention_ms,
+                )
+            )
 
     def forget_reader(self, handle: int) -> None:
         """Somebody reads no longer."""

@@ -1,6 +1,7 @@
 """Entries of an answer's journal: what its owners have received of its jobs, in that order."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,6 +18,17 @@ _KINDS: Final[tuple[type[JobMessage], ...]] = (
 )
 _KIND_OF: Final = {kind: number for number, kind in enumerate(_KINDS)}
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind).decode for kind in _KINDS)
+
+MESSAGES_OF_ENTRY: Final = 64
+"""Messages in one entry: more than most answers receive between two writes. Readers decode one entry at a time."""
+COMPRESSED_BYTES: Final = 16_384
+"""Shorter entries are not compressed: most streams write little, and often."""
+LARGE_BYTES: Final = 262_144
+"""Longer entries are not compressed in the event loop, which would take milliseconds."""
+SLICE_BYTES: Final = 32_768
+"""About how much of an entry is decoded before the event loop serves others: log-probabilities take long."""
+_ZLIB: Final = b"x"
+"""The first byte of zlib's format; no entry and no head begins with it."""
 
 
 class Received(NamedTuple):
@@ -38,13 +50,45 @@ _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 def encode_entry(received: Sequence[tuple[int, JobMessage]], through: str) -> bytes:
     """Return an entry for some `Received`. `through` is the last entry of the owner's reply stream that has been applied."""
-    return _encode(
+    content = _encode(
         (through, [(index, _KIND_OF[type(message)], message) for index, message in received])
     )
+    return content if len(content) > LARGE_BYTES else compressed(content)
+
+
+def encode_entries(received: Sequence[tuple[int, JobMessage]], through: str) -> list[bytes]:
+    """Return the entries for what was received since the last ones, to be written together."""
+    return [
+        encode_entry(received[start : start + MESSAGES_OF_ENTRY], through)
+        for start in range(0, len(received), MESSAGES_OF_ENTRY)
+    ]
+
+
+def compressed(content: bytes) -> bytes:
+    """Return content for storage, compressed if that saves space."""
+    return content if len(content) < COMPRESSED_BYTES else zlib.compress(content, 1)
+
+
+def restored(content: bytes) -> bytes:
+    """Return stored content, decompressed. Raises zlib.error."""
+    return zlib.decompress(content) if content.startswith(_ZLIB) else content
+
+
+def decode_slices(content: bytes) -> Iterator[list[Received]]:
+    """Yield the content of an entry in slices, each decoded on demand. Raises msgspec.MsgspecError."""
+    some: list[Received] = []
+    size = 0
+    for index, kind, raw in _decode(restored(content)).received:
+        if some and size + len(raw) > SLICE_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(Received(index, _DECODERS[kind](raw)))
+        size += len(raw)
+    yield some
 
 
 def decode_entry(content: bytes) -> tuple[list[Received], str]:
     """Return what an entry was made of. Raises msgspec.MsgspecError."""
-    entry = _decode(content)
+    entry = _decode(restored(content))
     received = [Received(index, _DECODERS[kind](raw)) for index, kind, raw in entry.received]
     return received, entry.through

@@ -6,7 +6,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from contract import clock
+from contract import clock, messages
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from gateway.accounts.limits import SubjectLimits
@@ -64,6 +64,8 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How long it may take, from its beginning or from when it goes on."""
     retention_ms: int
     """How long it can be read after its end."""
+    stored_bytes: int = 0
+    """What its request counts as in `gateway.quota.storage` until it ends; 0 if it does not count."""
 
     @classmethod
     def of(
@@ -76,6 +78,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         weight: float,
         is_background: bool,
         retention_ms: int,
+        stored_bytes: int = 0,
     ) -> "AnswerHead":
         """Return the head of an answer.
 
@@ -109,6 +112,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             is_background=is_background,
             most_ms=max(max(job.deadline_ms for job in jobs) - clock.now_ms(), 0),
             retention_ms=retention_ms,
+            stored_bytes=stored_bytes,
         )
 
     @property
@@ -152,5 +156,5 @@ def _looks_of(chat: ChatRequest) -> ChatRequest:
     )
 
 
-encode_head = msgspec.msgpack.Encoder().encode
+encode_head = messages.encode
 decode_head = msgspec.msgpack.Decoder(AnswerHead).decode

@@ -13,8 +13,8 @@ from contract.messages import (
     JobStarted,
     PromptScored,
 )
+from gateway.accounts.usage import Counts
 from gateway.answers.entries import Received
-from gateway.answers.store import Counts
 from gateway.dispatch.generation import JobMessage
 
 

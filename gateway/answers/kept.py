@@ -12,11 +12,11 @@ from typing_extensions import override
 from contract import clock
 from contract.messages import Delta, Follow, JobFailed, JobFinished
 from contract.outcomes import FailureCode
-from gateway.accounts.usage import Outcome, UsageRecord
-from gateway.answers.entries import Received, encode_entry
+from gateway.accounts.usage import Counts, Outcome, UsageRecord
+from gateway.answers.entries import Received, encode_entries
 from gateway.answers.head import AnswerHead
 from gateway.answers.settlement import Account, Keeper, SettlementDesk
-from gateway.answers.store import AnswerState, AnswerStore, Appended, Counts, Standing
+from gateway.answers.store import AnswerState, AnswerStore, Appended, Standing
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import JobMessage
 from gateway.stream.failures import to_api_error
@@ -200,6 +200,11 @@ class KeptAnswer(Keeper):
             self.account.hand_over()
 
     @property
+    def stored_bytes(self) -> int:
+        """About how many bytes Redis stores of it: its request and its journal."""
+        return self.head.stored_bytes + sum(map(len, self._entries))
+
+    @property
     def has_consumer(self) -> bool:
         """Whether the client that began the request still waits for it here."""
         return self._has_consumer
@@ -322,7 +327,7 @@ class KeptAnswer(Keeper):
         office, standing = self._office, self._standing
         if self._pending:
             through = office.dispatcher.last_entry.decode()
-            self._entries.append(encode_entry(self._pending, through))
+            self._entries += encode_entries(self._pending, through)
             self._pending = []
         entries = len(self._entries)
         if self._written is None:

@@ -5,7 +5,8 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Final, Protocol
 
 from redis.exceptions import RedisError
@@ -13,21 +14,20 @@ from typing_extensions import override
 
 from contract.messages import Follow, JobFailed, JobFinished
 from contract.outcomes import FailureCode
-from gateway.answers.entries import Received, decode_entry
+from gateway.answers.entries import Received, decode_slices
 from gateway.answers.head import AnswerHead
 from gateway.answers.store import AnswerState, AnswerStore, StoredAnswer
-from gateway.dispatch.generation import Generation, Reply
+from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.stream.completion import Completion
 from gateway.tasks import end_task, raise_if_cancelled
+from gateway.turns import LoopTurns
 
 REPEAT_SECONDS: Final = 2.0
 """How often an owner is asked again to tell when there is more, and whether it lives."""
 PAUSE_SECONDS: Final = 0.2
 MISSING_SECONDS: Final = 10.0
 """How long an answer may be missing that was there: a Redis that lost it has it again from its owner."""
-REPLIES_AT_ONCE: Final = 256
-"""Replies that are handed over before others have their turn."""
 OVERDUE_SECONDS: Final = 60.0
 """How long after its deadline an answer is read at most that does not end."""
 
@@ -38,6 +38,7 @@ class Library(Protocol):
     """What readers need of the process."""
 
     store: AnswerStore
+    loop_turns: LoopTurns
 
     async def keep_running(self, answer: StoredAnswer) -> str:
         """See to it that an answer has an owner that lives and follows its jobs; return it.
@@ -55,9 +56,13 @@ class Library(Protocol):
 class AttachedGeneration(Generation):
     """Hands over what its reader has read, at the pace of whoever takes it."""
 
-    def __init__(self) -> None:
-        super().__init__(max_unread_bytes=sys.maxsize)
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(max_unread_bytes=sys.maxsize, turn=turn)
         self._was_taken = asyncio.Event()
+
+    @override
+    def turn_for(self, replies: list[Reply]) -> AbstractAsyncContextManager[None]:
+        return self.turn()
 
     @override
     async def replies(self) -> list[Reply]:
@@ -85,7 +90,8 @@ class Attachment:
 
         It does not overflow: who reads slowly just reads later.
         """
-        self._attached = self.generation = AttachedGeneration()
+        turn = partial(library.loop_turns.slice_of, head.tenant_id)
+        self._attached = self.generation = AttachedGeneration(turn)
         for index, job in enumerate(head.jobs):
             self._attached.expect(index, job)
         self._library = library
@@ -149,24 +155,29 @@ class Attachment:
 
     async def _read_page(self) -> bool:
         """Read what there is, and wait for more if that was all. Return False if there is no such answer."""
-        answer = await self._library.store.read(self._head.request_id, index=self._index)
-        if answer is None:
+        page = await self._library.store.read_page(self._head.request_id, index=self._index)
+        if page is None:
             return False
-        for entry in answer.entries:
+        for entry in page.entries:
             await self._take(entry)
-        if self._index >= answer.entries_in_all and not self._is_complete:
-            await self._wait_for_more(answer.standing.state)
+        if self._index >= page.entries_in_all and not self._is_complete:
+            await self._wait_for_more(page.standing.state)
         return True
 
     async def _take(self, entry: bytes) -> None:
-        received, _ = decode_entry(entry)
-        for _, message in received:
-            if isinstance(message, JobFinished):
-                self._unfinished -= 1
-            elif isinstance(message, JobFailed):
-                self._has_failed = True
         self._index += 1
-        await self._attached.hand_over(received)
+        slices = decode_slices(entry)
+        while True:
+            async with self._attached.turn():
+                received = next(slices, None)
+            if received is None:
+                return
+            for _, message in received:
+                if isinstance(message, JobFinished):
+                    self._unfinished -= 1
+                elif isinstance(message, JobFailed):
+                    self._has_failed = True
+            await self._attached.hand_over(received)
 
     async def _wait_for_more(self, state: AnswerState) -> None:
         if state.is_end:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -22,8 +22,7 @@ from contract.tracing import (
     SETTLE,
 )
 from gateway import telemetry, tracing
-from gateway.accounts.usage import Outcome, UsageRecord
-from gateway.answers.store import Counts
+from gateway.accounts.usage import Counts, Outcome, UsageRecord
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
@@ -42,6 +41,8 @@ FORGET_BATCH: Final = 500
 MAX_TO_FORGET: Final = 100_000
 """Receipts that wait to be dropped while Redis is away; the rest expires by itself."""
 CLOSE_SECONDS: Final = 5.0
+_OUR_FAULT: Final = 500
+"""The lowest status of errors that are not the request's fault."""
 
 logger = logging.getLogger(__name__)
 
@@ -190,14 +191,18 @@ class Account:
             Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
             for each in finished
         ]
-        record = await self._settle(Outcome.FINISHED, "", counts)
+        record = await self._settle(Outcome.FINISHED, "", counts, free=Counts())
         self._desk.forget(record.model, record.job_ids)
+        self._release()
 
-    def end(self, outcome: Outcome, code: str = "") -> None:
-        """Settle a request that ends in any other way, as soon as its engine has told its counts."""
+    def end(self, outcome: Outcome, code: str = "", *, is_our_fault: bool = False) -> None:
+        """Settle a request that ends in any other way, once its engine has reported its counts.
+
+        Its tenant pays for what its engine did. If it `is_our_fault`, what was not delivered is free.
+        """
         if not self._has_ended:
             self._begin_ending(outcome)
-            self._desk.start(self._end(outcome, code))
+            self._desk.start(self._end(outcome, code, is_our_fault=is_our_fault))
 
     def fail(self, error: BaseException) -> None:
         """Settle a request that ends with an error."""
@@ -205,9 +210,10 @@ class Account:
             self.end(Outcome.CANCELLED, error.code)
         elif isinstance(error, GenerationTimeoutError):
             self.end(Outcome.TIMED_OUT, error.code)
+        elif isinstance(error, ApiError):
+            self.end(Outcome.FAILED, error.code, is_our_fault=error.status >= _OUR_FAULT)
         else:
-            code = error.code if isinstance(error, ApiError) else InternalError.code
-            self.end(Outcome.FAILED, code)
+            self.end(Outcome.FAILED, InternalError.code, is_our_fault=True)
 
     def _begin_ending(self, outcome: Outcome) -> None:
         self._has_ended = True
@@ -217,23 +223,31 @@ class Account:
     def _age_ms(self) -> float:
         return (time.monotonic() - self._opened_at) * 1000
 
-    async def _end(self, outcome: Outcome, code: str) -> None:
+    async def _end(self, outcome: Outcome, code: str, *, is_our_fault: bool) -> None:
         if self._keeper is not None and not await self._keeper.may_settle():
             self.hand_over()
             return
         await self._desk.dispatcher.cancel(self.generation)
-        record = await self._settle(outcome, code, await self._counts())
+        counts = await self._counts()
+        free = self._undelivered(counts) if is_our_fault else Counts()
+        record = await self._settle(outcome, code, counts, free=free)
         if self._keeper is None:
             self._desk.forget(record.model, record.job_ids)
         else:
             # The answer may go on as soon as its keeper knows, with jobs of the same ids.
             await self._desk.forget_now(record.model, record.job_ids)
             self._keeper.settled(record)
+        self._release()
 
-    async def _settle(self, outcome: Outcome, code: str, counts: list[Counts]) -> UsageRecord:
-        totals = Counts(*map(sum, zip(*counts, strict=True)))
+    def _release(self) -> None:
+        self.generation.release()
+        self._keeper = None
+
+    async def _settle(
+        self, outcome: Outcome, code: str, counts: Sequence[Counts], *, free: Counts
+    ) -> UsageRecord:
         record = msgspec.structs.replace(
-            self.record.used(**totals._asdict()),
+            self.record.used(**_total(counts)._asdict()),
             outcome=outcome,
             code=code,
             ended_ms=clock.now_ms(),
@@ -258,8 +272,22 @@ class Account:
             tracing.note(
                 {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
             )
-            await self._desk.reservations.settle(record.priced())
+            await self._desk.reservations.settle(record.priced(free=free))
         return record
+
+    def _undelivered(self, counts: Sequence[Counts]) -> Counts:
+        """Return the tokens of each job that no client has received or can still receive."""
+        if not self.record.is_streamed and self._keeper is None:
+            return _total(counts)
+        return _total([self._undelivered_of(index, each) for index, each in enumerate(counts)])
+
+    def _undelivered_of(self, index: int, counts: Counts) -> Counts:
+        if index in self.generation.finished:
+            return Counts()
+        delivered = self.generation.delivered_tokens(index)
+        if not delivered:
+            return counts
+        return Counts(completion_tokens=counts.completion_tokens - delivered)
 
     async def _counts(self) -> list[Counts]:
         """Return what the engine counted for each job, and never less than what was received of it."""
@@ -289,7 +317,12 @@ class Account:
             )
         received = self.generation.received_tokens[index]
         prompt_tokens = receipt.prompt_tokens
-        if received and not prompt_tokens:
+        settled_before = self.record.completion_tokens
+        if (
+            received
+            and not prompt_tokens
+            and self.generation.received_tokens.total() > settled_before
+        ):
             prompt_tokens = self._prompt_tokens(index)
         return Counts(
             prompt_tokens, receipt.cached_tokens, max(receipt.completion_tokens, received)
@@ -299,3 +332,7 @@ class Account:
         """Return how long a prompt is whose job was followed."""
         tickets = self.generation.tickets
         return sum(len(t.job.prompt_token_ids) for t in tickets if t.prompt_index == index)
+
+
+def _total(counts: Iterable[Counts]) -> Counts:
+    return Counts(*map(sum, zip(*counts, strict=True)))

@@ -1,23 +1,31 @@
 """Answers in Redis: a typed method for each script."""
 
+import asyncio
 from collections.abc import Sequence
 from enum import Enum, StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from contract import keys
+from contract.queue import JOBS_AT_ONCE
 from contract.scripts import CommandExecutor, LuaScript
+from gateway.accounts.usage import Counts
+from gateway.answers.entries import compressed, restored
 from gateway.answers.head import AnswerHead, decode_head, encode_head
 
 _PACKAGE = "gateway.answers.scripts"
 _OPEN = LuaScript("answer_open", _PACKAGE)
 _APPEND = LuaScript("answer_append", _PACKAGE)
 _ADOPT = LuaScript("answer_adopt", _PACKAGE)
-_READ = LuaScript("answer_read", _PACKAGE)
+_READ = LuaScript("answer_read_page", _PACKAGE)
 
 PAGE_ENTRIES: Final = 16
 """Journal entries that are read at once: each has the replies of a second, as a rule."""
+PAGE_BYTES: Final = 262_144
+"""After so many bytes no further entry is read: Redis and the event loop serve others, too."""
+THREAD_BYTES: Final = 65_536
+"""Longer heads are compressed and restored in a thread."""
 
 
 class AnswerState(StrEnum):
@@ -33,14 +41,6 @@ class AnswerState(StrEnum):
     def is_end(self) -> bool:
         """Whether nothing comes any more."""
         return self not in (AnswerState.RUNNING, AnswerState.LEFT)
-
-
-class Counts(NamedTuple):
-    """Tokens of a request, over all of its jobs."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class Standing(NamedTuple):
@@ -61,6 +61,14 @@ class Appended(Enum):
     DONE = 1
     ANOTHERS = 0  # Another gateway has taken the answer over.
     LOST = -1  # Redis has lost the answer, or the end of its journal.
+
+
+class Page(NamedTuple):
+    """A part of an answer's journal."""
+
+    standing: Standing
+    entries_in_all: int
+    entries: list[bytes]
 
 
 class StoredAnswer(NamedTuple):
@@ -103,7 +111,7 @@ class AnswerStore:
             [
                 term,
                 live_ms,
-                encode_head(head),
+                await _packed(head),
                 owner,
                 _encode(standing.handles),
                 standing.reservation,
@@ -160,7 +168,7 @@ class AnswerStore:
         new_term: int = await _ADOPT.run(
             self._executor,
             _keys(head.request_id),
-            [term, state, live_ms, owner, _encode(()), AnswerState.RUNNING, encode_head(head)],
+            [term, state, live_ms, owner, _encode(()), AnswerState.RUNNING, await _packed(head)],
         )
         return new_term
 
@@ -168,27 +176,55 @@ class AnswerStore:
         self, request_id: str, *, index: int = 0, most: int = PAGE_ENTRIES
     ) -> StoredAnswer | None:
         """Return an answer and at most so many entries from `index` on; None if there is none."""
-        fields = await _READ.run(self._executor, _keys(request_id), [index, most])
+        fields = await self._read(request_id, index, most, with_head=True)
         if not fields:
             return None
-        head, owner, term, handles, reservation, state, settled, in_all, entries = fields
-        return StoredAnswer(
-            decode_head(head),
-            owner.decode(),
-            int(term),
-            Standing(
-                AnswerState(state.decode()),
-                reservation.decode(),
-                _decode_counts(settled),
-                _decode_handles(handles),
-            ),
-            in_all,
-            entries,
+        owner, term, *rest, head = fields
+        page = _page(rest)
+        return StoredAnswer(await _unpacked(head), owner.decode(), int(term), *page)
+
+    async def read_page(self, request_id: str, *, index: int) -> Page | None:
+        """Return some entries from `index` on, at least one if there are any; None if there is no answer."""
+        fields = await self._read(request_id, index, PAGE_ENTRIES, with_head=False)
+        if not fields:
+            return None
+        _, _, *rest = fields
+        return _page(rest)
+
+    async def _read(self, request_id: str, index: int, most: int, *, with_head: bool) -> Any:
+        return await _READ.run(
+            self._executor, _keys(request_id), [index, most, PAGE_BYTES, int(with_head)]
         )
 
     async def discard(self, request_id: str) -> None:
         """Forget an answer."""
         await self._executor.execute_command("DEL", *_keys(request_id))
+
+
+def _page(fields: Sequence[Any]) -> Page:
+    handles, reservation, state, settled, in_all, entries = fields
+    standing = Standing(
+        AnswerState(state.decode()),
+        reservation.decode(),
+        _decode_counts(settled),
+        _decode_handles(handles),
+    )
+    return Page(standing, in_all, entries)
+
+
+async def _packed(head: AnswerHead) -> bytes:
+    if len(head.jobs) > JOBS_AT_ONCE:
+        return await asyncio.to_thread(lambda: compressed(encode_head(head)))
+    content = encode_head(head)
+    if len(content) < THREAD_BYTES:
+        return compressed(content)
+    return await asyncio.to_thread(compressed, content)
+
+
+async def _unpacked(content: bytes) -> AnswerHead:
+    if len(content) < THREAD_BYTES:
+        return decode_head(restored(content))
+    return decode_head(await asyncio.to_thread(restored, content))
 
 
 def _keys(request_id: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -9,21 +10,21 @@ from redis.asyncio import Redis
 
 from contract import clock, keys, messages
 from contract.dialect import Dialect
-from contract.messages import JobFailed
+from contract.messages import JobFailed, JobStarted
 from contract.outcomes import FailureCode
 from contract.tracing import TAKE_OVER
 from gateway import telemetry, tracing
-from gateway.accounts.usage import UsageRecord
+from gateway.accounts.usage import Counts, UsageRecord
 from gateway.answers.entries import Received, decode_entry, encode_entry
 from gateway.answers.head import AnswerHead
 from gateway.answers.history import History, frame_messages
 from gateway.answers.kept import LIVE_GRACE_MS, KeptAnswer, Office
 from gateway.answers.settlement import Account
-from gateway.answers.store import AnswerState, Counts, Standing, StoredAnswer
+from gateway.answers.store import AnswerState, Standing, StoredAnswer
 from gateway.dispatch.dispatcher import Adopted
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import Generation, JobMessage
 from gateway.errors import ApiError, StoreUnavailableError
-from gateway.quota.answers import ReservationRequest
+from gateway.quota.answers import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission
 
 MOST_AT_ONCE: Final = 8
@@ -101,17 +102,20 @@ class TakeOver:
         )
         kept.recall(history.received, unread=unread)
         shelf.keep(kept)
-        self._follow_jobs(kept, history)
+        self._follow_jobs(kept, history, reads_again=not is_running)
         telemetry.ANSWERS_TAKEN_OVER.labels(answer.standing.state).inc()
         logger.info("answer %s is this gateway's now", head.request_id)
 
-    def _follow_jobs(self, kept: KeptAnswer, history: History) -> None:
-        """Go on with the jobs that have not ended."""
+    def _follow_jobs(self, kept: KeptAnswer, history: History, *, reads_again: bool) -> None:
+        """Continue the jobs that have not ended. Prompts count again if the request `reads_again`."""
         head, generation = kept.head, kept.generation
         adopted = [
             Adopted(job, history.of(index), max(history.jobs[index].attempt, 1))
             for index, job in enumerate(head.jobs)
         ]
+        if reads_again:
+            # An engine that is not given the counts of an earlier one reports what it reads.
+            adopted = [each._replace(history=_without_counts(each.history)) for each in adopted]
         try:
             if history.failure is None:
                 self._shelf.dispatcher.adopt(
@@ -129,7 +133,7 @@ class TakeOver:
         history, through = History(head.jobs), ""
         entries: list[bytes] = []
         while True:
-            page = await self._shelf.store.read(head.request_id, index=len(entries))
+            page = await self._shelf.store.read_page(head.request_id, index=len(entries))
             if page is None or not page.entries:
                 return history, entries, through
             for entry in page.entries:
@@ -168,11 +172,16 @@ class TakeOver:
         if is_open or history.has_finished or history.failure is not None:
             admission = Admission(head.record.created_ms, {})
         else:
-            settled = history.counts() if is_running else standing.settled
+            # Every client had left, so the engine reads the prompts again, and the tenant pays for that.
+            left = Counts(completion_tokens=standing.settled.completion_tokens)
+            settled = history.counts() if is_running else left
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
             standing = standing._replace(reservation=draft.request_id, settled=settled)
             admission = await desk.reservations.reserve(
-                _reservation_request(head, draft), is_openai=draft.dialect == Dialect.OPENAI
+                _reservation_request(head, draft),
+                is_openai=draft.dialect == Dialect.OPENAI,
+                # The address of the client that returns is not known here.
+                sees=sees_key,
             )
         account = desk.open(draft, admission, generation)
         return account, standing._replace(state=AnswerState.RUNNING, handles=())
@@ -205,6 +214,10 @@ class TakeOver:
             standing=Standing(AnswerState.LEFT, standing.reservation, settled, ()),
             live_ms=answer.head.retention_ms,
         )
+
+
+def _without_counts(history: Sequence[JobMessage]) -> list[JobMessage]:
+    return [message for message in history if not isinstance(message, JobStarted)]
 
 
 def _generation(history: History, *, max_unread_bytes: int) -> Generation:

@@ -9,13 +9,15 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from gateway.accounts.audit import AuditEntry
-from gateway.accounts.audit_service import AuditFilter, AuditService
+from gateway.accounts.audit_service import AuditService
 from gateway.accounts.paging import Page
 from gateway.api.call import CanManageMembers, Context
 from gateway.api.parameters import PageSize, text_filter
 
 OPERATOR: Final = "operator"
-"""Who changed something by the command line, as customers see it: its users are none of theirs."""
+"""How customers see operators who changed something."""
+OPERATORS_ACTORS: Final = ("cli:", "operator:")
+"""Prefixes of operators' actors."""
 MAX_SEQUENCE: Final = 2**53
 
 router = APIRouter(tags=["Audit"])
@@ -31,10 +33,12 @@ class AuditEntryBody(BaseModel):
     """One change."""
 
     object: Literal["audit.entry"] = "audit.entry"
-    sequence: int = Field(description="1, 2, 3 ... over all tenants, without a gap.")
+    sequence: int = Field(
+        description="1, 2, 3 ... without a gap: of the tenant's entries, or for operators of all."
+    )
     at: datetime
     actor: str = Field(
-        description="`key:KEY_ID`, `jwt:SUBJECT`, `system`, or who used the command line."
+        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`; customers see operators as `operator`."
     )
     action: str
     tenant: str | None
@@ -61,8 +65,9 @@ async def list_entries(
     limit: PageSize = 20,
 ) -> AuditList:
     """Newest first. Needs the scope `members`."""
-    wanted = AuditFilter(tenant_id=principal.tenant_id, action=action)
-    page = await AuditService(context.database).page(wanted, before=after, limit=limit)
+    page = await AuditService(context.database).page_of(
+        principal.tenant_id, action=action, before=after, limit=limit
+    )
     return to_list(page, map(_for_customers, page.entries))
 
 
@@ -75,7 +80,7 @@ def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
 
 
 def _for_customers(entry: AuditEntry) -> AuditEntry:
-    return replace(entry, actor=OPERATOR) if entry.actor.startswith("cli:") else entry
+    return replace(entry, actor=OPERATOR) if entry.actor.startswith(OPERATORS_ACTORS) else entry
 
 
 def _body(entry: AuditEntry) -> AuditEntryBody:

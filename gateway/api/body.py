@@ -1,20 +1,24 @@
-"""Reading a request body within bounds of size and time."""
+"""Reading a request body within bounds of size, structure and time."""
 
 import asyncio
 
 from fastapi import Request
 
+from gateway.api.context import ProcessContext
+from gateway.dialects.wire import StructureMeter
 from gateway.errors import PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaTypeError
-from gateway.settings import Settings
+from gateway.large_work import INLINE_SIZE
 
 
 async def read_json_body(
-    request: Request, settings: Settings, *, max_bytes: int | None = None
-) -> bytes:
+    request: Request, context: ProcessContext, *, sender: str, max_bytes: int | None = None
+) -> bytearray:
     """Return the body, of at most `max_bytes` (by default what the settings allow a completion).
 
-    Raises PayloadTooLargeError, RequestTimeoutError, UnsupportedMediaTypeError.
+    `sender` is whose bytes they are: a tenant's id, or an address before it is known who calls. Raises
+    PayloadTooLargeError, RequestTimeoutError, TenantQueueFullError, UnsupportedMediaTypeError.
     """
+    settings = context.settings
     most = settings.max_body_bytes if max_bytes is None else max_bytes
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
     if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
@@ -24,21 +28,29 @@ async def read_json_body(
         raise _too_large(most)
     try:
         async with asyncio.timeout(settings.body_timeout.total_seconds()):
-            return await _read(request, most)
+            return await _read(request, context, sender, most)
     except TimeoutError:
         seconds = settings.body_timeout.total_seconds()
         raise RequestTimeoutError(f"The body did not arrive within {seconds:g} seconds.") from None
 
 
-async def _read(request: Request, most: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise _too_large(most)
-        parts.append(part)
-    return b"".join(parts)
+async def _read(request: Request, context: ProcessContext, sender: str, most: int) -> bytearray:
+    meter = StructureMeter(most_items=context.settings.max_body_items)
+    with context.intake.body_of(sender) as add:
+        async for part in request.stream():
+            if len(meter.text) + len(part) > most:
+                raise _too_large(most)
+            add(len(part))
+            if len(meter.text) + len(part) <= INLINE_SIZE:
+                meter.feed(part)
+                continue
+            # Many large bodies at a time arrive one part after the other.
+            async with context.loop_turns.slice_of(sender):
+                meter.feed(part)
+            while meter.is_in_doubt:
+                async with context.loop_turns.slice_of(sender):
+                    meter.count()
+    return meter.text
 
 
 def _too_large(most: int) -> PayloadTooLargeError:

@@ -25,8 +25,11 @@ class BoundedRoute(APIRoute):
             return handle
 
         async def handle_bounded(request: Request) -> Response:
-            settings = context_of(request).settings
-            content = await read_json_body(request, settings, max_bytes=MAX_BODY_BYTES)
+            # The caller is not authenticated yet.
+            sender = "" if request.client is None else request.client.host
+            content = await read_json_body(
+                request, context_of(request), sender=sender, max_bytes=MAX_BODY_BYTES
+            )
 
             async def receive() -> Message:
                 return {"type": "http.request", "body": content, "more_body": False}

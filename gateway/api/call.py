@@ -1,7 +1,8 @@
 """Who calls, and with what: the first thing that every route asks."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -9,6 +10,7 @@ from fastapi import Depends, Request
 from contract.tracing import AUTHENTICATE, TENANT_ID
 from gateway import tracing
 from gateway.accounts.scopes import Scope
+from gateway.api.allowances import network_of
 from gateway.api.body import read_json_body
 from gateway.api.choosing import profile_of
 from gateway.api.context import ProcessContext, context_of
@@ -16,6 +18,8 @@ from gateway.auth.principal import Principal
 from gateway.dialects.choice import DIALECT_HEADER
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import parse_object
+from gateway.errors import AuthenticationError
+from gateway.large_work import Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +30,26 @@ class Call:
     principal: Principal
     profile: Profile
     body: dict[str, Any]
+    beside: Beside
+    """Runs work whose time grows with the size of the body."""
 
 
-async def read_call(request: Request) -> Call:
+async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
 
-    From then on the client gets its errors in its own dialect.
+    What is not `is_paid` counts as asked for without paying, and so does what fails. From then on the client
+    gets its errors in its own dialect.
     """
     context = context_of(request)
     principal = await authorize(request, Scope.COMPLETIONS)
-    body = parse_object(await read_json_body(request, context.settings))
+    allow_unpaid(request, principal, is_paid=is_paid)
+    content = await read_json_body(request, context, sender=principal.tenant_id)
+    beside = context.large_work.of(principal.tenant_id, size=len(content))
+    body: dict[str, Any] = await beside(partial(parse_object, content))
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, body, header=header)
     request.state.error_style = profile.error_style
-    return Call(context, principal, profile, body)
+    return Call(context, principal, profile, body, beside)
 
 
 async def authorize(request: Request, *scopes: Scope) -> Principal:
@@ -47,29 +57,68 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
 
     Raises what `Authenticator.authenticate` raises, and PermissionDeniedError without one of the scopes.
     """
-    client = request.client
+    context, client = context_of(request), request.client
+    address = None if client is None else client.host
+    authorization = request.headers.get("authorization")
+    network = network_of(address or "")
+    # A known key is served although an attacker uses the same address.
+    if not context.failed_logins.is_left(network) and not context.authenticator.remembers(
+        authorization
+    ):
+        context.failed_logins.require(network)
     with tracing.span(AUTHENTICATE):
-        principal = await context_of(request).authenticator.authenticate(
-            request.headers.get("authorization"), address=None if client is None else client.host
-        )
+        try:
+            principal = await context.authenticator.authenticate(authorization, address=address)
+        except AuthenticationError:
+            context.failed_logins.use(network)
+            raise
         request.state.tenant_id = principal.tenant_id
         principal.require_scope(*scopes)
     tracing.note({TENANT_ID: principal.tenant_id})
     return principal
 
 
-def requires(*scopes: Scope) -> Callable[[Request], Awaitable[Principal]]:
-    """Return a dependency that authorizes the caller for a route of the management API."""
+def allow_unpaid(request: Request, principal: Principal, *, is_paid: bool = False) -> None:
+    """Count a request that costs nothing; one that `is_paid` counts if it fails.
+
+    Raises TooManyUnpaidError if its key has asked for too many.
+    """
+    allowance = context_of(request).unpaid
+    caller = f"{principal.tenant_id} {principal.credential_id}"
+    allowance.require(caller)
+    if is_paid:
+        request.state.pays = caller
+    else:
+        allowance.use(caller)
+
+
+def requires(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awaitable[Principal]]:
+    """Return a dependency that authorizes the caller for a route of the management API.
+
+    `of_tenant`: whether the route is about the whole tenant, so that credentials of a project are refused.
+    """
 
     async def dependency(request: Request) -> Principal:
-        return await authorize(request, *scopes)
+        principal = await authorize(request, *scopes)
+        if of_tenant:
+            principal.grant.require_whole_tenant()
+        return principal
+
+    return dependency
+
+
+def operates(*scopes: Scope) -> Callable[[Request], Awaitable[Principal]]:
+    """Return a dependency that authorizes the caller for a route of the Admin API."""
+
+    async def dependency(request: Request) -> Principal:
+        return replace(await authorize(request, *scopes), is_operator=True)
 
     return dependency
 
 
 Context = Annotated[ProcessContext, Depends(context_of)]
 CanManageKeys = Annotated[Principal, Depends(requires(Scope.KEYS))]
-CanManageMembers = Annotated[Principal, Depends(requires(Scope.MEMBERS))]
-CanSeeUsage = Annotated[Principal, Depends(requires(Scope.USAGE))]
-CanAdminister = Annotated[Principal, Depends(requires(Scope.ADMIN))]
-CanSeeEverything = Annotated[Principal, Depends(requires(Scope.ADMIN, Scope.ADMIN_READ))]
+CanManageWebhooks = Annotated[Principal, Depends(requires(Scope.KEYS, of_tenant=True))]
+CanManageMembers = Annotated[Principal, Depends(requires(Scope.MEMBERS, of_tenant=True))]
+CanAdminister = Annotated[Principal, Depends(operates(Scope.ADMIN))]
+CanSeeEverything = Annotated[Principal, Depends(operates(Scope.ADMIN, Scope.ADMIN_READ))]

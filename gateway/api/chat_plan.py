@@ -8,6 +8,7 @@ from contract.messages import Feature, Parsing, WorkerCard
 from gateway.api.context import ProcessContext
 from gateway.dialects.request import GenerationRequest, Reasoning, ToolMode, ToolUse
 from gateway.dialects.template_arguments import unread_parameters
+from gateway.large_work import Beside
 from gateway.prompt.chat import render_chat
 
 _UNREAD_IMAGE = b""
@@ -29,13 +30,17 @@ class PlannedChat:
 
 
 async def plan_chat(
-    context: ProcessContext, request: GenerationRequest, card: WorkerCard, tokenizer: Tokenizer
+    context: ProcessContext,
+    request: GenerationRequest,
+    card: WorkerCard,
+    tokenizer: Tokenizer,
+    beside: Beside,
 ) -> PlannedChat:
     """Render the messages of a chat; a completion stays as it is. Raises an ApiError."""
     chat, form = request.chat, card.chat
     if chat is None:
         return PlannedChat(request, None, None, request.tool_use)
-    rendered = await render_chat(request, card, context.chat_templates, tokenizer)
+    rendered = await render_chat(request, card, context.chat_templates, tokenizer, beside)
     assert form is not None  # noqa: S101 - nothing is rendered without it
     read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
     ignored = unread_parameters(chat, read)

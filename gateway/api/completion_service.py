@@ -3,33 +3,44 @@
 import base64
 import hashlib
 import hmac
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from contract import clock, logs
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from contract.tracing import RESERVE
 from gateway import telemetry, tracing
+from gateway.accounts.limits import SubjectLimits
 from gateway.accounts.times import utc_now
 from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.answers.answers import Answer, AnswerState
 from gateway.answers.head import AnswerHead
-from gateway.answers.settlement import Account
+from gateway.answers.kept import LIVE_GRACE_MS
+from gateway.answers.settlement import Account, Keeper
 from gateway.api.call import Call
 from gateway.api.context import ProcessContext
 from gateway.api.plan import Plan, with_images
 from gateway.auth.principal import Principal
 from gateway.dialects.request import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
-from gateway.errors import ApiError, InternalError, OverloadedError, TenantQueueFullError
+from gateway.errors import OverloadedError, TenantQueueFullError
 from gateway.quota.answers import ReservationRequest
+from gateway.quota.storage import SMALL_BYTES
 from gateway.settings import Settings
 from gateway.stream.completion import Completion, Usage
+
+_JOB_BYTES: Final = 1_024
+"""About how many bytes a job takes without its prompt."""
+_TOKEN_BYTES: Final = 5
+"""The most bytes of a token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,10 @@ async def submit(
     Raises an ApiError, and then nothing is left behind.
     """
     context, principal = call.context, call.principal
-    generation = Generation(max_unread_bytes=context.settings.max_unread_bytes)
+    # A whole answer is collected as it comes.
+    most = context.settings.max_unread_bytes if plan.request.stream else sys.maxsize
+    turn = partial(context.loop_turns.slice_of, principal.tenant_id)
+    generation = Generation(max_unread_bytes=most, turn=turn)
     record = draft_record(call, plan, request_id)
     with tracing.span(RESERVE):
         admission = await context.reservations.reserve(
@@ -64,6 +78,7 @@ async def submit(
                 completion_tokens=plan.most_completion_tokens,
             ),
             is_openai=call.profile.name is Dialect.OPENAI,
+            sees=principal.sees_use_of,
         )
     telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
     try:
@@ -76,7 +91,13 @@ async def submit(
     completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
     jobs = _jobs(context, principal, plan, completion_id=request_id)
     answer = None
-    if retention := _retention(context.settings, plan, is_idempotent=is_idempotent):
+    retention = _retention(context.settings, plan, is_idempotent=is_idempotent)
+    try:
+        stored = await _take_storage(context, principal, account, jobs, retention)
+    except BaseException:
+        await context.reservations.release(record.tenant_id, request_id)
+        raise
+    if retention:
         head = AnswerHead.of(
             completion,
             jobs=jobs,
@@ -85,6 +106,7 @@ async def submit(
             weight=principal.tenant_weight,
             is_background=plan.request.is_background,
             retention_ms=int(retention.total_seconds() * 1000),
+            stored_bytes=stored,
         )
         context.answers.open(head, account)
         answer = Answer(
@@ -104,13 +126,80 @@ async def submit(
     except (OverloadedError, TenantQueueFullError):
         context.answers.discard(request_id)
         await context.reservations.release(record.tenant_id, request_id)
+        if stored:
+            await context.storage.settle(
+                record.tenant_id, principal.limits, request_id, 0, live_ms=0
+            )
         raise
     except BaseException as error:
         # The queue may have taken the jobs, and a worker may have begun.
-        code = error.code if isinstance(error, ApiError) else InternalError.code
-        account.end(Outcome.FAILED, code)
+        account.fail(error)
         raise
     return Submission(plan, completion, generation, account, answer)
+
+
+async def _take_storage(
+    context: ProcessContext,
+    principal: Principal,
+    account: Account,
+    jobs: list[GenerationJob],
+    retention: timedelta,
+) -> int:
+    """Count what Redis will store of a request; return its bytes, 0 if it is too small to be counted.
+
+    Raises RateLimitError.
+    """
+    settings, record = context.settings, account.record
+    size = sum(map(_job_bytes, jobs))
+    if retention:
+        # The head of a kept answer contains the jobs, too.
+        size *= 2
+    if size < SMALL_BYTES and retention <= settings.answer_retention:
+        return 0
+    live = settings.request_timeout + retention
+    await context.storage.take(
+        record.tenant_id,
+        principal.limits,
+        record.request_id,
+        size,
+        live_ms=int(live.total_seconds() * 1000) + LIVE_GRACE_MS,
+    )
+    if not retention:
+        account.keep(_StoredUntilEnd(context, record, principal.limits))
+    return size
+
+
+def _job_bytes(job: GenerationJob) -> int:
+    images = sum(map(len, job.images))
+    return _JOB_BYTES + _TOKEN_BYTES * len(job.prompt_token_ids) + images + len(job.grammar)
+
+
+class _StoredUntilEnd(Keeper):
+    """Gives back the stored bytes that a request has taken, when its account ends."""
+
+    def __init__(
+        self, context: ProcessContext, record: UsageRecord, subjects: tuple[SubjectLimits, ...]
+    ) -> None:
+        self._context = context
+        self._record = record
+        self._subjects = subjects
+
+    @override
+    def ending(self, outcome: Outcome) -> None:
+        context, record = self._context, self._record
+        context.desk.start(
+            context.storage.settle(
+                record.tenant_id, self._subjects, record.request_id, 0, live_ms=0
+            )
+        )
+
+    @override
+    async def may_settle(self) -> bool:
+        return True
+
+    @override
+    def settled(self, record: UsageRecord) -> None:
+        pass
 
 
 def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:

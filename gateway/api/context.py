@@ -18,23 +18,29 @@ from gateway.accounts.price_book import PriceBook
 from gateway.accounts.schema import require_current_schema
 from gateway.answers.answers import Answers
 from gateway.answers.settlement import SettlementDesk
+from gateway.api.allowances import Allowance
+from gateway.api.intake import Intake
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.idempotency.registry import IdempotencyRegistry
 from gateway.images.fetcher import ImageFetcher
+from gateway.large_work import LargeWork
+from gateway.lifeline import Lifeline
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.tokenizers import TokenizerStore
 from gateway.quota.ledger_source import LedgerBalances
 from gateway.quota.reservations import Reservations
 from gateway.quota.seeding import Seeder
+from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor, connect
 from gateway.settings import Settings
 from gateway.structure.checker import GrammarChecker
 from gateway.structure.pool import SandboxSettings
 from gateway.tasks import end_task
+from gateway.turns import LoopTurns
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +52,11 @@ class ProcessContext:
     """Everything that handlers share."""
 
     settings: Settings
+    intake: Intake
+    large_work: LargeWork
+    loop_turns: LoopTurns
+    unpaid: Allowance
+    failed_logins: Allowance
     redis: "Redis"
     database: Database
     announcer: ChangeAnnouncer
@@ -60,6 +71,7 @@ class ProcessContext:
     quotas: QuotaStore
     seeder: Seeder
     reservations: Reservations
+    storage: Storage
     desk: SettlementDesk
     answers: Answers
     idempotency: IdempotencyRegistry
@@ -110,22 +122,34 @@ async def open_context(
             queue_timeout_seconds=settings.queue_timeout.total_seconds(),
             resume_after_seconds=settings.resume_after.total_seconds(),
         )
+        # A single body of the largest size is always accepted.
+        most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
+        large_work = LargeWork(most_waiting_bytes=most_held)
+        stack.callback(large_work.close)
+        loop_turns = LoopTurns()
+        images = ImageFetcher.from_settings(settings)
         grammars = GrammarChecker(SandboxSettings())
         stack.push_async_callback(grammars.aclose)
         quotas = QuotaStore(executor)
         seeder = Seeder(quotas, LedgerBalances(database))
         reservations = Reservations(quotas, seeder)
         desk = SettlementDesk(reservations, dispatcher, catalogue)
+        storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
         answers = Answers(
             redis,
             executor,
             dispatcher,
             desk,
+            storage=storage,
+            loop_turns=loop_turns,
             journal_interval=settings.journal_interval,
             max_unread_bytes=settings.max_unread_bytes,
         )
         await _first_contact(catalogue, dispatcher)
         stack.push_async_callback(dispatcher.aclose)
+        lifeline = Lifeline(settings.redis_url, dispatcher, reservations, on_failure=on_failure)
+        stack.push_async_callback(lifeline.aclose)
+        lifeline.start()
         loops = (
             catalogue.run(),
             dispatcher.run(),
@@ -144,6 +168,19 @@ async def open_context(
         stack.push_async_callback(answers.aclose)
         yield ProcessContext(
             settings=settings,
+            intake=Intake(most_bytes=most_held),
+            large_work=large_work,
+            loop_turns=loop_turns,
+            unpaid=Allowance(
+                per_minute=settings.unpaid_requests_per_minute,
+                code="unpaid_requests",
+                what="Requests that fail, or that only estimate, tokenize or read an answer",
+            ),
+            failed_logins=Allowance(
+                per_minute=settings.failed_logins_per_minute,
+                code="failed_logins",
+                what="Credentials from your address that are not valid",
+            ),
             redis=redis,
             database=database,
             announcer=ChangeAnnouncer(redis),
@@ -152,12 +189,13 @@ async def open_context(
             tokenizers=TokenizerStore(catalogue.tokenizer),
             chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
             grammars=grammars,
-            images=ImageFetcher.from_settings(settings),
+            images=images,
             dispatcher=dispatcher,
             prices=prices,
             quotas=quotas,
             seeder=seeder,
             reservations=reservations,
+            storage=storage,
             desk=desk,
             answers=answers,
             idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),

@@ -271,21 +271,35 @@ def _model_page(name: str) -> dict[str, Any]:
     }
 
 
-def install_documentation(app: FastAPI) -> None:
-    """Make `app.openapi()` describe the bodies as well."""
+def install_documentation(app: FastAPI, *, generates: bool) -> None:
+    """Make `app.openapi()` describe errors and credentials as well; `generates`: also what is read by hand."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            app.openapi_schema = _document(app, generates=generates)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
     schema = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
+    by_hand = _add_generation(schema) if generates else set()
+    describe_management(schema, apart_from=by_hand)
+    components = schema.setdefault("components", {})
+    schemas: dict[str, Schema] = components.setdefault("schemas", {})
+    # Errors have one shape everywhere; FastAPI's own is never sent.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Error"] = COMPONENTS["Error"]
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return schema
+
+
+def _add_generation(schema: dict[str, Any]) -> set[str]:
+    """Add what is described by hand, and return its paths."""
     _, definitions = models_json_schema(
         [(CompletionRequest, "validation"), (ChatCompletionRequest, "validation")],
         ref_template=_REFERENCE,
@@ -295,16 +309,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schema["paths"] |= KEPT_PATHS
     for path, name in _MODEL_PAGES.items():
         schema["paths"][path]["get"] |= _model_page(name)
-    describe_management(schema, apart_from={*OPERATIONS, *KEPT_PATHS, *_MODEL_PAGES})
-    components = schema.setdefault("components", {})
-    schemas: dict[str, Schema] = components.setdefault("schemas", {})
-    # Errors have one shape everywhere; FastAPI's own is never sent.
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas.update({name: _plain(model) for name, model in definitions["$defs"].items()})
     schemas.update(COMPONENTS | CHAT_COMPONENTS)
-    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    return schema
+    return {*OPERATIONS, *KEPT_PATHS, *_MODEL_PAGES}
 
 
 def _plain(model: Schema) -> Schema:

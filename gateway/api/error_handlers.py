@@ -24,11 +24,15 @@ from gateway.errors import (
     MethodNotAllowedError,
     MissingParameterError,
     NotFoundError,
+    PayloadTooLargeError,
     queue_unavailable,
     shown,
 )
 
 logger = logging.getLogger(__name__)
+
+_FAULTS_OF_CLIENTS = (BadRequestError, NotFoundError, PayloadTooLargeError)
+"""Failures that count against a key. Rejections by limits, for lack of money or of room do not."""
 
 CLIENT_CLOSED_REQUEST = 499
 """Never seen by anybody; tells logs and metrics that the client had gone."""
@@ -76,6 +80,10 @@ def _default_dialect(request: Request) -> Dialect:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - FastAPI's registration guarantees it
+    caller = getattr(request.state, "pays", None)
+    if caller is not None and isinstance(error, _FAULTS_OF_CLIENTS):
+        context: ProcessContext = request.app.state.context
+        context.unpaid.use(caller)
     return to_response(error, error_style_of(request))
 
 

@@ -13,6 +13,7 @@ from gateway import tracing
 from gateway.answers.answers import Answer
 from gateway.api.answering import answer_streamed, answer_whole, measured
 from gateway.api.call import Call, read_call
+from gateway.api.choosing import choose_allowed
 from gateway.api.completion_service import Submission, submit
 from gateway.api.endpoint import ENDPOINTS, Endpoint
 from gateway.api.estimate import estimate
@@ -29,6 +30,7 @@ from gateway.api.measuring import RequestMeasure
 from gateway.api.plan import Plan, make_plan
 from gateway.api.readings import FirstReading
 from gateway.api.request_tracing import note_plan
+from gateway.dialects.bodies import require_model
 from gateway.idempotency.registry import IdempotentRequest
 
 COST_HEADER: Final = "x-include-cost"
@@ -60,19 +62,25 @@ async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
 async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
     if (position := read_last_event_id(request)) is not None:
         return await continue_stream(request, endpoint, position, measure)
-    call = await read_call(request)
-    idempotent = read_idempotent_request(request, call)
+    call = await read_call(request, is_paid=True)
+    idempotent = await read_idempotent_request(request, call)
     request_id = endpoint.new_id()
     if idempotent is None:
         submission = await _submit(request, call, endpoint, request_id=request_id)
     else:
+        # A stored answer is not replayed to a caller that may not use its model.
+        name = require_model(call.body, call.profile)
+        choose_allowed(call.context, call.principal, name, profile=call.profile)
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
+            call.context.unpaid.use(request.state.pays)
             return await _replay(request, call, endpoint, earlier, measure)
         submission = await _submit_with_key(
             request, call, endpoint, idempotent, request_id=request_id
         )
     measure.accepted(submission.plan.card.model)
+    # Each paid request allows one more failure.
+    call.context.unpaid.use(request.state.pays, -1)
     return await _answer(request, call, endpoint, submission, measure)
 
 

@@ -1,11 +1,11 @@
-"""`/healthz`, `/readyz` and `/metrics`, for the machines that look after this process."""
+"""`/healthz`, `/readyz` and, for operators only, `/metrics`: for the machines that look after this process."""
 
 import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from contract.metrics import exposition
 from gateway import telemetry
@@ -16,6 +16,7 @@ PING_SECONDS: Final = 1.5
 """How long Redis may take to answer."""
 
 router = APIRouter(include_in_schema=False)
+metrics_router = APIRouter(include_in_schema=False)
 
 
 @router.get("/healthz")
@@ -26,18 +27,22 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Answer 200 only when Redis answers and this process stays, so that no request is sent here in vain."""
+    """Answer 200 only when Redis takes writes and this process stays, so that load balancers send requests only then."""
     if request.app.state.drain.is_leaving:
         return JSONResponse({"status": "stopping"}, status_code=503)
+    context = context_of(request)
     try:
         async with asyncio.timeout(PING_SECONDS):
-            await context_of(request).redis.ping()
+            # A Redis that is full, or a replica, still answers pings.
+            await context.dispatcher.announce(context.redis)
+    except ResponseError:
+        return JSONResponse({"status": "redis refuses writes"}, status_code=503)
     except (RedisError, TimeoutError):
         return JSONResponse({"status": "redis does not answer"}, status_code=503)
     return JSONResponse({"status": "ready"})
 
 
-@router.get("/metrics")
+@metrics_router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return all metrics of this process in Prometheus' text format, or as OpenMetrics where that is asked for."""
     context = context_of(request)

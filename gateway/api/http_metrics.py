@@ -1,12 +1,13 @@
 """Counts and times every request, by the template of its route."""
 
+import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import telemetry
+from gateway.lifeline import served
 
 
 class HttpMetricsMiddleware:
@@ -29,16 +30,17 @@ class HttpMetricsMiddleware:
                 status = message["status"]
             return send(message)
 
+        if (task := asyncio.current_task()) is not None:
+            served[task] = scope
         try:
             await self._app(scope, receive, note_and_send)
         finally:
             seconds = time.perf_counter() - began
+            if task is not None:
+                served.pop(task, None)
             telemetry.http_answered(
-                _template(scope), telemetry.method_label(scope["method"]), status, seconds=seconds
+                telemetry.route_label(scope),
+                telemetry.method_label(scope["method"]),
+                status,
+                seconds=seconds,
             )
-
-
-def _template(scope: Scope) -> str:
-    """Return the path of the route that was found, with the names of its parameters; they are a few dozen."""
-    route: Any = scope.get("route")
-    return telemetry.OTHER if route is None else route.path

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from gateway.answers.answers import Answer, AnswerState
 from gateway.api.call import Call
+from gateway.api.kept_answers import may_read
 from gateway.errors import (
     IdempotencyConflictError,
     IdempotencyInProgressError,
@@ -36,7 +37,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 logger = logging.getLogger(__name__)
 
 
-def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest | None:
+async def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest | None:
     """Return what must be equal for two requests to be the same; None without a key.
 
     Raises InvalidParameterError.
@@ -53,8 +54,10 @@ def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest |
     # Null means absent, so it makes no difference.
     body = {name: value for name, value in call.body.items() if value is not None}
     digest = hashlib.sha256(f"{request.url.path} {call.profile.name}\n".encode())
-    digest.update(msgspec.json.encode(body, order="deterministic"))
-    return IdempotentRequest(call.principal.tenant_id, key, digest.hexdigest())
+    await call.beside(lambda: digest.update(msgspec.json.encode(body, order="deterministic")))
+    return IdempotentRequest(
+        call.principal.tenant_id, call.principal.project_id, key, digest.hexdigest()
+    )
 
 
 async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) -> Answer | None:
@@ -76,6 +79,9 @@ async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) ->
                 raise IdempotencyConflictError
             answer = await answers.find(claim.request_id, tenant_id=asked.tenant_id)
             if answer is not None and answer.state is not AnswerState.FAILED:
+                if not may_read(call.principal, answer):
+                    # Without a model in its body, the request asks for the default of this credential.
+                    raise IdempotencyConflictError
                 return answer
             if answer is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
                 useless = claim.request_id

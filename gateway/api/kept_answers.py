@@ -12,13 +12,14 @@ from gateway.accounts.scopes import Scope
 from gateway.answers.answers import Answer, AnswerState
 from gateway.api.answering import answer_streamed, answer_whole, measured
 from gateway.api.body import read_json_body
-from gateway.api.call import authorize
+from gateway.api.call import allow_unpaid, authorize
 from gateway.api.context import ProcessContext, context_of
 from gateway.api.endpoint import ENDPOINTS, Endpoint
 from gateway.api.event_ids import Position, read_position, read_stream
 from gateway.api.ignored import ignored_header
 from gateway.api.measuring import RequestMeasure
 from gateway.api.readings import LaterReading
+from gateway.auth.principal import Principal
 from gateway.dialects.profile import PROFILES
 from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
 from gateway.stream.assembler import collect
@@ -50,7 +51,7 @@ async def continue_stream(
 ) -> Response:
     """Go on with a stream behind the event that the client got last. The request's own body is not run."""
     answer = await _find(request, endpoint, position.request_id)
-    await read_json_body(request, context_of(request).settings)
+    await read_json_body(request, context_of(request), sender=answer.head.tenant_id)
     return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
 
 
@@ -128,24 +129,29 @@ async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
 
 
 async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer:
-    """Return an answer of this endpoint and of the caller's tenant; from then on errors have the style of its dialect.
+    """Return an answer of this endpoint that the caller may read; from then on errors have the style of its dialect.
 
-    Raises NotFoundError, for the answer of a model that the caller may not use as well.
+    Raises NotFoundError, for the answer of another project or of a model that the caller may not use as well.
     """
     principal = await authorize(request, Scope.COMPLETIONS)
+    allow_unpaid(request, principal)
     answer = None
     if endpoint.has_given(request_id):
         answers = context_of(request).answers
         answer = await answers.find(request_id, tenant_id=principal.tenant_id)
-    if answer is None or not (
-        principal.allows_model(answer.head.model)
-        or principal.allows_model(answer.head.record.model)
-    ):
+    if answer is None or not may_read(principal, answer):
         raise NotFoundError(
             f"There is no completion {shown(request_id)}, or it is not kept any more."
         )
     request.state.error_style = _error_style(answer)
     return answer
+
+
+def may_read(principal: Principal, answer: Answer) -> bool:
+    """Whether an answer of the caller's tenant is of a project and a model that the caller may use."""
+    record = answer.head.record
+    in_project = principal.project_id in (None, record.project_id)
+    return in_project and any(map(principal.allows_model, (answer.head.model, record.model)))
 
 
 def _error_style(answer: Answer) -> ErrorStyle:

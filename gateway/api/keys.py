@@ -35,15 +35,24 @@ KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 async def list_keys(
     keys: Keys, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
 ) -> KeyList:
-    """Oldest first, the revoked ones included. Needs the scope `keys`, like all of this."""
-    return KeyList.of(await keys.page(principal.tenant_id, PageRequest(after, limit)))
+    """Oldest first, the revoked ones included. Needs the scope `keys`, like all of this.
+
+    A credential of a project sees and manages the keys of this project only.
+    """
+    return KeyList.of(
+        await keys.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
+    )
 
 
 @router.post("", summary="Make a key")
 async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) -> CreatedKeyBody:
-    """The whole key is shown here and never again. It gets no more rights than the credential that asks."""
+    """The whole key is shown here and never again.
+
+    Project, models, addresses, expiry and limits that are not named are those of the credential that asks. More
+    than it has itself is refused.
+    """
     created = await keys.create(
-        principal.tenant_id, **body.options(), grantor=principal, actor=principal.actor
+        principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
     )
     return CreatedKeyBody.of_created(created)
 
@@ -51,19 +60,22 @@ async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) ->
 @router.get("/{key_id}", summary="Describe a key")
 async def get_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
     """Without its secret."""
-    return KeyBody.of(await keys.get(principal.tenant_id, key_id))
+    return KeyBody.of(await keys.get(principal.tenant_id, key_id, grantor=principal.grant))
 
 
 @router.patch("/{key_id}", summary="Change a key")
 async def change_key(
     keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyChange
 ) -> KeyBody:
-    """What the body does not name stays as it is. All gateways know of it within a second."""
+    """What the body does not name stays as it is. All gateways know of it within a second.
+
+    A key with more rights than the credential that asks is out of its reach, and so are its own bounds.
+    """
     changed = await keys.update(
         principal.tenant_id,
         key_id,
         **body.options(),
-        grantor=principal,
+        grantor=principal.grant,
         actor=principal.actor,
     )
     return KeyBody.of(changed)
@@ -78,7 +90,7 @@ async def rotate_key(
         principal.tenant_id,
         key_id,
         grace=timedelta(seconds=(body or KeyRotation()).grace_seconds),
-        grantor=principal,
+        grantor=principal.grant,
         actor=principal.actor,
     )
     return CreatedKeyBody.of_created(rotated)
@@ -87,4 +99,7 @@ async def rotate_key(
 @router.delete("/{key_id}", summary="Revoke a key")
 async def revoke_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
     """It is refused by all gateways within a second, and stays in the list."""
-    return KeyBody.of(await keys.revoke(principal.tenant_id, key_id, actor=principal.actor))
+    revoked = await keys.revoke(
+        principal.tenant_id, key_id, grantor=principal.grant, actor=principal.actor
+    )
+    return KeyBody.of(revoked)

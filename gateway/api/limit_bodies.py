@@ -31,8 +31,8 @@ class LimitBody(BaseModel):
     used: int | None = Field(description="By requests that ended and, at most, by those that run.")
     remaining: int | None
     resets_at: datetime | None = Field(
-        description="When the day or month ends, or the oldest use of the minute is forgotten; null if "
-        "nothing of the minute is used, and for concurrent requests."
+        description="When the day or month ends, or the oldest use of the minute expires; null if "
+        "nothing of the minute is used, for concurrent requests and for stored bytes."
     )
 
 
@@ -44,9 +44,10 @@ class ScopeBody(BaseModel):
     limits: dict[LimitName, LimitBody]
 
     @classmethod
-    def of(cls, subject: SubjectLimits, status: SubjectStatus) -> Self:
+    def of(cls, subject: SubjectLimits, status: SubjectStatus, stored_bytes: int) -> Self:
         """Return how the limits of one holder are shown."""
-        return cls(scope=subject.scope, id=subject.id, limits=dict(_limits(subject, status)))
+        limits = dict(_limits(subject, status, stored_bytes))
+        return cls(scope=subject.scope, id=subject.id, limits=limits)
 
 
 class CreditsBody(BaseModel):
@@ -77,13 +78,15 @@ def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid:
     return (has_credit or subject.limits.is_durable) and not status.is_seeded
 
 
-def _limits(subject: SubjectLimits, status: SubjectStatus) -> Iterator[tuple[LimitName, LimitBody]]:
+def _limits(
+    subject: SubjectLimits, status: SubjectStatus, stored_bytes: int
+) -> Iterator[tuple[LimitName, LimitBody]]:
     for name in LimitName:
         limit = subject.limits.get(name)
         if limit is None:
             yield name, LimitBody(limit=None, used=None, remaining=None, resets_at=None)
             continue
-        used = status.used(name)
+        used = stored_bytes if name is LimitName.STORED_BYTES else status.used(name)
         yield (
             name,
             LimitBody(
@@ -100,7 +103,7 @@ def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
     if name in _PER_MINUTE:
         wait_ms = status.minute_reset_ms
         return None if wait_ms is None else to_time(now_ms + wait_ms)
-    if name is LimitName.CONCURRENT_REQUESTS:
+    if name in (LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES):
         return None
     if name is LimitName.BUDGET:
         in_next_month = month_start_ms(now_ms) + _LONGEST_MONTH_DAYS * DAY_MS

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from gateway.accounts.limits import SubjectLimits
+from gateway.accounts.limits import LimitScope, SubjectLimits
 from gateway.accounts.records import Billing, Tenant
 from gateway.accounts.scopes import Scope
 from gateway.accounts.tenant_service import TenantService
@@ -22,35 +22,49 @@ AnyCaller = Annotated[Principal, Depends(requires(*Scope))]
 
 @router.get("/v1/limits", summary="Show your limits and what is used of them")
 async def get_limits(context: Context, principal: AnyCaller) -> LimitsReport:
-    """For any valid credential: its own limits, those of its project and those of its tenant."""
+    """For any valid credential its own limits.
+
+    With the scope `usage` also those of its project and, unless it is of a project, those of its tenant with
+    what is left of prepaid credits.
+    """
     tenant = await TenantService(context.database, context.announcer).get(principal.tenant_id)
-    return await report(context, tenant, principal.limits)
+    visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
+    return await report(context, tenant, visible)
 
 
 async def report(
     context: ProcessContext, tenant: Tenant, subjects: Sequence[SubjectLimits]
 ) -> LimitsReport:
-    """Return what is used of these limits, of which the tenant's are the last.
+    """Return what is used of these limits, and the tenant's credits if its own limits are among them.
 
     Raises StoreUnavailableError and RedisError.
     """
-    is_prepaid = tenant.billing is Billing.PREPAID
+    has_tenant = any(each.scope is LimitScope.TENANT for each in subjects)
+    is_prepaid = has_tenant and tenant.billing is Billing.PREPAID
     statuses = await _statuses(context, tenant.id, subjects, is_prepaid=is_prepaid)
-    credit = statuses[-1].credit_micros
+    stored = await context.storage.used(tenant.id, subjects)
+    subjects = [context.storage.in_force(each) for each in subjects]
     return LimitsReport(
         tenant=tenant.id,
         plan=tenant.plan_id,
         service_tier=tenant.service_tier,
         billing=tenant.billing,
-        scopes=[ScopeBody.of(*pair) for pair in zip(subjects, statuses, strict=True)],
-        credits=CreditsBody(remaining_micros=credit or 0) if is_prepaid else None,
+        scopes=[ScopeBody.of(*each) for each in zip(subjects, statuses, stored, strict=True)],
+        credits=_credits(statuses) if is_prepaid else None,
     )
+
+
+def _credits(statuses: Sequence[SubjectStatus]) -> CreditsBody:
+    # The tenant is the last of the holders.
+    return CreditsBody(remaining_micros=statuses[-1].credit_micros or 0)
 
 
 async def _statuses(
     context: ProcessContext, tenant_id: str, subjects: Sequence[SubjectLimits], *, is_prepaid: bool
 ) -> list[SubjectStatus]:
     """Return what is used, derived from the ledger first where Redis does not know it."""
+    if not subjects:
+        return []
     statuses = await context.quotas.status(tenant_id, subjects)
     unknown = [
         subject

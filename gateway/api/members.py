@@ -16,7 +16,6 @@ from gateway.api.tenant_bodies import (
     MemberList,
     RemovedMember,
 )
-from gateway.auth.grants import grantable_roles
 
 router = APIRouter(prefix="/v1/members", tags=["Members"], route_class=BoundedRoute)
 
@@ -46,7 +45,7 @@ async def add_member(
     added = await members.add(
         principal.tenant_id,
         **body.given(),
-        grantable=grantable_roles(principal),
+        grantor=principal.grant,
         actor=principal.actor,
     )
     return MemberBody.of(added)
@@ -69,7 +68,7 @@ async def change_member(
         principal.tenant_id,
         member_id,
         role=body.role,
-        grantable=grantable_roles(principal),
+        grantor=principal.grant,
         actor=principal.actor,
     )
     return MemberBody.of(changed)
@@ -83,7 +82,7 @@ async def remove_member(
     removed = await members.remove(
         principal.tenant_id,
         member_id,
-        grantable=grantable_roles(principal),
+        grantor=principal.grant,
         actor=principal.actor,
     )
     return RemovedMember(id=removed.id)

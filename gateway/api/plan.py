@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import msgspec
 from redis.exceptions import RedisError
 
-from contract.messages import Parsing, WorkerCard
+from contract.messages import Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
 from contract.tracing import FETCH_IMAGES
 from gateway import tracing
@@ -18,12 +19,17 @@ from gateway.api.endpoint import Endpoint
 from gateway.dialects.bodies import require_model
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, refuse_ignored
-from gateway.errors import queue_unavailable
+from gateway.errors import InvalidParameterError, queue_unavailable
 from gateway.images.fetching import fetch_images
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import PreparedRequest, prepare
 from gateway.structure.pool import TokenizerSource
 from gateway.structure.tools import has_tool_calls
+
+TOKEN_BYTES: Final = 64
+"""Bytes of memory for a token with its text."""
+SCORE_BYTES: Final = 160
+"""Bytes of memory for one log-probability with its token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
     """Check a request against its dialect, its model and the context window. Raises an ApiError."""
     context, principal, body, profile = call.context, call.principal, call.body, call.profile
     name = choose_allowed(context, principal, require_model(body, profile), profile=profile)
-    request = endpoint.read(body, profile, max_prompts=context.settings.max_prompts)
+    read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
+    request = await call.beside(read)
     if principal.is_strict:
         refuse_ignored(request.ignored_parameters)
     try:
@@ -85,12 +92,13 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
         has_tools=has_tool_calls(tokenizer),
         max_images=card.max_images,
     )
-    chat = await plan_chat(context, request, card, tokenizer)
+    chat = await plan_chat(context, request, card, tokenizer, call.beside)
     request = chat.request
     if principal.is_strict:
         refuse_ignored(request.ignored_parameters)
-    prepared = await prepare(request, tokenizer, card)
-    grammar = await _grammar(context, chat, card)
+    prepared = await prepare(request, tokenizer, card, call.beside)
+    _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
+    grammar = await _grammar(context, chat, card, principal.tenant_id)
     tier = request.service_tier or principal.service_tier
     parsing = chat.parsing and _within(chat.parsing, prepared)
     return Plan(endpoint, request, card, prepared, grammar, tier, parsing)
@@ -111,6 +119,27 @@ async def with_images(call: Call, plan: Plan) -> Plan:
     return replace(plan, request=replace(plan.request, images=[files]))
 
 
+def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:
+    """Reject an answer that may need more memory than the gateway allows, before engines work for it.
+
+    Raises InvalidParameterError.
+    """
+    is_ranked = request.best_of > request.n or request.ranking is Ranking.SUM
+    if request.stream and not is_ranked:
+        return
+    sequences = request.best_of if is_ranked else request.n
+    tokens = sum(prompt.max_tokens for prompt in prepared.prompts) * sequences
+    scores = 0 if request.logprobs is None else request.logprobs + 1
+    held_bytes = tokens * (TOKEN_BYTES + scores * SCORE_BYTES)
+    if held_bytes > most_bytes:
+        raise InvalidParameterError(
+            f"The answer may come to {tokens} tokens with {scores} log-probabilities each. The gateway holds it until "
+            f"it is complete, which takes {held_bytes} bytes; the bound is {most_bytes}. Reduce 'max_tokens' or the "
+            "number of choices or log-probabilities, or stream an answer without 'best_of'.",
+            param="max_tokens",
+        )
+
+
 def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
     """Return the parsing of a prompt that may have been cut in the middle of what opens its answer."""
     tokens = len(prepared.prompts[0].token_ids)
@@ -119,7 +148,9 @@ def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
     return msgspec.structs.replace(parsing, opening_tokens=tokens)
 
 
-async def _grammar(context: ProcessContext, chat: PlannedChat, card: WorkerCard) -> str:
+async def _grammar(
+    context: ProcessContext, chat: PlannedChat, card: WorkerCard, tenant_id: str
+) -> str:
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(
         digest,
@@ -130,6 +161,7 @@ async def _grammar(context: ProcessContext, chat: PlannedChat, card: WorkerCard)
     return await context.grammars.compile(
         chat.request.structure,
         chat.enforced_tools,
+        tenant_id=tenant_id,
         tokenizer=tokenizer,
         reasoning=chat.reasoning,
     )

@@ -27,8 +27,13 @@ ProjectId = Annotated[str, Path(description="Id of the project.")]
 async def list_projects(
     projects: Projects, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
 ) -> ProjectList:
-    """Oldest first, the archived ones included. Needs the scope `keys`, like all of this."""
-    return ProjectList.of(await projects.page(principal.tenant_id, PageRequest(after, limit)))
+    """Oldest first, the archived ones included. Needs the scope `keys`, like all of this.
+
+    A credential of a project sees this project only, and changes none.
+    """
+    return ProjectList.of(
+        await projects.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
+    )
 
 
 @router.post("", summary="Make a project")
@@ -36,7 +41,9 @@ async def create_project(
     projects: Projects, principal: CanManageKeys, body: ProjectCreation
 ) -> ProjectBody:
     """Keys are made in a project by naming it when they are made."""
-    created = await projects.create(principal.tenant_id, **body.options(), actor=principal.actor)
+    created = await projects.create(
+        principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
+    )
     return ProjectBody.of(created)
 
 
@@ -45,7 +52,9 @@ async def get_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
     """With its own limits."""
-    return ProjectBody.of(await projects.get(principal.tenant_id, project_id))
+    return ProjectBody.of(
+        await projects.get(principal.tenant_id, project_id, grantor=principal.grant)
+    )
 
 
 @router.patch("/{project_id}", summary="Change a project")
@@ -54,7 +63,11 @@ async def change_project(
 ) -> ProjectBody:
     """What the body does not name stays as it is."""
     changed = await projects.update(
-        principal.tenant_id, project_id, **body.options(), actor=principal.actor
+        principal.tenant_id,
+        project_id,
+        **body.options(),
+        grantor=principal.grant,
+        actor=principal.actor,
     )
     return ProjectBody.of(changed)
 
@@ -64,9 +77,10 @@ async def archive_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
     """Its keys are refused by all gateways within a second."""
-    return ProjectBody.of(
-        await projects.archive(principal.tenant_id, project_id, actor=principal.actor)
+    archived = await projects.archive(
+        principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
     )
+    return ProjectBody.of(archived)
 
 
 @router.post("/{project_id}:activate", summary="Take a project out of the archive")
@@ -74,6 +88,7 @@ async def activate_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
     """Its keys work again."""
-    return ProjectBody.of(
-        await projects.activate(principal.tenant_id, project_id, actor=principal.actor)
+    activated = await projects.activate(
+        principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
     )
+    return ProjectBody.of(activated)

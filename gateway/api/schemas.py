@@ -141,11 +141,16 @@ CHUNK: Schema = {
     "description": "One `data:` line of a stream.",
 }
 
+_UNLESS_HIDDEN: Schema = {
+    "type": ["integer", "null"],
+    "description": "Null of a budget or credit of which the credential may not see the use.",
+}
+
 _LIMIT: dict[str, Schema] = {
     "limit": {"type": "string", "description": "Name of the limit that refused the request."},
     "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
-    "limit_value": INTEGER,
-    "used": INTEGER,
+    "limit_value": _UNLESS_HIDDEN,
+    "used": _UNLESS_HIDDEN,
     "reset_seconds": {
         "type": ["number", "null"],
         "description": "When it would allow the request; null: never, or nobody can know.",

@@ -6,6 +6,7 @@ and a third of the memory of a streaming response built from an iterator (docs/p
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from fastapi import Response
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from gateway.api.measuring import RequestMeasure
 from gateway.api.readings import Reading
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import Generation, in_slices
 from gateway.errors import ApiError, SlowReaderError
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
 
@@ -29,10 +30,12 @@ class Watch:
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        self._generation.wake()
+        # A task that ends as cancelled keeps its frames, and they refer to it.
+        with suppress(asyncio.CancelledError):
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self.gone = True
+            self._generation.wake()
 
     def stop(self) -> None:
         """Stop watching."""
@@ -170,7 +173,14 @@ class StreamedCompletion(Response):
         if replies:
             self._reading.replied()
             self._measure.replied(replies)
-        return self._renderer.render(replies)
+        parts = []
+        for some in in_slices(replies):
+            await self._renderer.prompt_logprobs.prepare(some, self._generation.turn)
+            async with self._generation.turn_for(some):
+                parts.append(self._renderer.render(some))
+            if self._renderer.failure is not None:
+                break
+        return b"".join(parts)
 
     def _failure(self) -> ApiError | None:
         if self._generation.overflowed:

@@ -16,7 +16,7 @@ from gateway.dialects.support import refuse_ignored
 from gateway.dialects.wire import validate
 from gateway.errors import InvalidParameterError, shown
 from gateway.prompt.tokenization import llamacpp_tokens, vllm_tokens
-from gateway.prompt.tokenizers import PromptEncoder, run_beside_loop
+from gateway.prompt.tokenizers import PromptEncoder
 
 router = APIRouter()
 
@@ -76,12 +76,11 @@ async def detokenize(request: Request) -> Response:
     body = validate(Detokenize, call.body)
     encoder = await _encoder(call, await _card(call, body))
     name = "content" if body.model is None else "prompt"
-    size = len(body.tokens) if isinstance(body.tokens, list) else 0
 
     def work() -> dict[str, Any]:
         return {name: encoder.decode(_read_ids(body.tokens, encoder))}
 
-    return await _answer(call, body, size=size, work=work)
+    return await _answer(call, body, work)
 
 
 # Plain routes, which gateway.api.documentation describes.
@@ -102,7 +101,7 @@ async def _tokenize_as_vllm(call: Call) -> Response:
         shows_tokens=body.return_token_strs,
         window=card.context_window,
     )
-    return await _answer(call, body, size=len(body.prompt), work=work)
+    return await _answer(call, body, work)
 
 
 async def _tokenize_as_llamacpp(call: Call) -> Response:
@@ -115,7 +114,7 @@ async def _tokenize_as_llamacpp(call: Call) -> Response:
         adds_special_tokens=body.add_special,
         shows_pieces=body.with_pieces,
     )
-    return await _answer(call, body, size=len(body.content), work=work)
+    return await _answer(call, body, work)
 
 
 async def _card(call: Call, body: _Body) -> WorkerCard:
@@ -151,11 +150,9 @@ def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
     return tokens
 
 
-async def _answer(
-    call: Call, body: _Body, *, size: int, work: Callable[[], dict[str, Any]]
-) -> Response:
+async def _answer(call: Call, body: _Body, work: Callable[[], dict[str, Any]]) -> Response:
     ignored = sorted(body.model_extra or {})
     if call.principal.is_strict:
         refuse_ignored(ignored)
-    content = await run_beside_loop(lambda: msgspec.json.encode(work()), size=size)
+    content = await call.beside(lambda: msgspec.json.encode(work()))
     return Response(content, media_type="application/json", headers=ignored_header(ignored))

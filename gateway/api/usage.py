@@ -21,7 +21,7 @@ from gateway.api.usage_query import (
 )
 from gateway.api.usage_shapes import ReceiptBody, ReceiptList, UsageList, receipt_fields
 from gateway.auth.principal import Principal
-from gateway.errors import PermissionDeniedError
+from gateway.errors import PermissionDeniedError, shown
 
 router = APIRouter(tags=["Usage"])
 
@@ -68,7 +68,8 @@ async def report(
 ) -> Response | UsageList:
     """Requests, tokens and cost, by the ledger. A request is in it about a second after its end.
 
-    With the scope `usage` you see your whole tenant, with `completions` alone what the key itself used.
+    With the scope `usage` you see your whole tenant, or your project if the credential is of one; with
+    `completions` alone what the key itself used.
     """
     fields = await answer_report(
         UsageService(context.database),
@@ -112,11 +113,19 @@ async def get_request(
 
 def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
     """Return what is asked for as far as the caller may see it. Raises PermissionDeniedError."""
-    mine = replace(wanted, tenant_id=principal.tenant_id)
+    own = principal.project_id
+    if own is not None and wanted.project_id not in (None, own):
+        raise PermissionDeniedError(
+            f"This credential sees only what its project used, {shown(own)}. "
+            f"Given: {shown(wanted.project_id)}.",
+            param="project",
+        )
+    mine = replace(wanted, tenant_id=principal.tenant_id, project_id=own or wanted.project_id)
     if Scope.USAGE in principal.scopes:
         return mine
     if wanted.credential_id not in (None, principal.credential_id):
         raise PermissionDeniedError(
-            f"This credential sees only what it used itself: other keys need the scope '{Scope.USAGE}'."
+            f"This credential sees only what it used itself: other keys need the scope '{Scope.USAGE}'.",
+            param="key",
         )
     return replace(mine, credential_id=principal.credential_id)

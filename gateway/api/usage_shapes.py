@@ -87,7 +87,12 @@ class ReceiptBody(BaseModel):
     cached_tokens: int
     completion_tokens: int
     prices: Prices
-    is_charged: bool = Field(description="Whether its tokens are paid for.")
+    free_prompt_tokens: int = Field(
+        description="Of the prompt tokens, those that are not paid for: our fault ended their job. "
+        "Below zero in a record that charges for tokens that an earlier one left free."
+    )
+    free_cached_tokens: int = Field(description="The same of the cached tokens.")
+    free_completion_tokens: int = Field(description="The same of the completion tokens.")
     is_prepaid: bool = Field(description="Whether the cost was taken from credits.")
     cost_micros: int = Field(description="Micro-dollars.")
 
@@ -149,7 +154,9 @@ def receipt_fields(record: UsageRecord) -> dict[str, Any]:
             "cached_micros": record.cached_price,
             "completion_micros": record.completion_price,
         },
-        "is_charged": record.is_charged,
+        "free_prompt_tokens": record.free_prompt_tokens,
+        "free_cached_tokens": record.free_cached_tokens,
+        "free_completion_tokens": record.free_completion_tokens,
         "is_prepaid": record.is_prepaid,
         "cost_micros": record.cost_micros,
     }

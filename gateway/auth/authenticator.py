@@ -20,13 +20,13 @@ from gateway.accounts.records import (
     Tenant,
     TenantStatus,
 )
+from gateway.accounts.roles import ROLE_SCOPES
 from gateway.accounts.tenant_store import Caller, TenantStore
 from gateway.accounts.times import to_ms
 from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
 from gateway.auth.principal import Principal
-from gateway.auth.roles import ROLE_SCOPES
 from gateway.errors import (
     AccountSuspendedError,
     AuthenticationError,
@@ -104,6 +104,14 @@ class Authenticator:
         principal = _checked(known)
         principal.require_address(address)
         return principal
+
+    def remembers(self, authorization: str | None) -> bool:
+        """Whether the header has a key whose last lookup is fresh and found it valid. Does not ask the database."""
+        try:
+            credential = _bearer_credential(authorization)
+        except AuthenticationError:
+            return False
+        return self._keys.fresh(digest(credential)) is not None
 
     def forget_key(self, key_id: str) -> None:
         """Ask the database again before this key is believed."""
@@ -199,6 +207,7 @@ def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
             dialect=record.dialect or tenant.dialect,
             project_id=record.project_id,
             allowed_addresses=record.allowed_addresses,
+            expires_at=expires_at,
             limits=_limits(owner.tenant, owner.plan, project=owner.project, key=record),
         ),
         expires_at_ms=None if expires_at is None else to_ms(expires_at),
@@ -221,7 +230,7 @@ def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
     return Principal(
         **_tenant_options(tenant),
         credential_id=f"jwt:{claims.subject}",
-        scopes=scopes,
+        scopes=scopes | claims.operator_scopes,
         allowed_models=claims.allowed_models,
         dialect=claims.dialect or tenant.dialect,
         project_id=claims.project_id,

@@ -1,7 +1,7 @@
 """Checks JWTs that an identity provider signed for our tenants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -9,10 +9,14 @@ import jwt
 import msgspec
 
 from contract.dialect import Dialect
-from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
+from gateway.accounts.checks import is_storable
+from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from gateway.auth.jwks import JwksFile
 from gateway.errors import AuthenticationError, ExpiredCredentialError, shown
 from gateway.settings import JwtAlgorithm, Settings
+
+MAX_SUBJECT_CHARACTERS: Final = 255
+"""OpenID Connect's bound of `sub`. The ledger has an index on it, and PostgreSQL indexes no long texts."""
 
 _KEY_TYPES: Final[Mapping[JwtAlgorithm, str]] = {
     JwtAlgorithm.RS256: "RSA",
@@ -39,6 +43,9 @@ class TokenClaims:
     tenant_id: str
     subject: str
     scopes: frozenset[Scope]
+    """Scopes of the tenant only: a tenant's issuer writes them."""
+    operator_scopes: frozenset[Scope]
+    """By the claim that the deployment maps to operator rights."""
     names_scopes: bool
     """Whether the token itself names scopes."""
     allowed_models: frozenset[str] | None
@@ -57,6 +64,10 @@ class JwtVerifier:
     audience: str
     tenant_claim: str
     leeway: timedelta
+    operator_claim: str | None = None
+    """The claim that gives operator rights; None: no claim does."""
+    operator_values: Mapping[str, Scope] = field(default_factory=dict)
+    """Which values of that claim give which right."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "JwtVerifier | None":
@@ -72,6 +83,15 @@ class JwtVerifier:
             audience=settings.jwt_audience,
             tenant_claim=settings.jwt_tenant_claim,
             leeway=settings.jwt_leeway,
+            operator_claim=settings.jwt_operator_claim,
+            operator_values={
+                value: scope
+                for value, scope in (
+                    (settings.jwt_operator_reader_value, Scope.ADMIN_READ),
+                    (settings.jwt_operator_value, Scope.ADMIN),
+                )
+                if value is not None
+            },
         )
 
     def verify(self, token: str) -> TokenClaims:
@@ -121,8 +141,9 @@ class JwtVerifier:
     def _read_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
         return TokenClaims(
             tenant_id=_claim(claims, self.tenant_claim, str),
-            subject=_claim(claims, "sub", str) if "sub" in claims else "",
+            subject=_subject(claims),
             scopes=_scopes(claims),
+            operator_scopes=self._operator_scopes(claims),
             names_scopes="scope" in claims,
             allowed_models=(
                 frozenset(_claim(claims, "models", list[str])) if "models" in claims else None
@@ -131,13 +152,32 @@ class JwtVerifier:
             project_id=_claim(claims, "project", str) if "project" in claims else None,
         )
 
+    def _operator_scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
+        if self.operator_claim is None:
+            return frozenset()
+        found = claims.get(self.operator_claim)
+        values = found if isinstance(found, list) else [found]
+        return frozenset(scope for value, scope in self.operator_values.items() if value in values)
+
+
+def _subject(claims: Mapping[str, Any]) -> str:
+    if "sub" not in claims:
+        return ""
+    subject: str = _claim(claims, "sub", str)
+    if len(subject) > MAX_SUBJECT_CHARACTERS:
+        raise AuthenticationError(
+            f'The token\'s claim "sub" must have at most {MAX_SUBJECT_CHARACTERS} characters. '
+            f"Given: {len(subject)}."
+        )
+    return subject
+
 
 def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
     if "scope" not in claims:
         return DEFAULT_SCOPES
     words = _claim(claims, "scope", str).split()
     # An identity provider puts scopes of other services in the same claim.
-    return frozenset(scope for scope in Scope if scope in words)
+    return frozenset(scope for scope in TENANT_SCOPES if scope in words)
 
 
 def _dialect(claims: Mapping[str, Any]) -> Dialect | None:
@@ -155,10 +195,15 @@ def _claim(claims: Mapping[str, Any], name: str, kind: Any) -> Any:
     if name not in claims:
         raise AuthenticationError(f"The token lacks the claim {shown(name)}.")
     try:
-        return msgspec.convert(claims[name], kind)
+        value = msgspec.convert(claims[name], kind)
     except msgspec.ValidationError as error:
         wanted = "a string" if kind is str else "a list of strings"
         raise AuthenticationError(f"The token's claim {shown(name)} must be {wanted}.") from error
+    if not all(map(is_storable, [value] if kind is str else value)):
+        raise AuthenticationError(
+            f"The token's claim {shown(name)} must not contain control characters or lone surrogates."
+        )
+    return value
 
 
 def _refusal(error: jwt.PyJWTError) -> AuthenticationError:

@@ -1,11 +1,11 @@
 """What keys may be, and which of them may be changed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from gateway.accounts.checks import check_name
-from gateway.accounts.records import KeyOptions, KeyRecord
+from gateway.accounts.records import KeyRecord
 from gateway.accounts.times import utc_now
 from gateway.errors import BadRequestError, InvalidParameterError, shown
 
@@ -39,8 +39,9 @@ def check_grace(grace: timedelta) -> None:
         )
 
 
-def checked_options(options: KeyOptions) -> KeyOptions:
-    """Return the options with their times in UTC. Raises InvalidParameterError."""
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a key as its record has them. Raises InvalidParameterError."""
+    checked = dict(options)
     if "name" in options:
         check_name(options["name"])
     if "scopes" in options and not options["scopes"]:
@@ -48,10 +49,11 @@ def checked_options(options: KeyOptions) -> KeyOptions:
     models = options.get("allowed_models")
     if models is not None:
         _check_models(models)
+        checked["allowed_models"] = frozenset(models)
     expires_at = options.get("expires_at")
     if expires_at is not None:
-        return {**options, "expires_at": _future(expires_at)}
-    return options
+        checked["expires_at"] = _future(expires_at)
+    return checked
 
 
 def _check_models(models: Collection[str]) -> None:

@@ -4,30 +4,36 @@ import re
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import Unpack
 
-from contract.dialect import Dialect
 from gateway.accounts.audit import SYSTEM, AuditLog
 from gateway.accounts.capacity import require_room
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.checks import check_known, check_not_empty
 from gateway.accounts.database import Database
 from gateway.accounts.details import details_of
+from gateway.accounts.grants import Grant, bounds_of_key, defaults_of
 from gateway.accounts.key_store import KeyStore
-from gateway.accounts.limits import LimitChanges, changed_limits
+from gateway.accounts.limits import LimitScope, changed_limits
 from gateway.accounts.paging import Page, PageRequest
+from gateway.accounts.plan_store import PlanStore
 from gateway.accounts.project_service import find_project
-from gateway.accounts.records import KeyOptions, KeyRecord, Network, ProjectStatus
+from gateway.accounts.records import (
+    KeyOptions,
+    KeyRecord,
+    NewKeyOptions,
+    Plan,
+    ProjectStatus,
+)
 from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
 from gateway.accounts.tables import ApiKeyRow
 from gateway.accounts.tenant_service import reading_of_tenant
 from gateway.accounts.times import utc_now
 from gateway.auth.api_key import ApiKey
-from gateway.auth.grants import require_rights_of
 from gateway.auth.key_rules import (
     DEFAULT_GRACE,
     check_grace,
@@ -35,11 +41,13 @@ from gateway.auth.key_rules import (
     check_not_revoked,
     checked_options,
 )
-from gateway.auth.principal import Principal
 from gateway.errors import InvalidParameterError, NotFoundError, shown
 
 _WHOLE_KEY = re.compile(r"sk-([A-Za-z0-9]{12})(-.*)?", re.DOTALL)
 _NAME_OF_KEY = re.compile(r"[A-Za-z0-9_]{1,32}")
+_UNBOUNDED: Final[dict[str, Any]] = dict.fromkeys(
+    ("allowed_models", "allowed_addresses", "expires_at", "dialect", "project_id")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +61,8 @@ class CreatedKey:
 class KeyService:
     """Creates, changes, rotates and revokes tenants' keys; every change is audited.
 
-    Where a credential of the tenant asks, it is the `grantor`: it manages only keys with no more rights than
-    it has itself. Ending a key is allowed with any.
+    Where a credential asks, its grant is the `grantor`: it sees keys of its project only, and makes, changes
+    and ends only those that have no more rights than it has itself. Everything raises PermissionDeniedError.
     """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
@@ -67,48 +75,33 @@ class KeyService:
         *,
         name: str,
         scopes: Collection[Scope] = DEFAULT_SCOPES,
-        allowed_models: Collection[str] | None = None,
-        allowed_addresses: tuple[Network, ...] | None = None,
-        expires_at: datetime | None = None,
-        dialect: Dialect | None = None,
-        project_id: str | None = None,
-        limits: LimitChanges | None = None,
-        grantor: Principal | None = None,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
+        **options: Unpack[NewKeyOptions],
     ) -> CreatedKey:
-        """Make a key for the tenant; None stands for all models, for any address, and for no end."""
+        """Make a key for the tenant. Bounds that are not named are those of the grantor, or none."""
         check_known(tenant_id, "tenant")
-        options = checked_options(
-            KeyOptions(
-                name=name,
-                scopes=frozenset(scopes),
-                allowed_models=None if allowed_models is None else frozenset(allowed_models),
-                allowed_addresses=allowed_addresses,
-                expires_at=expires_at,
-                dialect=dialect,
-            )
-        )
-        columns: dict[str, Any] = {
-            **options,
-            "project_id": project_id,
-            "limits": changed_limits({}, limits or {}),
-        }
+        given = checked_options({"name": name, "scopes": frozenset(scopes), **options})
         key = ApiKey.generate()
-        record = KeyRecord(
-            id=f"key_{secrets.token_hex(8)}",
-            tenant_id=tenant_id,
-            prefix=key.prefix,
-            digest=key.digest(),
-            revoked_at=None,
-            created_at=utc_now(),
-            **columns,
-        )
-        if grantor is not None:
-            require_rights_of(record, grantor)
         async with self._database.writing() as transaction:
             await require_room(transaction, ApiKeyRow, tenant_id)
-            if project_id is not None:
-                await _check_project(transaction, tenant_id, project_id)
+            plan = await PlanStore(transaction).of_tenant(tenant_id)
+            if grantor is not None:
+                given = grantor.inherit(given, defaults_of(plan, LimitScope.KEY))
+            columns = _UNBOUNDED | given | {"limits": changed_limits({}, given.get("limits", {}))}
+            record = KeyRecord(
+                id=f"key_{secrets.token_hex(8)}",
+                tenant_id=tenant_id,
+                prefix=key.prefix,
+                digest=key.digest(),
+                revoked_at=None,
+                created_at=utc_now(),
+                **columns,
+            )
+            if grantor is not None:
+                grantor.require(bounds_of_key(record, plan))
+            if record.project_id is not None:
+                await _check_project(transaction, tenant_id, record.project_id)
             await KeyStore(transaction).add(tenant_id, record)
             await AuditLog(transaction).append(
                 "key.create",
@@ -124,38 +117,42 @@ class KeyService:
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await KeyStore(transaction).list_of_tenant(tenant_id)
 
-    async def page(self, tenant_id: str, wanted: PageRequest) -> Page[KeyRecord]:
+    async def page(
+        self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None
+    ) -> Page[KeyRecord]:
         """Return some of the tenant's keys, oldest first, the revoked ones included."""
+        project_id = None if grantor is None else grantor.project_id
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await KeyStore(transaction).page(tenant_id, wanted)
+            return await KeyStore(transaction).page(tenant_id, wanted, project_id=project_id)
 
-    async def get(self, tenant_id: str, id_or_prefix: str) -> KeyRecord:
+    async def get(
+        self, tenant_id: str, id_or_prefix: str, *, grantor: Grant | None = None
+    ) -> KeyRecord:
         """Return the tenant's key."""
         async with self._database.reading() as transaction:
-            return await _find(transaction, tenant_id, id_or_prefix)
+            return await _find(transaction, tenant_id, id_or_prefix, grantor)
 
     async def update(
         self,
         tenant_id: str,
         id_or_prefix: str,
         *,
-        grantor: Principal | None = None,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
         **options: Unpack[KeyOptions],
     ) -> KeyRecord:
         """Change the options that are given, on every gateway; of `limits` those that are named."""
         check_not_empty(options)
-        options = checked_options(options)
+        columns = checked_options(options)
         async with self._database.writing() as transaction:
-            key = await _find(transaction, tenant_id, id_or_prefix, is_locked=True)
+            key, plan = await _managed(transaction, tenant_id, id_or_prefix, grantor)
             check_not_revoked(key)
-            columns: dict[str, Any] = {**options}
             if "limits" in options:
                 columns["limits"] = changed_limits(key.limits, options["limits"])
             changed = replace(key, **columns)
             if grantor is not None:
-                require_rights_of(key, grantor)
-                require_rights_of(changed, grantor)
+                grantor.require_another(key.id, options)
+                grantor.require(bounds_of_key(changed, plan))
             await KeyStore(transaction).change(tenant_id, key.id, columns)
             await AuditLog(transaction).append(
                 "key.update",
@@ -173,20 +170,19 @@ class KeyService:
         id_or_prefix: str,
         *,
         grace: timedelta = DEFAULT_GRACE,
-        grantor: Principal | None = None,
+        grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> CreatedKey:
         """Give the key a new secret. The present one works for the grace period, one before it no more."""
         check_grace(grace)
         # Told before as well: were Redis found to be away only afterwards, the new secret would be lost
         # with the error, and the next rotation would end the one in use.
-        await self._announcer.key_changed((await self.get(tenant_id, id_or_prefix)).id)
+        found = await self.get(tenant_id, id_or_prefix, grantor=grantor)
+        await self._announcer.key_changed(found.id)
         new = ApiKey.generate()
         async with self._database.writing() as transaction:
-            key = await _find(transaction, tenant_id, id_or_prefix, is_locked=True)
+            key, _ = await _managed(transaction, tenant_id, id_or_prefix, grantor)
             check_lives(key)
-            if grantor is not None:
-                require_rights_of(key, grantor)
             columns = _rotation(key, new, grace)
             await KeyStore(transaction).change(tenant_id, key.id, columns)
             details = {"prefix": new.prefix, "old_expires_at": columns["old_expires_at"]}
@@ -196,10 +192,17 @@ class KeyService:
         await self._announcer.key_changed(key.id)
         return CreatedKey(replace(key, **columns), new)
 
-    async def revoke(self, tenant_id: str, id_or_prefix: str, *, actor: str = SYSTEM) -> KeyRecord:
+    async def revoke(
+        self,
+        tenant_id: str,
+        id_or_prefix: str,
+        *,
+        grantor: Grant | None = None,
+        actor: str = SYSTEM,
+    ) -> KeyRecord:
         """End the key on every gateway; may be repeated, for instance to announce it again."""
         async with self._database.writing() as transaction:
-            key = await _find(transaction, tenant_id, id_or_prefix, is_locked=True)
+            key, _ = await _managed(transaction, tenant_id, id_or_prefix, grantor)
             if key.revoked_at is None:
                 key = replace(key, revoked_at=utc_now())
                 await KeyStore(transaction).change(
@@ -218,8 +221,24 @@ def public_name(key: str) -> str:
     return key if whole is None else whole[1]
 
 
+async def _managed(
+    transaction: AsyncSession, tenant_id: str, id_or_prefix: str, grantor: Grant | None
+) -> tuple[KeyRecord, Plan | None]:
+    """Return a locked key that the grantor may manage as it is, and the plan of its tenant."""
+    key = await _find(transaction, tenant_id, id_or_prefix, grantor, is_locked=True)
+    plan = await PlanStore(transaction).of_tenant(tenant_id)
+    if grantor is not None:
+        grantor.require(bounds_of_key(key, plan), of=f"the key {shown(key.id)}")
+    return key, plan
+
+
 async def _find(
-    transaction: AsyncSession, tenant_id: str, id_or_prefix: str, *, is_locked: bool = False
+    transaction: AsyncSession,
+    tenant_id: str,
+    id_or_prefix: str,
+    grantor: Grant | None,
+    *,
+    is_locked: bool = False,
 ) -> KeyRecord:
     check_known(tenant_id, "tenant")
     name = public_name(id_or_prefix)
@@ -227,7 +246,7 @@ async def _find(
         # Not repeated, since it may be a key that was copied wrongly.
         raise NotFoundError(f"The tenant {shown(tenant_id)} has no such key.")
     key = await KeyStore(transaction).find(tenant_id, name, is_locked=is_locked)
-    if key is None:
+    if key is None or (grantor is not None and not grantor.sees(key.project_id)):
         raise NotFoundError(f"The tenant {shown(tenant_id)} has no key {shown(name)}.")
     return key
 

@@ -1,13 +1,15 @@
 """Who a request acts as."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from ipaddress import ip_address
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
-from gateway.accounts.limits import SubjectLimits
+from gateway.accounts.grants import BOUNDS, Grant
+from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
 from gateway.accounts.records import Network
-from gateway.accounts.scopes import Scope
+from gateway.accounts.scopes import TENANT_SCOPES, Scope
 from gateway.errors import AddressNotAllowedError, PermissionDeniedError
 
 
@@ -31,6 +33,8 @@ class Principal:
     project_id: str | None = None
     allowed_addresses: tuple[Network, ...] | None = None
     """Where requests may come from; None stands for anywhere."""
+    expires_at: datetime | None = None
+    """When the key, or its secret in use, expires; None for a JWT, which only proves an identity."""
     limits: tuple[SubjectLimits, ...] = ()
     """Of key, project and tenant, in this order; a JWT has no key."""
     is_prepaid: bool = False
@@ -38,13 +42,39 @@ class Principal:
     """The tier of requests that name none."""
     shows_cost: bool = False
     """Whether answers say what they cost."""
+    is_operator: bool = False
+    """Whether it acts on any tenant, by the Admin API."""
 
     @property
     def actor(self) -> str:
         """The name under which changes are audited."""
+        kind = "operator:" if self.is_operator else ""
         if self.credential_id.startswith("jwt:"):
-            return self.credential_id
-        return f"key:{self.credential_id}"
+            return f"{kind}{self.credential_id}"
+        return f"{kind}key:{self.credential_id}"
+
+    @property
+    def grant(self) -> Grant:
+        """The rights of the credential in its tenant."""
+        return self._grant(scopes=self.scopes & TENANT_SCOPES)
+
+    @property
+    def operator_grant(self) -> Grant:
+        """The rights of an operator's credential in every tenant; use it with the scope `admin` only."""
+        return self._grant(is_operator=True, scopes=frozenset(Scope), project_id=None)
+
+    def _grant(self, *, is_operator: bool = False, **others: object) -> Grant:
+        limits = (each.limits for each in self.limits if each.scope is LimitScope.KEY)
+        bounds = {name: getattr(self, name) for name in BOUNDS}
+        bounds |= {"limits": next(limits, Limits()), **others}
+        return Grant(credential_id=self.credential_id, bounds=bounds, is_operator=is_operator)
+
+    def sees_use_of(self, scope: LimitScope) -> bool:
+        """Whether the credential may see what its key, its project or its tenant has used."""
+        if scope is LimitScope.KEY:
+            return True
+        is_within = scope is LimitScope.PROJECT or self.project_id is None
+        return is_within and Scope.USAGE in self.scopes
 
     def allows_model(self, model: str) -> bool:
         """Whether the credential may use the model, or even know of it."""

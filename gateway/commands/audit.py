@@ -1,14 +1,16 @@
 """`sluice audit`: who changed what, and whether that was tampered with."""
 
-from typing import Any
+from typing import Any, TextIO
 
 import click
 import msgspec
 
 from gateway.accounts.audit import AuditEntry, ChainState
 from gateway.accounts.audit_service import AuditFilter, AuditService
+from gateway.accounts.audit_signing import HeadSigner, SignedHead
 from gateway.commands.options import database_option, json_option, open_accounts, runs_async
 from gateway.commands.output import print_json, print_table, show_time
+from gateway.settings import load_settings
 
 MAX_SHOWN = 10_000
 SHOWN_DETAILS = 80
@@ -20,6 +22,7 @@ Examples:
   sluice audit list --action key.revoke --limit 100 --json
   sluice audit verify
   sluice audit verify --expect 3f5a...
+  sluice audit verify --heads /var/log/sluice/audit-heads
 """
 
 
@@ -69,18 +72,40 @@ async def list_entries(
     metavar="HASH",
     help="A head that was printed before: fails unless the log still contains it.",
 )
+@click.option(
+    "--heads",
+    "heads_file",
+    type=click.File(errors="replace"),
+    metavar="FILE",
+    help="What SLUICE_AUDIT_SINK kept, such as the log of `sluice jobs`: fails unless the log contains it all.",
+)
 @json_option
 @database_option
 @runs_async
-async def verify(*, expected_hash: str | None, as_json: bool, database_url: str | None) -> None:
+async def verify(
+    *,
+    expected_hash: str | None,
+    heads_file: TextIO | None,
+    as_json: bool,
+    database_url: str | None,
+) -> None:
     """Check every entry from the first on; exit code 1 if one was changed or is missing.
 
-    Note the printed head somewhere else, and give it to --expect next time: an end that was cut off shows
-    in no other way.
+    With SLUICE_AUDIT_KEY in the environment the signatures among the entries are checked, too: whoever could
+    only write the database cannot have made all hashes anew. That the end was cut off shows by what is kept
+    elsewhere: give it to --heads, or a head that was printed to --expect.
     """
     expected = None if expected_hash is None else expected_hash.strip().lower()
+    keys = load_settings().audit_keys
+    if heads_file is not None and not keys:
+        raise click.UsageError("--heads needs SLUICE_AUDIT_KEY, the key that signed them.")
+    noted = [] if heads_file is None else SignedHead.all_in(heads_file.read())
+    if heads_file is not None and not noted:
+        raise click.UsageError(f"--heads: there is no signed head in {heads_file.name}.")
     async with open_accounts(database_url, None) as accounts:
-        state = await AuditService(accounts.database).verify(expected_hash=expected)
+        state = await AuditService(accounts.database).verify(
+            expected_hash=expected, signer=HeadSigner(keys) if keys else None, noted=noted
+        )
     if as_json:
         print_json(_state_to_json(state))
     if state.broken_at is not None:
@@ -92,8 +117,19 @@ async def verify(*, expected_hash: str | None, as_json: bool, database_url: str 
             "The audit log was cut off: no entry has the expected hash. "
             f"It has {state.entries} entries and the head {state.head}."
         )
+    if state.lost_head is not None:
+        raise click.ClickException(
+            f"The audit log was cut off or made anew: entry {state.lost_head} is not the one whose head was kept, "
+            f"or that head is not genuine. It has {state.entries} entries and the head {state.head}."
+        )
+    if state.signed == 0 and state.entries:
+        raise click.ClickException(
+            f"No entry of the audit log is signed, of {state.entries}. `sluice jobs` signs each minute if it has "
+            "SLUICE_AUDIT_KEY; signatures that were there before were taken away."
+        )
     if not as_json:
-        click.echo(f"The audit log is whole: {state.entries} entries, head {state.head}.")
+        signed = "" if state.signed is None else f" {state.signed} of them signed,"
+        click.echo(f"The audit log is whole: {state.entries} entries,{signed} head {state.head}.")
 
 
 def _to_row(entry: AuditEntry) -> tuple[str, ...]:
@@ -129,4 +165,6 @@ def _state_to_json(state: ChainState) -> dict[str, Any]:
         "broken_at": state.broken_at,
         "reason": state.reason,
         "has_expected": state.has_expected,
+        "signed": state.signed,
+        "lost_head": state.lost_head,
     }

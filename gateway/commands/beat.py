@@ -1,4 +1,4 @@
-"""`sluice beat`: tells `sluice jobs` when to do what."""
+"""`sluice beat`: schedules what `sluice jobs` runs."""
 
 import logging
 

@@ -131,7 +131,8 @@ class BringUp:
         self._demo.write({"SLUICE_URL": url, "SLUICE_KEY": key, "SLUICE_MODEL": model})
         self._say("Everything is up. Ctrl-C stops it.")
         _echo(
-            f"\n  Base URL  {url}/v1\n  API key   {key}\n  Model     {model}\n\n"
+            f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
+            f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]} (metrics, Admin API)\n\n"
             f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
             f"The same is in {self._demo.path}; the logs are in {self._plan.folder / 'logs'}.\n"
         )

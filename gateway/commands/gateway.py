@@ -8,6 +8,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.schema import require_current_schema
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.commands.options import database_option
+from gateway.errors import StartupError
 from gateway.settings import Settings, load_settings
 
 EPILOG = """\
@@ -15,6 +16,7 @@ EPILOG = """\
 Examples:
   sluice gateway
   sluice gateway --host 0.0.0.0 --port 8080 --redis-url redis://redis.internal:6379/0
+  sluice gateway --operator-port 9463
 
 Every setting is an environment variable SLUICE_..., too.
 """
@@ -24,14 +26,30 @@ Every setting is an environment variable SLUICE_..., too.
 @click.option("--host", metavar="ADDRESS", help="Address to listen on.  [SLUICE_HOST]")
 @click.option("--port", metavar="PORT", help="Port to listen on.  [SLUICE_PORT]")
 @click.option(
+    "--operator-port",
+    metavar="PORT",
+    help="Port of /admin and /metrics, on SLUICE_OPERATOR_HOST; 0 for none.  [SLUICE_OPERATOR_PORT]",
+)
+@click.option(
     "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
 )
 @database_option
 def command(
-    host: str | None, port: str | None, *, redis_url: str | None, database_url: str | None
+    *,
+    host: str | None,
+    port: str | None,
+    operator_port: str | None,
+    redis_url: str | None,
+    database_url: str | None,
 ) -> None:
     """Run a gateway until SIGTERM or Ctrl-C; open streams may then go on for a while."""
-    settings = load_settings(host=host, port=port, redis_url=redis_url, database_url=database_url)
+    settings = load_settings(
+        host=host,
+        port=port,
+        operator_port=operator_port,
+        redis_url=redis_url,
+        database_url=database_url,
+    )
     asyncio.run(_check(settings))
     from gateway import serve
 
@@ -46,3 +64,8 @@ async def _check(settings: Settings) -> None:
         await require_current_schema(database)
     finally:
         await database.aclose()
+    if not settings.cache_salt_secret.get_secret_value():
+        raise StartupError(
+            "SLUICE_CACHE_SALT_SECRET is not set. Set it to a random text, the same for all gateways: "
+            "with a known one, tenants could find out by timing what others have asked."
+        )

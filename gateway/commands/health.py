@@ -1,16 +1,18 @@
-"""How the processes of background jobs tell of themselves."""
+"""Health checks and metrics of the processes of background jobs."""
 
+import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from typing import Any, Never
+from typing import Any, Final, Never
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from contract.health import HealthServer
 from gateway.errors import StartupError
 from gateway.settings import Settings
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
@@ -22,16 +24,17 @@ def answering(
 ) -> Iterator[None]:
     """Answer /metrics and /healthz for the length of a block, if the settings name a port.
 
-    SIGTERM raises SystemExit until Celery installs a handler of its own. Raises StartupError if another process
-    listens on the port.
+    SIGTERM and SIGINT end the process with status 0 until Celery installs handlers of its own. Raises StartupError
+    if another process listens on the port.
     """
-    before = signal.signal(signal.SIGTERM, _exit)
+    before = {number: signal.signal(number, _exit_at_once) for number in SIGNALS}
     try:
         port = settings.metrics_port
         with closing(_serve(settings, is_healthy, registry)) if port else nullcontext():
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _serve(
@@ -51,5 +54,9 @@ def _serve(
         ) from error
 
 
-def _exit(*_: Any) -> Never:
-    sys.exit(0)
+def _exit_at_once(*_: Any) -> Never:
+    """Handle a signal where nothing is left to finish.
+
+    SystemExit could be raised anywhere, also in an import, where Python replaces it by other errors.
+    """
+    os._exit(0)

@@ -21,8 +21,8 @@ Examples:
   sluice jobs --concurrency 8 --redis-url redis://redis.internal:6379/0
 
 It takes usage to the ledger, makes sums of it, settles requests of gateways that died, expires keys and
-credits, and tells webhooks. `sluice beat` tells it when. Any number of them may run; a gateway needs none of
-them to serve. Every setting is an environment variable SLUICE_..., too.
+credits, signs the audit log, and sends webhooks. `sluice beat` schedules it. Any number of them may run; a
+gateway needs none of them to serve. Every setting is an environment variable SLUICE_..., too.
 """
 
 

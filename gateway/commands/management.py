@@ -23,7 +23,7 @@ from gateway.errors import InvalidParameterError, shown
 LIMITS_HELP: Final = f"""\
 \b
 Limits: {", ".join(tuple(LimitName)[:4])},
-  {", ".join(tuple(LimitName)[4:])} (of a month).
+  {", ".join(tuple(LimitName)[4:])}.
 """
 
 tenant_option: Decorator = click.option(

@@ -18,9 +18,12 @@ from gateway.settings import Settings
 
 SLUICE: Final = (sys.executable, "-P", "-m", "gateway.cli")
 DEFAULT_PORT: Final = 8080
+DEFAULT_OPERATOR_PORT: Final = 9463
+"""Default port of operators: before the metrics ports of background jobs and workers."""
 DEMO_MODEL_NAME: Final = "sluice-tiny"
 DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
 """Those of the demo model's answers."""
+REDIS_MEMORY: Final = "512mb"
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
 """A worker gives its jobs half a minute, and then its engine has to end."""
@@ -36,6 +39,7 @@ class UpOptions:
     """What the person asked for."""
 
     port: int | None
+    operator_port: int | None
     gateways: int
     workers: int
     model: str | None
@@ -57,6 +61,7 @@ class Plan:
     """None where an existing server is used."""
     database_url: str
     ports: list[int]
+    operator_ports: list[int]
     jobs: list[ChildSpec]
     """The background jobs and their timetable."""
     gateways: list[ChildSpec]
@@ -68,7 +73,10 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
     redis, redis_url = _plan_redis(options, folder / "logs")
     database_url = options.database_url or _sqlite_url(folder / "sluice.db")
     environment = {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
+    # Workers restart together with the gateways, so a new salt loses no cached prefix.
+    salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
     ports = _choose_ports(options)
+    operator_ports = _choose_operator_ports(options, ports)
     model_path, model_name = _choose_model(options.model)
     drain_seconds = (settings.drain_delay + settings.drain_timeout).total_seconds()
     return Plan(
@@ -78,6 +86,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
         redis=redis,
         database_url=database_url,
         ports=ports,
+        operator_ports=operator_ports,
         jobs=[
             ChildSpec(
                 name=name,
@@ -96,12 +105,16 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
         gateways=[
             ChildSpec(
                 name=_name("gateway", number, options.gateways),
-                command=_gateway_command(port),
-                environment=environment,
+                command=_gateway_command(port, operator_port),
+                environment=environment
+                # Always on loopback: these ports are for users of this machine.
+                | {"SLUICE_OPERATOR_HOST": LOOPBACK, "SLUICE_CACHE_SALT_SECRET": salt},
                 log=folder / "logs" / f"gateway-{number}.log",
                 stop_seconds=drain_seconds + DRAIN_MARGIN_SECONDS,
             )
-            for number, port in enumerate(ports, start=1)
+            for number, (port, operator_port) in enumerate(
+                zip(ports, operator_ports, strict=True), start=1
+            )
         ],
         workers=[
             ChildSpec(
@@ -135,6 +148,8 @@ def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
             'save ""',
             # Usage that is not in the database yet survives.
             "appendonly yes",
+            # A full Redis rejects new requests; without a bound the machine would run out of memory.
+            f"maxmemory {REDIS_MEMORY}",
             "maxmemory-policy noeviction",
         )
     )
@@ -154,6 +169,15 @@ def _choose_ports(options: UpOptions) -> list[int]:
     return find_ports(DEFAULT_PORT, options.gateways)
 
 
+def _choose_operator_ports(options: UpOptions, ports: list[int]) -> list[int]:
+    if options.operator_port is None:
+        return find_ports(DEFAULT_OPERATOR_PORT, options.gateways, apart_from=ports)
+    chosen = require_ports(options.operator_port, options.gateways, option="--operator-port")
+    if both := {*chosen} & {*ports}:
+        raise StartupError(f"--port and --operator-port both take the port {min(both)}.")
+    return chosen
+
+
 def _choose_model(model: str | None) -> tuple[str, str]:
     """Return the model's folder or id, and the name under which it is served."""
     if model is not None:
@@ -164,8 +188,9 @@ def _choose_model(model: str | None) -> tuple[str, str]:
     return str(Path(package.origin).parent / "demo_model" / "checkpoint"), DEMO_MODEL_NAME
 
 
-def _gateway_command(port: int) -> tuple[str, ...]:
-    return (*SLUICE, "gateway", "--host", LOOPBACK, "--port", str(port))
+def _gateway_command(port: int, operator_port: int) -> tuple[str, ...]:
+    ports = ("--port", str(port), "--operator-port", str(operator_port))
+    return (*SLUICE, "gateway", "--host", LOOPBACK, *ports)
 
 
 def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ Examples:
 
 \b
 Limits: {", ".join(tuple(LimitName)[:4])},
-  {", ".join(tuple(LimitName)[4:])} (of a month).
+  {", ".join(tuple(LimitName)[4:])}.
 """
 
 _NUMBER: Final = re.compile(r"[0-9]{1,20}")

@@ -1,6 +1,7 @@
 """Finds TCP ports on the loopback interface that nobody listens on."""
 
 import socket
+from collections.abc import Collection
 from typing import Final
 
 from gateway.errors import StartupError
@@ -9,23 +10,23 @@ LOOPBACK: Final = "127.0.0.1"
 TRIED_PORTS: Final = 100
 
 
-def require_ports(first: int, count: int) -> list[int]:
-    """Return `count` ports from `first` on, or raise StartupError naming the one that is taken."""
+def require_ports(first: int, count: int, *, option: str = "--port") -> list[int]:
+    """Return `count` ports from `first` on, or raise StartupError naming the one that is taken, and the option."""
     ports = list(range(first, first + count))
     for port in ports:
         if not _is_free(port):
             raise StartupError(
-                f"The port {port} is taken. Give another one with --port, or leave --port out to "
+                f"The port {port} is taken. Give another one with {option}, or leave {option} out to "
                 "take the next free one."
             )
     return ports
 
 
-def find_ports(first: int, count: int) -> list[int]:
-    """Return `count` free ports in a row, at `first` or soon after it."""
+def find_ports(first: int, count: int, *, apart_from: Collection[int] = ()) -> list[int]:
+    """Return `count` free ports in a row, at `first` or soon after it, none of them of `apart_from`."""
     for start in range(first, first + TRIED_PORTS):
         ports = list(range(start, start + count))
-        if all(_is_free(port) for port in ports):
+        if all(port not in apart_from and _is_free(port) for port in ports):
             return ports
     raise StartupError(
         f"No {count} free ports in a row from {first} to {first + TRIED_PORTS}. "

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from gateway.commands.bring_up import BringUp
-from gateway.commands.plan import DEFAULT_PORT, UpOptions, make_plan
+from gateway.commands.plan import DEFAULT_OPERATOR_PORT, DEFAULT_PORT, UpOptions, make_plan
 from gateway.errors import StartupError
 from gateway.settings import load_settings
 
@@ -34,6 +34,12 @@ keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SL
     "--port",
     type=click.IntRange(1, 65535),
     help=f"Port of the (first) gateway.  [default: {DEFAULT_PORT}, or the next free one]",
+)
+@click.option(
+    "--operator-port",
+    type=click.IntRange(1, 65535),
+    help="Port of /admin and /metrics of the (first) gateway.  "
+    f"[default: {DEFAULT_OPERATOR_PORT}, or the next free one]",
 )
 @click.option(
     "--gateways",
@@ -73,6 +79,7 @@ keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SL
 def command(
     *,
     port: int | None,
+    operator_port: int | None,
     gateways: int,
     workers: int,
     model: str | None,
@@ -85,6 +92,7 @@ def command(
     """Start Redis, a database, a gateway, a worker and background jobs on loopback, until Ctrl-C."""
     options = UpOptions(
         port=port,
+        operator_port=operator_port,
         gateways=gateways,
         workers=workers,
         model=model,

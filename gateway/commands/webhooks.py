@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gateway.accounts.records import Webhook
+from gateway.accounts.secret_box import SecretBox
 from gateway.accounts.webhook_service import DEFAULT_THRESHOLDS, WebhookService
 from gateway.commands.options import (
     Accounts,
@@ -125,8 +126,12 @@ async def remove(tenant: str, webhook: str, *, database_url: str | None) -> None
 
 
 def _service(accounts: Accounts) -> WebhookService:
-    allows_private = load_settings().webhook_allow_private
-    return WebhookService(accounts.database, allows_private=allows_private)
+    settings = load_settings()
+    return WebhookService(
+        accounts.database,
+        SecretBox(settings.plain_encryption_keys()),
+        allows_private=settings.webhook_allow_private,
+    )
 
 
 def _to_json(webhook: Webhook) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Reading a JSON body: bounded depth, no NaN, and one clear message for each wrong parameter."""
 
-from typing import Any, TypeVar
+import re
+from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ValidationError
@@ -12,6 +13,7 @@ from gateway.errors import (
     InvalidJsonError,
     InvalidParameterError,
     MissingParameterError,
+    PayloadTooLargeError,
     shown,
 )
 
@@ -21,9 +23,31 @@ MAX_DEPTH = 64
 MAX_PARAMETERS = 256
 """Parameters of a body, those that nobody knows included."""
 
+MAX_MEMBERS: Final = 65_536
+"""Arrays, objects and members of objects in a body: each costs more memory and time than a number in a list."""
+
+COUNTED_BYTES: Final = 16_384
+"""How much of a body is counted at once, in under a millisecond."""
+
+SLICE_BYTES: Final = 65_536
+"""How much of a body is decoded at once: the decoder lets no other thread run meanwhile."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 _decode = msgspec.json.Decoder().decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_LONGEST_START: Final = 64
+_LONG_ITEMS: Final = re.compile(rb'\[\s*["\[{]')
+_SLICED_LEVELS: Final = 8
+"""Of nested containers. Text in parts of messages is at the fifth."""
+_HIGH_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
+_CHARACTER_BYTES: Final = 4
+"""Of the longest character in UTF-8."""
+_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
+_FIRST_BYTES: Final = bytes(range(0xC0, 0x100))
+_ESCAPE_BYTES: Final = 6
+"""Of the longest escape. Two of them are one character outside of the basic plane."""
 
 
 def _integral(value: object) -> object:
@@ -37,10 +61,10 @@ INTEGRAL = BeforeValidator(_integral)
 """To be the last annotation of an `int`, after its bounds: then the OpenAPI page shows them."""
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in `body`. Raise InvalidJsonError for anything else."""
     try:
-        value = _decode(body)
+        value = _decode(body) if len(body) <= SLICE_BYTES else _decode_in_slices(body)
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -48,9 +72,135 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidJsonError(f"The body must be a JSON object. Given: {shown(value)}.")
     # Most bodies open fewer brackets than the limit, so that nothing has to be walked.
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    if len(body) > SLICE_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     return value
+
+
+class StructureMeter:
+    """Counts the structural characters of a JSON text while it arrives, before it is parsed.
+
+    Characters in strings do not count. A text that is not JSON may be counted wrongly after its first error.
+    """
+
+    def __init__(self, *, most_items: int) -> None:
+        """Allow `most_items` items of arrays and objects, and MAX_MEMBERS containers and members."""
+        self.text = bytearray()
+        """What has arrived."""
+        self._most_items = most_items
+        self._items = 0
+        self._members = 0
+        self._counted_bytes = 0
+        self._uncounted_items = 0
+        self._uncounted_members = 0
+        self._is_in_string = False
+        self._is_torn = False
+        """Whether the counted text ends in a backslash whose character is still to come."""
+
+    def feed(self, part: bytes) -> None:
+        """Add a part of the text."""
+        self.text += part
+        self._uncounted_items += _items(part)
+        self._uncounted_members += _members(part)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the text exceeds a bound if all of its structural characters are outside of strings."""
+        return (
+            self._items + self._uncounted_items >= self._most_items
+            or self._members + self._uncounted_members > MAX_MEMBERS
+        ) and self._counted_bytes < len(self.text)
+
+    def count(self) -> None:
+        """Count the next COUNTED_BYTES exactly. Raises PayloadTooLargeError above a bound."""
+        text = bytes(self.text[self._counted_bytes : self._counted_bytes + COUNTED_BYTES])
+        self._counted_bytes += len(text)
+        self._uncounted_items -= _items(text)
+        self._uncounted_members -= _members(text)
+        if self._is_torn:
+            text = b"\\" + text
+        escapes = len(text) - len(text.rstrip(b"\\"))
+        self._is_torn = escapes % 2 == 1
+        plain = (text[:-1] if self._is_torn else text).replace(rb"\\", b"").replace(rb"\"", b"")
+        parts = plain.split(b'"')
+        outside = b"".join(parts[self._is_in_string :: 2])
+        if len(parts) % 2 == 0:
+            self._is_in_string = not self._is_in_string
+        self._items += _items(outside)
+        self._members += _members(outside)
+        if self._items >= self._most_items:
+            raise PayloadTooLargeError(
+                f"The body must have at most {self._most_items} items in its arrays and objects. "
+                f"Given: at least {self._items + 1}."
+            )
+        if self._members > MAX_MEMBERS:
+            raise PayloadTooLargeError(
+                f"The body must have at most {MAX_MEMBERS} arrays, objects and members of objects. "
+                f"Given: at least {self._members}."
+            )
+
+
+def _decode_in_slices(body: bytes | bytearray) -> Any:
+    """Decode a large text in slices, between which a thread lets others run. Raises msgspec.DecodeError."""
+    try:
+        return _sliced(memoryview(body), 0)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # This reports where in the body the error is.
+        return _decode(body)
+
+
+def _sliced(text: memoryview, level: int) -> Any:
+    if len(text) <= SLICE_BYTES or level == _SLICED_LEVELS:
+        return _decode(text)
+    start = bytes(text[:_LONGEST_START])
+    if start.startswith(b'"'):
+        return _sliced_string(text)
+    if start.startswith(b"{"):
+        members = _decode_members(text).items()
+        return {name: _sliced(memoryview(value), level + 1) for name, value in members}
+    if _LONG_ITEMS.match(start):
+        return [_sliced(memoryview(item), level + 1) for item in _decode_items(text)]
+    return _decode(text)
+
+
+def _sliced_string(text: memoryview) -> str:
+    parts: list[str] = []
+    start, end = 1, len(text) - 1
+    while start < end:
+        some = bytes(text[start : min(start + SLICE_BYTES, end)])
+        if start + len(some) < end:
+            some = some[: _whole_characters(some)]
+        parts.append(_decode(b'"%b"' % some))
+        start += len(some)
+    return "".join(parts)
+
+
+def _whole_characters(text: bytes) -> int:
+    """Return how much of a string to decode by itself: no escape, pair of escapes or character is cut."""
+    at = text.rfind(b"\\", len(text) - 2 * _ESCAPE_BYTES)
+    if at < 0:
+        # The last character may be cut, unless it is ASCII.
+        last = text[-_CHARACTER_BYTES:]
+        kept = last.rstrip(_CONTINUATION_BYTES).rstrip(_FIRST_BYTES)
+        return len(text) - len(last) + len(kept)
+    if not _begins_escape(text, at):
+        return at + 1
+    before = at - _ESCAPE_BYTES
+    is_pair = _HIGH_SURROGATE.match(text, before) is not None and _begins_escape(text, before)
+    return before if is_pair else at
+
+
+def _begins_escape(text: bytes, at: int) -> bool:
+    """Whether a backslash is not itself escaped."""
+    return (at - len(text[:at].rstrip(b"\\"))) % 2 == 0
+
+
+def _items(text: bytes) -> int:
+    return text.count(b",")
+
+
+def _members(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
 def validate(model: type[Model], value: dict[str, Any]) -> Model:

@@ -33,7 +33,7 @@ from contract.messages import (
     ReturnReason,
 )
 from contract.outcomes import FailureCode
-from contract.queue import LostJob
+from contract.queue import JOBS_AT_ONCE, LostJob
 from gateway import telemetry
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, JobMessage
@@ -41,7 +41,7 @@ from gateway.dispatch.overload import require_enqueued, tell_shed
 from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.recovery import Recoveries
 from gateway.dispatch.ticket import Recovery, Ticket
-from gateway.errors import queue_unavailable
+from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
 from gateway.tasks import in_background, raise_if_cancelled
 
 MOST_LOSSES = 5
@@ -164,8 +164,14 @@ class Dispatcher:
         # Replies may come before the enqueue's own answer.
         self._tickets.update((ticket.job.handle, ticket) for ticket in tickets)
         try:
+            begun: list[GenerationJob] = []
+            for start in range(0, len(tickets), JOBS_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                some = tickets[start : start + JOBS_AT_ONCE]
+                begun += [ticket.attempts.begin(ticket.job, ticket.attempt) for ticket in some]
             report = await self._catalogue.queue(model).enqueue(
-                [ticket.attempts.begin(ticket.job, ticket.attempt) for ticket in tickets],
+                begun,
                 weight=weight,
                 most_waiting=self._max_waiting_jobs,
                 most_waiting_of_tenant=self._max_waiting_jobs_of_tenant,
@@ -181,7 +187,7 @@ class Dispatcher:
             # It is not known whether Redis took the jobs, so they are taken back as well.
             await self.cancel(generation)
             raise queue_unavailable() from None
-        except BaseException:
+        except (OverloadedError, TenantQueueFullError):
             for ticket in tickets:
                 self._tickets.pop(ticket.job.handle, None)
                 ticket.attempts.end("refused", is_failure=True)
@@ -263,9 +269,7 @@ class Dispatcher:
 
     async def beat(self) -> None:
         """Say that this gateway lives, and see whether Redis is the same as before. Raises RedisError."""
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
-        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
+        pipeline = self._announcement(self._client)
         pipeline.execute_command("INFO", "server")
         *_, server = await pipeline.execute()
         run_id = str(server["run_id"])
@@ -274,6 +278,16 @@ class Dispatcher:
             self._note_outage()
         self._run_id = run_id
         self._is_announced = True
+
+    async def announce(self, client: "Redis") -> None:
+        """Send a heartbeat. May be called in another event loop, with a client of that loop. Raises RedisError."""
+        await self._announcement(client).execute()
+
+    def _announcement(self, client: "Redis") -> Any:
+        pipeline = client.pipeline(transaction=False)
+        pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
+        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), ALIVE_SECONDS * 10)
+        return pipeline
 
     def _note_outage(self) -> None:
         """Give workers time to say what they hold, before anything is taken to be lost."""

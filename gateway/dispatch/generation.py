@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract.messages import Delta, GenerationJob, JobFinished, JobStarted
 from gateway.dispatch.selection import Message, Selection
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
 DELTA_BYTES = 64
 """Memory that an unread delta takes beside its text, about; each piece of a call takes as much."""
+
+Turn = Callable[[], AbstractAsyncContextManager[None]]
+"""Returns the context in which the event loop does a slice of long work."""
+
+REPLIES_AT_ONCE: Final = 8
+"""Replies that are processed in one slice: with log-probabilities they take a millisecond."""
 
 JobMessage = Message | JobStarted
 """What is received of a job, and makes it up."""
@@ -31,7 +38,14 @@ class Generation:
     The reply reader calls `push`; one consumer awaits `replies`.
     """
 
-    def __init__(self, *, max_unread_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_unread_bytes: int,
+        turn: Turn = nullcontext,
+    ) -> None:
+        """Begin without jobs. The consumer of many replies processes them in turns."""
+        self.turn = turn
         self.tickets: list[Ticket] = []
         self.started: dict[int, JobStarted] = {}
         """What engines have told of their prompts, by prompt."""
@@ -69,15 +83,31 @@ class Generation:
         if self._is_detached:
             return True
         if prompt_index in self._selections:
-            told = self._selections[prompt_index].take(message)
-            return all(self._keep(prompt_index, each) for each in told)
+            # Candidates may always be held: their size was checked before the request ran.
+            chosen = self._selections[prompt_index].take(message)
+            self._replies += [Reply(prompt_index, each) for each in chosen]
+            if chosen:
+                self.wake()
+            return True
         return self._keep(prompt_index, message)
+
+    def delivered_tokens(self, prompt_index: int) -> int:
+        """Return how many completion tokens of a prompt its reader may have received."""
+        jobs = [ticket.job for ticket in self.tickets if ticket.prompt_index == prompt_index]
+        if any(job.is_ranked for job in jobs) and prompt_index not in self.finished:
+            return 0  # Which candidates are chosen is known at the end of the job.
+        return self.received_tokens[prompt_index]
 
     def detach(self) -> None:
         """Keep no more replies: there is no consumer any more, and the jobs go on nevertheless."""
         self._is_detached = True
         self._replies.clear()
         self._selections.clear()
+
+    def release(self) -> None:
+        """Drop what refers back to this object, so that its memory is free without the garbage collector."""
+        self.tickets = []
+        self.on_reply = None
 
     def wake(self) -> None:
         """Let the consumer go on with whatever has come, even if that is nothing."""
@@ -96,6 +126,10 @@ class Generation:
         self._unread_bytes = 0
         return taken
 
+    def turn_for(self, replies: list[Reply]) -> AbstractAsyncContextManager[None]:
+        """Return the context in which REPLIES_AT_ONCE replies, or fewer, are processed."""
+        return nullcontext() if len(replies) < REPLIES_AT_ONCE else self.turn()
+
     def _keep(self, prompt_index: int, message: Message) -> bool:
         if isinstance(message, Delta):
             self._unread_bytes += _size(message)
@@ -106,6 +140,14 @@ class Generation:
         self._replies.append(Reply(prompt_index, message))
         self.wake()
         return True
+
+
+def in_slices(replies: list[Reply]) -> list[list[Reply]]:
+    """Return replies in slices of REPLIES_AT_ONCE; one that may be empty where they are fewer."""
+    if len(replies) <= REPLIES_AT_ONCE:
+        return [replies]
+    starts = range(0, len(replies), REPLIES_AT_ONCE)
+    return [replies[start : start + REPLIES_AT_ONCE] for start in starts]
 
 
 def _size(delta: Delta) -> int:

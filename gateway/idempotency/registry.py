@@ -1,4 +1,4 @@
-"""Which request each Idempotency-Key of a tenant stands for, in Redis: one entry for a day or so.
+"""Which request each Idempotency-Key of a project stands for, in Redis, for a day by default.
 
 A key is claimed for a new request before that is admitted, so that of two requests that come at the same
 moment to two gateways one runs. Keys themselves are not stored, only their digests.
@@ -20,6 +20,8 @@ class IdempotentRequest(NamedTuple):
     """A request that came with an Idempotency-Key."""
 
     tenant_id: str
+    project_id: str | None
+    """Keys of one project mean nothing in another one, nor outside of all."""
     key: str
     body_digest: str
     """Equal for two requests that ask for the same."""
@@ -62,5 +64,7 @@ class IdempotencyRegistry:
 
 def _entry(request: IdempotentRequest) -> str:
     bucket = keys.bucket_of(request.tenant_id)
-    digest = hashlib.sha256(request.key.encode()).hexdigest()
+    # No project's id and no key has a space.
+    name = request.key if request.project_id is None else f"{request.project_id} {request.key}"
+    digest = hashlib.sha256(name.encode()).hexdigest()
     return keys.idempotency(bucket, request.tenant_id, digest)

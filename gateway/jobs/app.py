@@ -108,8 +108,13 @@ def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
 
 
 def run_beat(app: Celery) -> None:
-    """Tell workers when to run jobs, until SIGTERM or SIGINT, which raise SystemExit."""
-    app.Beat(loglevel="WARNING", quiet=True, remote_control=False).run()
+    """Send jobs to workers when they are due, until a signal ends the process.
+
+    The handlers of signals stay as they are: Celery's own would save a schedule that is in memory only.
+    """
+    beat = app.Beat(loglevel="WARNING", quiet=True, remote_control=False)
+    beat.install_sync_handler = lambda _service: None
+    beat.run()
 
 
 class BoundedScheduler(Scheduler):  # type: ignore[misc]

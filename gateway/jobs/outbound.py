@@ -9,6 +9,7 @@ import httpx
 
 from gateway.outbound.addresses import is_public
 from gateway.outbound.client import OutboundClient, OutboundError
+from gateway.outbound.urls import HTTPS_PORTS
 
 TIMEOUT_SECONDS: Final = 5.0
 """For resolving, connecting, sending and the answer's status together."""
@@ -22,7 +23,7 @@ class Outbound:
     """Posts to URLs.
 
     Args:
-        allows_private: whether plain http and private addresses are allowed, too.
+        allows_private: whether plain http, private addresses and any port are allowed, too.
         trust: certificates to trust; the usual ones if not given.
     """
 
@@ -31,6 +32,7 @@ class Outbound:
         self._client = OutboundClient(
             timeout_seconds=TIMEOUT_SECONDS,
             is_allowed=_is_any if allows_private else is_public,
+            ports=None if allows_private else HTTPS_PORTS,
             trust=trust,
         )
 

@@ -11,6 +11,7 @@ from gateway.accounts.alert_service import find_alerts
 from gateway.accounts.key_expiry import audit_expired_keys
 from gateway.accounts.ledger.partitions import make_partitions, months_from
 from gateway.accounts.times import utc_now
+from gateway.accounts.webhook_service import encrypt_secrets
 from gateway.jobs import telemetry
 from gateway.jobs.reconcile import reconcile
 from gateway.jobs.services import Services
@@ -68,6 +69,12 @@ async def expire(services: Services) -> None:
     await services.credits.expire_due(utc_now())
 
 
+async def sign_audit(services: Services) -> None:
+    """Sign the audit log's head, if there is a key."""
+    if services.audit_heads is not None:
+        await services.audit_heads.run()
+
+
 async def alert(services: Services) -> None:
     """Notice budgets that are nearly used up."""
     await find_alerts(services.database, utc_now())
@@ -78,6 +85,12 @@ async def deliver(services: Services) -> None:
     await services.webhooks.run(seconds=5.0)
 
 
+async def encrypt(services: Services) -> None:
+    """Encrypt the secrets of webhooks that are plain, or encrypted under a key that is to be removed."""
+    if changed := await encrypt_secrets(services.database, services.box):
+        logger.info("the secrets of %d webhooks were encrypted", changed)
+
+
 DRAIN: Final = Job(name="drain", run=drain, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0)
 JOBS: Final = (
     DRAIN,
@@ -85,6 +98,9 @@ JOBS: Final = (
     Job(name="roll_up", run=roll_up, schedule=30.0, expires_seconds=60.0, limit_seconds=600.0),
     Job(name="deliver", run=deliver, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
     Job(name="expire", run=expire, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
+    Job(
+        name="sign_audit", run=sign_audit, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0
+    ),
     Job(name="alert", run=alert, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
     Job(
         name="reconcile",
@@ -92,6 +108,13 @@ JOBS: Final = (
         schedule=crontab(minute="17"),
         expires_seconds=1800.0,
         limit_seconds=3000.0,
+    ),
+    Job(
+        name="encrypt",
+        run=encrypt,
+        schedule=crontab(minute="37"),
+        expires_seconds=1800.0,
+        limit_seconds=600.0,
     ),
     Job(
         name="prepare_partitions",

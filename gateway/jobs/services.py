@@ -11,6 +11,8 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.credit_service import CreditService
 from gateway.accounts.database import Database
 from gateway.accounts.ledger.rollups import Rollups
+from gateway.accounts.secret_box import SecretBox
+from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.drain import Drain
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.sweep import Sweep
@@ -34,6 +36,9 @@ class Services:
     sweep: Sweep
     credits: CreditService
     webhooks: WebhookSender
+    audit_heads: HeadKeeper | None
+    """None without a key to sign with."""
+    box: SecretBox
 
 
 @asynccontextmanager
@@ -43,6 +48,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
     )
     redis = connect(settings.redis_url, max_connections=MAX_CONNECTIONS)
+    box = SecretBox(settings.plain_encryption_keys())
     outbound = Outbound(allows_private=settings.webhook_allow_private)
     try:
         yield Services(
@@ -52,7 +58,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             rollups=Rollups(database),
             sweep=Sweep(redis),
             credits=CreditService(database, ChangeAnnouncer(redis)),
-            webhooks=WebhookSender(database, outbound),
+            audit_heads=HeadKeeper.from_settings(settings, database),
+            webhooks=WebhookSender(database, outbound, box),
+            box=box,
         )
     finally:
         await redis.aclose()

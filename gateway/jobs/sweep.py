@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from contract import clock, keys
 from contract.queue import JobQueue
 from contract.receipts import JobReceipt, JobState
-from gateway.accounts.usage import Outcome, UsageRecord, readable_usage
+from gateway.accounts.usage import Counts, Outcome, UsageRecord, readable_usage
 from gateway.quota.answers import ExpiredReservation
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
@@ -126,11 +126,14 @@ def _has_ended(receipt: JobReceipt) -> bool:
 
 
 def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
-    used = draft.used(
-        prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
-        cached_tokens=sum(receipt.cached_tokens for receipt in receipts),
-        completion_tokens=sum(receipt.completion_tokens for receipt in receipts),
+    counts = Counts(
+        sum(receipt.prompt_tokens for receipt in receipts),
+        sum(receipt.cached_tokens for receipt in receipts),
+        sum(receipt.completion_tokens for receipt in receipts),
     )
     return msgspec.structs.replace(
-        used, outcome=Outcome.LOST, code=LOST_CODE, ended_ms=clock.now_ms()
-    ).priced()
+        draft.used(**counts._asdict()),
+        outcome=Outcome.LOST,
+        code=LOST_CODE,
+        ended_ms=clock.now_ms(),
+    ).priced(free=counts)

@@ -10,6 +10,7 @@ from typing import Final
 
 from contract import clock
 from gateway.accounts.database import Database
+from gateway.accounts.secret_box import SealedSecretError, SecretBox
 from gateway.accounts.times import utc_now
 from gateway.accounts.webhook_store import Delivery, WebhookStore
 from gateway.jobs.outbound import DeliveryError, Outbound
@@ -27,8 +28,9 @@ logger = logging.getLogger(__name__)
 class WebhookSender:
     """Sends what is due."""
 
-    def __init__(self, database: Database, outbound: Outbound) -> None:
+    def __init__(self, database: Database, outbound: Outbound, box: SecretBox) -> None:
         self._database = database
+        self._box = box
         self._outbound = outbound
 
     async def run(self, *, seconds: float = 40.0) -> int:
@@ -46,13 +48,18 @@ class WebhookSender:
 
     async def _send(self, delivery: Delivery) -> bool:
         try:
-            await self._outbound.post(delivery.url, delivery.body.encode(), _headers(delivery))
-        except DeliveryError as error:
+            headers = _headers(delivery, self._secret(delivery))
+            await self._outbound.post(delivery.url, delivery.body.encode(), headers)
+        except (DeliveryError, SealedSecretError) as error:
             await self._failed(delivery, str(error))
             return False
         async with self._database.writing() as transaction:
             await WebhookStore(transaction).delivered(delivery.event_id, utc_now())
         return True
+
+    def _secret(self, delivery: Delivery) -> str:
+        sealed = delivery.sealed_secret
+        return delivery.plain_secret if sealed is None else self._box.open(sealed)
 
     async def _failed(self, delivery: Delivery, why: str) -> None:
         now = utc_now()
@@ -73,10 +80,10 @@ def signature(secret: str, body: bytes, unix_seconds: int) -> str:
     return f"t={unix_seconds},v1={digest}"
 
 
-def _headers(delivery: Delivery) -> dict[str, str]:
+def _headers(delivery: Delivery, secret: str) -> dict[str, str]:
     return {
         "content-type": "application/json",
         "user-agent": "sluice-webhooks",
         "sluice-event-id": delivery.event_id,
-        "sluice-signature": signature(delivery.secret, delivery.body.encode(), clock.now_seconds()),
+        "sluice-signature": signature(secret, delivery.body.encode(), clock.now_seconds()),
     }

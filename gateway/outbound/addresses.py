@@ -4,7 +4,14 @@ import re
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-LOCAL_SUFFIXES: Final = ("localhost", ".localhost", ".local", ".internal", ".home.arpa")
+LOCAL_SUFFIXES: Final = (
+    "localhost",
+    # Reserved by IANA and ICANN, or left alone by ICANN because private networks use them.
+    *(".localhost", ".local", ".internal", ".home.arpa", ".test", ".invalid", ".onion", ".alt"),
+    *(".corp", ".home", ".mail", ".lan", ".localdomain", ".intranet", ".private"),
+    # Services of Kubernetes by a name that its resolvers complete with `.cluster.local`.
+    ".svc",
+)
 """Ends of host names that stand for nothing on the public internet."""
 
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")

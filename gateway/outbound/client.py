@@ -7,7 +7,7 @@ address: so the name cannot stand for another one a moment later.
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -38,6 +38,13 @@ class PrivateHostError(OutboundError):
 
     def __init__(self) -> None:
         super().__init__("names a host that is not on the public internet")
+
+
+class UnusualPortError(OutboundError):
+    """The port may not be connected to."""
+
+    def __init__(self) -> None:
+        super().__init__("names a port that is not allowed")
 
 
 class WordyAnswerError(OutboundError):
@@ -72,6 +79,7 @@ class OutboundClient:
     Args:
         timeout_seconds: for each step, such as connecting or the next bytes; the caller bounds the whole.
         is_allowed: whether an address may be connected to.
+        ports: which ports may be connected to; any if not given.
         resolve: how a host's addresses are found.
         trust: certificates to trust; the usual ones if not given.
     """
@@ -81,11 +89,13 @@ class OutboundClient:
         *,
         timeout_seconds: float,
         is_allowed: Callable[[str], bool] = is_public,
+        ports: Collection[int] | None = None,
         resolve: Resolve = resolve,
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self._timeout = httpx.Timeout(timeout_seconds).as_dict()
         self._is_allowed = is_allowed
+        self._ports = ports
         self._resolve = resolve
         self._trust = trust or httpx.create_ssl_context(trust_env=False)
 
@@ -113,14 +123,17 @@ class OutboundClient:
     async def _addresses(self, url: httpx.URL) -> list[str]:
         # As it stands in the URL: what `url.host` makes of a name in punycode may be encoded as another one.
         host = url.raw_host.decode("ascii")
+        port = url.port or DEFAULT_PORTS[url.scheme]
         try:
-            addresses = await self._resolve(host, url.port or DEFAULT_PORTS[url.scheme])
+            addresses = await self._resolve(host, port)
         except (OSError, UnicodeError):
             raise UnknownHostError from None
         if not addresses:
             raise UnknownHostError
         if not all(map(self._is_allowed, addresses)):
             raise PrivateHostError
+        if self._ports is not None and port not in self._ports:
+            raise UnusualPortError
         return addresses
 
     def _request(

@@ -5,6 +5,9 @@ from urllib.parse import SplitResult, urlsplit
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
+HTTPS_PORTS: Final = (443, 8443)
+"""Ports of webhook receivers. Other ports belong to services that are not meant for outside calls."""
+
 _FORBIDDEN: Final = frozenset(' "<>\\^`{|}')
 """Characters that a URL may only have encoded, and that programs read differently if it has them plain."""
 

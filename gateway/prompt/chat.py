@@ -19,9 +19,9 @@ from gateway.errors import (
     UnsupportedParameterError,
     queue_unavailable,
 )
+from gateway.large_work import Beside
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.conversation import for_template, image_count, tools_for_template, written_texts
-from gateway.prompt.tokenizers import run_beside_loop
 from gateway.templates.template import ChatTemplate, RefusedMessagesError, TooLongError
 
 CHARACTERS_PER_TOKEN: Final = 16
@@ -51,7 +51,11 @@ class RenderedChat:
 
 
 async def render_chat(
-    request: GenerationRequest, card: WorkerCard, templates: ChatTemplates, tokenizer: Tokenizer
+    request: GenerationRequest,
+    card: WorkerCard,
+    templates: ChatTemplates,
+    tokenizer: Tokenizer,
+    beside: Beside,
 ) -> RenderedChat:
     """Return the prompt that a model's chat template makes of a chat.
 
@@ -64,8 +68,6 @@ async def render_chat(
             f"'{_PARAM}' is not supported by the model '{card.model}': it has no chat template.",
             param=_PARAM,
         )
-    size = _size(request.chat)
-    _check_size(size, card)
     try:
         chosen = (await templates.get(card.chat.template_digest)).choose(
             has_tools=bool(request.chat.tools)
@@ -73,7 +75,7 @@ async def render_chat(
     except RedisError:
         raise queue_unavailable() from None
     rendering = _Rendering(request.chat, card, card.chat, chosen, tokenizer)
-    return await run_beside_loop(rendering.run, size=size)
+    return await beside(rendering.run)
 
 
 class _Rendering:
@@ -105,6 +107,7 @@ class _Rendering:
 
     def run(self) -> RenderedChat:
         """Render everything."""
+        _check_size(_size(self._chat), self._card)
         self._check_texts()
         messages = for_template(
             list(self._chat.messages),

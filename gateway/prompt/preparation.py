@@ -1,5 +1,6 @@
 """From a request's prompts to what the engine takes: token ids that fit the context window."""
 
+from array import array
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -7,16 +8,17 @@ from tokenizers import Tokenizer
 from contract.messages import WorkerCard
 from contract.sampling import SamplingSpec
 from gateway.dialects.images import IMAGE_MARK
-from gateway.dialects.request import GenerationRequest, Prompt
+from gateway.dialects.request import FIT, GenerationRequest, Prompt
 from gateway.errors import (
     ContextLengthExceededError,
     InvalidParameterError,
     UnsupportedParameterError,
 )
+from gateway.large_work import Beside
 from gateway.prompt.bias import resolve_sampling
 from gateway.prompt.echo import echoed_text
 from gateway.prompt.infill import find_template
-from gateway.prompt.tokenizers import PromptEncoder, run_beside_loop
+from gateway.prompt.tokenizers import PromptEncoder
 from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
 
 
@@ -24,7 +26,7 @@ from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
 class PreparedPrompt:
     """A prompt as the engine takes it."""
 
-    token_ids: list[int]
+    token_ids: "array[int]"
     max_tokens: int
     """Completion tokens at most; they fit into the context window together with the prompt."""
     cut_tokens: int
@@ -52,24 +54,16 @@ class PreparedRequest:
 
 
 async def prepare(
-    request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard
+    request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard, beside: Beside
 ) -> PreparedRequest:
     """Encode the prompts and apply the context rule to each of them.
 
     Raises an ApiError that names the prompt or the parameter; one wrong prompt refuses all of them.
     """
     preparation = _Preparation(request, tokenizer, card)
-    return await run_beside_loop(preparation.run, size=_size(request))
-
-
-def _size(request: GenerationRequest) -> int:
-    """Return how much there is to encode or check, in characters and token ids."""
-    size = (len(request.suffix) + 1) * len(request.prompts) + sum(map(len, request.bias_texts))
-    for prompt in request.prompts:
-        size += len(prompt)
-        if not isinstance(prompt, str):
-            size += sum(len(piece) for piece in prompt if isinstance(piece, str))
-    return size
+    # A template may have made a long text of a small body.
+    size = 0 if request.chat is None else len(request.prompts[0])
+    return await beside(preparation.run, size=size)
 
 
 def _param(request: GenerationRequest) -> str:
@@ -99,13 +93,12 @@ class _Preparation:
 
     def _prompt(self, index: int) -> PreparedPrompt:
         request, window = self._request, self._card.context_window
+        kept = request.prompt_tokens_kept
         is_only = len(request.prompts) == 1
         param = _param(request) if is_only else f"prompt[{index}]"
         name = "the prompt" if is_only else f"'{param}'"
-        whole = self._layout(index, param)
-        keep = tokens_to_keep(
-            whole.length, request.prompt_tokens_kept, max_tokens=request.max_tokens, window=window
-        )
+        whole = self._layout(index, param, name)
+        keep = tokens_to_keep(whole.length, kept, max_tokens=request.max_tokens, window=window)
         layout = cut(whole, keep, window=window, name=name)
         lost = whole.length - layout.length
         if request.images[index]:
@@ -120,23 +113,48 @@ class _Preparation:
         )
         echo = self._echo(index, layout, is_cut=lost > 0) if request.echo else ""
         return PreparedPrompt(
-            token_ids=layout.token_ids, max_tokens=max_tokens, cut_tokens=lost, echo=echo
+            token_ids=array("I", layout.token_ids),
+            max_tokens=max_tokens,
+            cut_tokens=lost,
+            echo=echo,
         )
 
-    def _layout(self, index: int, param: str) -> Layout:
+    def _layout(self, index: int, param: str, name: str) -> Layout:
+        """Return the token ids of a prompt; only the last ones if it is far too long and will be truncated."""
         request = self._request
         prompt = request.prompts[index]
         if request.suffix and not request.profile.is_suffix_literal:
-            return self._infill(prompt, param)
-        if request.images[index] and request.chat is None:
+            return self._infill(prompt, param, name)
+        images = len(request.images[index])
+        if images and request.chat is None:
             # A chat's template has put the tokens where they belong.
-            prompt = self._with_image_tokens(prompt, len(request.images[index]), param)
+            prompt = self._with_image_tokens(prompt, images, param)
+        end = self._end_of(prompt, name, kept=request.prompt_tokens_kept)
+        if images and self._image_tokens(end) < images:
+            raise self._loses_image(name)
         ids = self._encoder.encode(
-            prompt, param=param, adds_special_tokens=request.adds_special_tokens
+            end, param=param, adds_special_tokens=request.adds_special_tokens
         )
         return Layout([], ids, [])
 
-    def _infill(self, prompt: Prompt, param: str) -> Layout:
+    def _end_of(self, prompt: Prompt, name: str, *, kept: int | None) -> Prompt:
+        """Return the part of a prompt that is encoded: at least `kept` tokens from its end.
+
+        Raises ContextLengthExceededError for one that is far too long and may not be cut.
+        """
+        window = self._card.context_window
+        most = window if kept is None or kept == FIT else min(kept, window)
+        end = self._encoder.end_of(prompt, tokens=most)
+        if kept is None and end is not prompt:
+            raise ContextLengthExceededError(
+                f"This model's context window is {window} tokens, but {name} has more: it was not read "
+                "to its end.",
+                param=_param(self._request),
+                n_ctx=window,
+            )
+        return end
+
+    def _infill(self, prompt: Prompt, param: str, name: str) -> Layout:
         template = find_template(self._encoder.tokenizer)
         if template is None:
             raise UnsupportedParameterError(
@@ -148,8 +166,10 @@ class _Preparation:
                 f"'{param}' must be text where 'suffix' is given.", param="prompt"
             )
         request = self._request
+        end = self._end_of(prompt, name, kept=request.prompt_tokens_kept)
+        self._end_of(request.suffix, "'suffix'", kept=None)
         return template.layout(
-            self._encoder, prompt, request.suffix, begins=request.adds_special_tokens
+            self._encoder, str(end), request.suffix, begins=request.adds_special_tokens
         )
 
     def _with_image_tokens(self, prompt: Prompt, images: int, param: str) -> Prompt:
@@ -162,7 +182,7 @@ class _Preparation:
             )
         pieces = [prompt] if isinstance(prompt, str) else prompt
         marked = [p.replace(IMAGE_MARK, token) if isinstance(p, str) else p for p in pieces]
-        found = sum(p.count(token) if isinstance(p, str) else p in self._image_ids for p in marked)
+        found = self._image_tokens(marked)
         if found != images:
             # The engine puts an image wherever that token stands, whoever has written it.
             raise InvalidParameterError(
@@ -172,14 +192,22 @@ class _Preparation:
             )
         return marked[0] if isinstance(prompt, str) and isinstance(marked[0], str) else marked
 
+    def _image_tokens(self, prompt: Prompt) -> int:
+        token = self._card.image_token
+        pieces = [prompt] if isinstance(prompt, str) else prompt
+        return sum(p.count(token) if isinstance(p, str) else p in self._image_ids for p in pieces)
+
     def _check_images_are_whole(self, lost_ids: list[int], name: str) -> None:
         if not self._image_ids.isdisjoint(lost_ids):
-            raise ContextLengthExceededError(
-                f"This model's context window is {self._card.context_window} tokens: {name} is too long, "
-                "and cutting it would lose an image.",
-                param="prompt",
-                n_ctx=self._card.context_window,
-            )
+            raise self._loses_image(name)
+
+    def _loses_image(self, name: str) -> ContextLengthExceededError:
+        return ContextLengthExceededError(
+            f"This model's context window is {self._card.context_window} tokens: {name} is too long, "
+            "and cutting it would lose an image.",
+            param="prompt",
+            n_ctx=self._card.context_window,
+        )
 
     def _echo(self, index: int, layout: Layout, *, is_cut: bool) -> str:
         prompt = self._request.prompts[index]

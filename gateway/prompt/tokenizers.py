@@ -2,25 +2,28 @@
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, ServiceUnavailableError
 
-THREAD_CHARACTERS: Final = 8_192
-"""Longer texts are encoded in a thread, since the event loop would stand still for milliseconds."""
-
-
-T = TypeVar("T")
+LIKELY_BYTES_PER_TOKEN: Final = 4
+"""A text with fewer bytes for each token of the window is encoded whole."""
+SLICE_CHARACTERS: Final = 16_384
+"""A longer text is encoded in slices of so many characters, until it is known to be too long."""
+TORN_TOKENS: Final = 16
+"""More tokens than cutting a text at both ends of a slice can add."""
+PIECES_AT_ONCE: Final = 1_024
+"""Texts within a prompt that are encoded by one call: their encodings take more memory than their ids."""
 
 
 class PromptEncoder:
     """Turns prompts into token ids exactly as the model's own tokenizer does.
 
-    Nothing here waits, and long texts take long: see THREAD_CHARACTERS.
+    Nothing here waits, and long texts take long: see `gateway.large_work`.
     """
 
     def __init__(
@@ -42,11 +45,7 @@ class PromptEncoder:
 
     def text_ids(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Return the token ids of a text, none if it is empty and nothing is added."""
-        # Only the batch functions of the library let other threads run meanwhile; this one does not work
-        # out either where each token stands in the text, which makes it twice as fast as `encode`.
-        [encoding] = self.tokenizer.encode_batch_fast(
-            [text], add_special_tokens=adds_special_tokens
-        )
+        [encoding] = self._encode_batch([text], adds_special_tokens=adds_special_tokens)
         return list(encoding.ids)
 
     def piece_ids(
@@ -54,15 +53,65 @@ class PromptEncoder:
     ) -> list[int]:
         """Return token ids with texts in between. Raise InvalidParameterError naming a wrong id."""
         ids: list[int] = []
-        for position, piece in enumerate(pieces):
-            if isinstance(piece, str):
-                # The begin-of-text token belongs before the first piece, and only if that piece is text.
-                special = adds_special_tokens and position == 0
-                ids += self.text_ids(piece, adds_special_tokens=special)
-            else:
-                ids.append(piece)
+        if adds_special_tokens and pieces and isinstance(pieces[0], str):
+            # The begin-of-text token belongs before the first piece, and only if that piece is text.
+            ids += self.text_ids(pieces[0], adds_special_tokens=True)
+            pieces = pieces[1:]
+        for start in range(0, len(pieces), PIECES_AT_ONCE):
+            several = pieces[start : start + PIECES_AT_ONCE]
+            texts = [piece for piece in several if isinstance(piece, str)]
+            encodings = iter(self._encode_batch(texts, adds_special_tokens=False) if texts else ())
+            for piece in several:
+                if isinstance(piece, str):
+                    ids += next(encodings).ids
+                else:
+                    ids.append(piece)
         self.check_ids(ids, param=param)
         return ids
+
+    def end_of(self, prompt: Prompt, *, tokens: int) -> Prompt:
+        """Return the end of a prompt that is far longer than `tokens` tokens, and any other prompt itself.
+
+        The end has more tokens than that, and its last ones are those of the whole prompt. What is cut off
+        is not encoded: a text takes a hundred times its memory while it is.
+        """
+        if isinstance(prompt, str):
+            if not _is_far_longer([prompt], tokens):
+                return prompt
+            start, _ = self._start_of_end(prompt, tokens)
+            return prompt[start:]
+        if not _is_far_longer(prompt, tokens):
+            return prompt
+        end: list[str | int] = []
+        for piece in reversed(prompt):
+            if tokens < 0:
+                return end[::-1]
+            start = 0
+            if isinstance(piece, str):
+                start, tokens = self._start_of_end(piece, tokens)
+                end.append(piece[start:])
+            else:
+                end.append(piece)
+                tokens -= 1
+        is_whole = len(end) == len(prompt) and not start
+        return prompt if is_whole else end[::-1]
+
+    def _start_of_end(self, text: str, tokens: int) -> tuple[int, int]:
+        """Return an offset before the last `tokens` tokens of a text, and how many tokens are still missing."""
+        if len(text) <= SLICE_CHARACTERS:
+            return 0, tokens - len(self.text_ids(text, adds_special_tokens=False))
+        start = len(text)
+        tokens += TORN_TOKENS
+        while start > 0 and tokens >= 0:
+            end, start = start, max(0, start - SLICE_CHARACTERS)
+            found = len(self.text_ids(text[start:end], adds_special_tokens=False))
+            tokens -= max(0, found - TORN_TOKENS)
+        return start, tokens
+
+    def _encode_batch(self, texts: list[str], *, adds_special_tokens: bool) -> list[Encoding]:
+        # Only the batch functions of the library let other threads run meanwhile; this one does not work
+        # out either where each token stands in the text, which makes it twice as fast as `encode`.
+        return self.tokenizer.encode_batch_fast(texts, add_special_tokens=adds_special_tokens)
 
     def begin_ids(self) -> list[int]:
         """Return the begin-of-text token if the tokenizer puts it before a text, else nothing."""
@@ -101,9 +150,14 @@ class PromptEncoder:
         return [self._bos_token_id]
 
 
-async def run_beside_loop(work: Callable[[], T], *, size: int) -> T:
-    """Return what `work` returns: at once if `size` (characters and token ids) is small, else in a thread."""
-    return work() if size <= THREAD_CHARACTERS else await asyncio.to_thread(work)
+def _is_far_longer(pieces: Sequence[str | int], tokens: int) -> bool:
+    """Whether texts have far more bytes than texts of so few tokens usually have."""
+    most = tokens * LIKELY_BYTES_PER_TOKEN + SLICE_CHARACTERS
+    size = 0
+    for piece in pieces:
+        if isinstance(piece, str):
+            size += len(piece) if piece.isascii() else len(piece.encode())
+    return size > most
 
 
 class TokenizerStore:

@@ -1,10 +1,10 @@
 """What the scripts are asked and what they answer, as types."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.accounts.limits import LimitName, SubjectLimits
+from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
 from gateway.accounts.usage import UsageRecord, encode_usage
 from gateway.quota.periods import day_of, month_of
 
@@ -60,6 +60,20 @@ class ReservationRequest:
                 return self.cost_micros
             case _:
                 return 1
+
+
+SeesUse = Callable[[LimitScope], bool]
+"""Whether a caller may see the money used by its key, its project or its tenant."""
+
+
+def sees_all(_scope: LimitScope) -> bool:
+    """Show the use of all holders."""
+    return True
+
+
+def sees_key(scope: LimitScope) -> bool:
+    """Show the use of the key only."""
+    return scope is LimitScope.KEY
 
 
 class Meter(NamedTuple):

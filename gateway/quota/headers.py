@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.accounts.limits import LimitName
 from gateway.accounts.usage import MICRO
-from gateway.quota.answers import Admitted, Meter, Refused
+from gateway.quota.answers import Admitted, Meter, Refused, SeesUse, sees_all
 
 REMEMBERED_MS: Final = 60_250
 """A minute and one slot of the window: within it, everything that was used by now is forgotten."""
@@ -32,10 +32,11 @@ _FAMILY_OF_DAY: Final = {
 _MONEY: Final = (LimitName.BUDGET, None)
 
 
-def headers_of(answer: Admitted | Refused) -> dict[str, str]:
+def headers_of(answer: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
     """Return the headers of a request that was admitted or refused; none where nothing is limited.
 
-    They tell the tightest limit of key, project and tenant. Those of a refusal tell the one that refused.
+    They have the tightest limit of key, project and tenant, and of money that which the caller sees. Those of a
+    refusal have the one that refused.
     """
     headers: dict[str, str] = {}
     for family, names in reversed(_FAMILIES):
@@ -43,7 +44,7 @@ def headers_of(answer: Admitted | Refused) -> dict[str, str]:
     for suffix, name in _DETAILS:
         if meter := _tightest(answer.meters, (name,)):
             headers |= _limit_and_remaining(suffix, meter.value, meter.remaining)
-    if money := _tightest(answer.meters, _MONEY):
+    if money := _tightest((meter for meter in answer.meters if sees(meter.subject.scope)), _MONEY):
         headers["x-budget-remaining"] = dollars(money.remaining)
     if isinstance(answer, Refused):
         headers |= _refusing(answer)

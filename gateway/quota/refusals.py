@@ -1,10 +1,12 @@
 """A refusal by a limit, told as an error of the API in plain words."""
 
+from dataclasses import replace
 from typing import Final
 
 from gateway.accounts.limits import LimitName
+from gateway.accounts.scopes import Scope
 from gateway.errors import InsufficientQuotaError, RateLimitError, RefusingLimit
-from gateway.quota.answers import Refused
+from gateway.quota.answers import Refused, SeesUse, sees_all
 from gateway.quota.headers import dollars, headers_of
 
 CREDIT: Final = "credit_micros"
@@ -18,11 +20,13 @@ _WORDS: Final = {
     LimitName.REQUESTS_PER_DAY: "{} requests per day",
     LimitName.TOKENS_PER_DAY: "{} tokens per day",
     LimitName.CONCURRENT_REQUESTS: "{} concurrent requests",
+    LimitName.STORED_BYTES: "{} stored bytes",
 }
 _CODES: Final = {
     LimitName.REQUESTS_PER_MINUTE: "requests",
     LimitName.REQUESTS_PER_DAY: "requests",
     LimitName.CONCURRENT_REQUESTS: "concurrency",
+    LimitName.STORED_BYTES: "stored_bytes",
 }
 _PROMPT_ADVICE: Final = "Shorten the prompt."
 _COMPLETION_ADVICE: Final = "Lower 'max_tokens', 'n' or 'best_of'."
@@ -31,30 +35,42 @@ _ADVICE: Final = {
     LimitName.TOKENS_PER_DAY: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
     LimitName.PROMPT_TOKENS_PER_MINUTE: _PROMPT_ADVICE,
     LimitName.COMPLETION_TOKENS_PER_MINUTE: _COMPLETION_ADVICE,
+    LimitName.STORED_BYTES: _PROMPT_ADVICE,
 }
 
 
-def refusal_error(refused: Refused, *, is_openai: bool) -> RateLimitError | InsufficientQuotaError:
-    """Return the error that tells a refusal; lack of money has a status of its own in OpenAI's dialect."""
+def refusal_error(
+    refused: Refused, *, is_openai: bool, sees: SeesUse = sees_all
+) -> RateLimitError | InsufficientQuotaError:
+    """Return the error of a refusal; lack of money has a status of its own in OpenAI's dialect.
+
+    It names amounts of money only if the caller may see them.
+    """
     if refused.limit is None or refused.limit is LimitName.BUDGET:
-        return _money_error(refused, is_openai=is_openai)
+        return _money_error(refused, is_openai=is_openai, sees=sees)
     return RateLimitError(
         _rate_message(refused, refused.limit),
         refusing=_refusing_limit(refused),
         code=_CODES.get(refused.limit, "tokens"),
         is_retryable=not refused.is_too_large,
-        headers=headers_of(refused),
+        headers=headers_of(refused, sees),
     )
 
 
-def _money_error(refused: Refused, *, is_openai: bool) -> InsufficientQuotaError:
+def _money_error(refused: Refused, *, is_openai: bool, sees: SeesUse) -> InsufficientQuotaError:
     is_credit = refused.limit is None
+    refusing = _refusing_limit(refused)
+    if sees(refused.subject.scope):
+        message = _credit_message(refused) if is_credit else _budget_message(refused)
+    else:
+        message = _hidden_message(refused)
+        refusing = replace(refusing, limit_value=None, used=None)
     return InsufficientQuotaError(
-        _credit_message(refused) if is_credit else _budget_message(refused),
-        refusing=_refusing_limit(refused),
+        message,
+        refusing=refusing,
         code="insufficient_credits" if is_credit else "budget_exceeded",
         is_openai=is_openai,
-        headers=headers_of(refused),
+        headers=headers_of(refused, sees),
     )
 
 
@@ -80,6 +96,11 @@ def _rate_message(refused: Refused, limit: LimitName) -> str:
         return (
             f"The limit of {name} of {_holder(refused)} is reached; one of them has to end first."
         )
+    if limit is LimitName.STORED_BYTES:
+        return (
+            f"The limit of {name} of {_holder(refused)} is used up{_shortage(refused)}; requests have to end or "
+            "kept answers to expire first."
+        )
     return f"The limit of {name} of {_holder(refused)} is used up{_shortage(refused)}; {_reset(refused)}."
 
 
@@ -91,6 +112,15 @@ def _budget_message(refused: Refused) -> str:
         if refused.retry_ms is not None
         else f"The request may cost {dollars(refused.wanted)} dollars and can never fit the budget of "
         f"{dollars(refused.value)} dollars a month of {_holder(refused)}. {_COMPLETION_ADVICE}"
+    )
+
+
+def _hidden_message(refused: Refused) -> str:
+    money = "credit" if refused.limit is None else "budget"
+    return (
+        f"The {money} of {_holder(refused)} does not allow the request, which may cost "
+        f"{dollars(refused.wanted)} dollars. How much is left shows to whoever has the scope "
+        f"'{Scope.USAGE}' there."
     )
 
 

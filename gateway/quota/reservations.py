@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,15 @@ from redis.exceptions import RedisError
 from contract import keys
 from gateway.accounts.usage import UsageRecord
 from gateway.errors import StoreUnavailableError
-from gateway.quota.answers import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveAnswer
+from gateway.quota.answers import (
+    Admitted,
+    NeedsSeed,
+    Refused,
+    ReservationRequest,
+    ReserveAnswer,
+    SeesUse,
+    sees_all,
+)
 from gateway.quota.endings import Ending, Endings
 from gateway.quota.headers import headers_of
 from gateway.quota.refusals import refusal_error
@@ -23,7 +31,6 @@ from gateway.tasks import raise_if_cancelled
 
 LEASE_MS: Final = 30_000
 """After so long without renewal a reservation counts as abandoned, and no longer as a concurrent request."""
-RENEW_SECONDS: Final = 10.0
 RENEW_BATCH: Final = 200
 """Reservations renewed by one command, so that Redis is not held up."""
 MOST_SEEDINGS: Final = 5
@@ -65,7 +72,9 @@ class Reservations:
         """Settles and releases that Redis has not confirmed yet."""
         return len(self._endings)
 
-    async def reserve(self, request: ReservationRequest, *, is_openai: bool) -> Admission:
+    async def reserve(
+        self, request: ReservationRequest, *, is_openai: bool, sees: SeesUse = sees_all
+    ) -> Admission:
         """Reserve the most that a request may use, of all of its limits or of none.
 
         Raises RateLimitError or InsufficientQuotaError, whose status and code for lack of money depend on
@@ -73,12 +82,12 @@ class Reservations:
         """
         answer = await self._seeded(request, self._ask)
         if isinstance(answer, Refused):
-            raise refusal_error(answer, is_openai=is_openai)
+            raise refusal_error(answer, is_openai=is_openai, sees=sees)
         if not isinstance(answer, Admitted):
             raise _unavailable()
         self._open[request.request_id] = request.tenant_id
         self._restoring.remember(request)
-        return Admission(answer.created_ms, headers_of(answer))
+        return Admission(answer.created_ms, headers_of(answer, sees))
 
     async def take_over(self, request: ReservationRequest) -> bool:
         """Go on with a request that another gateway has reserved for, by what it was asked for now.
@@ -115,11 +124,10 @@ class Reservations:
         return await self._end(Ending(tenant_id, request_id))
 
     async def run(self) -> None:
-        """Renew leases and repeat what did not arrive or was lost, until cancelled."""
+        """Repeat what did not arrive or was lost, until cancelled. `gateway.lifeline` renews the leases."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_server())
             tasks.create_task(self._endings.run())
-            tasks.create_task(self._keep_renewing())
 
     async def aclose(self, *, seconds: float = 3.0) -> None:
         """Tell Redis of endings that did not arrive yet, for so long at most."""
@@ -127,12 +135,31 @@ class Reservations:
 
     async def renew(self) -> None:
         """Renew the lease of every open reservation; those that Redis lost are made anew. Raises RedisError."""
+        await self.restore(await self.extend(self._store))
+
+    async def extend(self, store: QuotaStore) -> list[str]:
+        """Renew the lease of every open reservation, and return those that Redis does not know.
+
+        May be called in another event loop, with a store of that. Raises RedisError.
+        """
         by_bucket: dict[int, list[str]] = defaultdict(list)
-        for request_id, tenant_id in self._open.items():
+        # A copy, since requests begin and end meanwhile in another thread.
+        for request_id, tenant_id in list(self._open.items()):
             by_bucket[keys.bucket_of(tenant_id)].append(request_id)
+        unknown: list[str] = []
         for bucket, request_ids in by_bucket.items():
             for start in range(0, len(request_ids), RENEW_BATCH):
-                await self._renew(bucket, request_ids[start : start + RENEW_BATCH])
+                batch = request_ids[start : start + RENEW_BATCH]
+                unknown += await store.renew(bucket, batch, lease_ms=LEASE_MS)
+        return unknown
+
+    async def restore(self, unknown: Sequence[str]) -> None:
+        """Reserve again for those requests that are still open."""
+        lost = [request_id for request_id in unknown if request_id in self._open]
+        if lost:
+            # Redis was emptied, or this gateway was taken for dead. The usage is recorded all the same.
+            logger.warning("%d open requests have no reservation in Redis any more", len(lost))
+            await self._restoring.restore(lost)
 
     async def _ask(self, request: ReservationRequest) -> ReserveAnswer:
         try:
@@ -173,15 +200,6 @@ class Reservations:
         self._restoring.end(ending.request_id)
         return await self._endings.send(ending)
 
-    async def _keep_renewing(self) -> None:
-        while True:
-            try:
-                await self.renew()
-            except RedisError as error:
-                logger.warning("cannot renew reservations: %s", type(error).__name__)
-            raise_if_cancelled()
-            await asyncio.sleep(RENEW_SECONDS)
-
     async def _watch_server(self) -> None:
         known: str | None = None
         while True:
@@ -197,14 +215,6 @@ class Reservations:
                 logger.debug("cannot look at Redis: %s", type(error).__name__)
             raise_if_cancelled()
             await asyncio.sleep(WATCH_SECONDS)
-
-    async def _renew(self, bucket: int, request_ids: list[str]) -> None:
-        unknown = await self._store.renew(bucket, request_ids, lease_ms=LEASE_MS)
-        lost = [request_id for request_id in unknown if request_id in self._open]
-        if lost:
-            # Redis was emptied, or we were taken for dead. Their usage is recorded all the same.
-            logger.warning("%d open requests have no reservation in Redis any more", len(lost))
-            await self._restoring.restore(lost)
 
 
 def _unavailable() -> StoreUnavailableError:

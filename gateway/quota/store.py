@@ -11,7 +11,13 @@ import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
-from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits, subject_of
+from gateway.accounts.limits import (
+    RESERVED_LIMITS,
+    LimitName,
+    LimitScope,
+    SubjectLimits,
+    subject_of,
+)
 from gateway.accounts.usage import UsageRecord, encode_usage, readable_usage
 from gateway.quota.answers import (
     Admitted,
@@ -40,8 +46,7 @@ _STATUS = LuaScript("quota_status", _PACKAGE)
 _EXPIRED = LuaScript("quota_expired", _PACKAGE)
 _AUDIT_OPEN = LuaScript("quota_audit_open", _PACKAGE)
 
-_LIMITS = tuple(LimitName)
-_METERED: tuple[LimitName | None, ...] = (*_LIMITS[:4], LimitName.BUDGET, None)
+_METERED: tuple[LimitName | None, ...] = (*RESERVED_LIMITS[:4], LimitName.BUDGET, None)
 _STATUS_WIDTH = 6
 _ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
 
@@ -231,7 +236,7 @@ def _packed(subjects: tuple[SubjectLimits, ...]) -> bytes:
     """Return subjects with their limits as the script reads them: one argument costs less than thirty."""
     return msgspec.msgpack.encode(
         [
-            [each.subject, *(False if value is None else value for value in each.limits.values())]
+            [each.subject, *(False if value is None else value for value in each.limits.reserved())]
             for each in subjects
         ]
     )
@@ -251,7 +256,7 @@ def _reserve_answer(request: ReservationRequest, reply: list[int]) -> ReserveAns
 
 def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
     _, number, subject, value, used, wait, *remaining = reply
-    limit = _LIMITS[number - 1] if number <= len(_LIMITS) else None
+    limit = RESERVED_LIMITS[number - 1] if number <= len(RESERVED_LIMITS) else None
     return Refused(
         request.subjects[subject - 1],
         limit,

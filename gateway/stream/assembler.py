@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import msgspec
 
 from contract.messages import Delta, JobFinished, PromptScored
-from gateway.dispatch.generation import Generation, Reply
-from gateway.errors import ServiceUnavailableError
+from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn, in_slices
 from gateway.stream.choice import Choice
 from gateway.stream.completion import Completion, Usage
 from gateway.stream.failures import to_api_error
@@ -16,8 +16,8 @@ from gateway.stream.kinds import choice_type
 from gateway.stream.prompt_logprobs import PromptLogprobs
 from gateway.stream.timings import Stopwatch, timing_headers, timing_members, usage_body
 
-LARGE_BYTES = 64 * 1024
-"""Size of a choice that takes noticeable time to encode."""
+THREAD_TOKENS = 256
+"""Tokens of a choice with log-probabilities that take longer than others should wait."""
 
 
 class WholeAnswer(NamedTuple):
@@ -32,12 +32,13 @@ class WholeAnswer(NamedTuple):
 async def collect(completion: Completion, generation: Generation) -> WholeAnswer:
     """Wait for the whole answer. Raises an ApiError if a job fails."""
     assembler = _Assembler(completion)
-    while assembler.unfinished_jobs and not generation.overflowed:
-        for reply in await generation.replies():
-            assembler.add(reply)
-    if generation.overflowed:
-        raise ServiceUnavailableError("The answer is larger than the gateway holds.")
-    return await assembler.answer()
+    while assembler.unfinished_jobs:
+        for some in in_slices(await generation.replies()):
+            await assembler.prompt_logprobs.prepare(some, generation.turn)
+            async with generation.turn_for(some):
+                for reply in some:
+                    assembler.add(reply)
+    return await assembler.answer(generation.turn)
 
 
 class _Assembler:
@@ -45,7 +46,7 @@ class _Assembler:
         self._completion = completion
         self._usage = completion.new_usage()
         self._stopwatch = Stopwatch(completion.started_at)
-        self._prompt_logprobs = PromptLogprobs(completion)
+        self.prompt_logprobs = PromptLogprobs(completion)
         self._returned_tokens = 0
         make_choice = choice_type(completion.request)
         self._choices: list[Choice] = [
@@ -65,14 +66,14 @@ class _Assembler:
             self._stopwatch.add(message)
             self.unfinished_jobs -= 1
         elif isinstance(message, PromptScored):
-            encoded = self._prompt_logprobs.encode(reply.prompt_index, message)
+            encoded = self.prompt_logprobs.encode(reply.prompt_index, message)
             first = self._completion.choice_index(reply.prompt_index, 0)
             for choice in self._choices[first : first + self._completion.request.n]:
                 choice.take_prompt_logprobs(encoded)
         else:
             raise to_api_error(message)
 
-    async def answer(self) -> WholeAnswer:
+    async def answer(self, turn: Turn) -> WholeAnswer:
         completion, usage = self._completion, self._usage
         request, shape = completion.request, completion.request.profile.timing
         if request.best_of > request.n:
@@ -81,17 +82,23 @@ class _Assembler:
         content = msgspec.json.encode(
             {
                 **completion.head(),
-                "choices": [msgspec.Raw(choice) async for choice in self._encoded_choices()],
+                "choices": [msgspec.Raw(choice) async for choice in self._encoded_choices(turn)],
                 "usage": usage_body(usage, timings, shape) | completion.cost(usage),
                 **timing_members(timings, request),
             }
         )
         return WholeAnswer(content, usage, timing_headers(timings, shape))
 
-    async def _encoded_choices(self) -> AsyncIterator[bytes]:
+    async def _encoded_choices(self, turn: Turn) -> AsyncIterator[bytes]:
+        has_logprobs = self._completion.request.logprobs is not None
+        if len(self._choices) < REPLIES_AT_ONCE and not has_logprobs:
+            turn = nullcontext
+        is_slow = has_logprobs and self._returned_tokens > THREAD_TOKENS * len(self._choices)
         for choice in self._choices:
-            encoded = msgspec.json.encode(choice.whole())
+            async with turn():
+                encoded = await asyncio.to_thread(_encoded, choice) if is_slow else _encoded(choice)
             yield encoded
-            if len(encoded) > LARGE_BYTES:
-                # Many large choices in one go would hold up every other request.
-                await asyncio.sleep(0)
+
+
+def _encoded(choice: Choice) -> bytes:
+    return msgspec.json.encode(choice.whole())

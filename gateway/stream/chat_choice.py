@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from contract.messages import CallPiece, Delta, TokenLogprob
+from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.dialects.request import GenerationRequest, ToolMode
 from gateway.stream.chat_logprobs import ScoredToken, logprobs_body, scored_tokens
@@ -72,7 +72,9 @@ class ChatChoice(Choice):
         self._index = index
         self._request: GenerationRequest = request
         self._request_id = completion.id
-        self._prompt_token_ids = completion.prompt_token_ids[index // request.n]
+        self._prompt_token_ids: list[int] = []
+        if request.return_token_ids:
+            self._prompt_token_ids = list(completion.prompt_token_ids[index // request.n])
         self._is_legacy = chat.uses_legacy_functions
         self._tells_one_call = self._is_legacy or (use is not None and not use.is_parallel)
         self._visible = None if chat.shows_reasoning else _VisibleTokens()
@@ -135,8 +137,9 @@ class ChatChoice(Choice):
 
     def _piece(self, delta: Delta) -> _Piece:
         request = self._request
-        token_ids, logprobs = delta.token_ids, delta.logprobs or []
-        if self._visible is not None:
+        if self._visible is None:
+            token_ids, logprobs = delta.token_ids, decode_logprobs(delta.logprobs)
+        else:
             token_ids, logprobs = self._visible.take(delta)
         calls = self._told_calls(delta.calls)
         self._has_calls = self._has_calls or bool(calls)
@@ -243,7 +246,7 @@ class _VisibleTokens:
     def take(self, delta: Delta) -> tuple[list[int], list[TokenLogprob]]:
         """Return the tokens that can be told with a delta."""
         token_ids = [*self._token_ids, *delta.token_ids][delta.reasoning_tokens :]
-        logprobs = [*self._logprobs, *(delta.logprobs or [])][delta.reasoning_tokens :]
+        logprobs = [*self._logprobs, *decode_logprobs(delta.logprobs)][delta.reasoning_tokens :]
         self._is_answering = self._is_answering or bool(delta.text.strip() or delta.calls)
         if self._is_answering:
             self._token_ids, self._logprobs = [], []

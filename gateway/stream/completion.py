@@ -1,7 +1,7 @@
 """What stays the same in every part of one answer, and what the answer has cost."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ class Completion:
     created: int
     fingerprint: str
     request: GenerationRequest
-    prompt_token_ids: list[list[int]]
+    prompt_token_ids: Sequence[Sequence[int]]
     """Token ids of each prompt as they were sent to the worker."""
     prompt_texts: list[str]
     """What is echoed of each prompt (see `gateway.prompt.echo`); empty if nothing is."""

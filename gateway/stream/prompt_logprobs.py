@@ -1,6 +1,10 @@
 """Log-probabilities of echoed prompts: encoded once for all choices, and bounded."""
 
-from contract.messages import PromptScored
+import asyncio
+from collections.abc import Sequence
+
+from contract.messages import PromptScored, decode_logprobs
+from gateway.dispatch.generation import Reply, Turn
 from gateway.errors import InvalidParameterError
 from gateway.stream.completion import Completion
 from gateway.stream.logprobs import LogprobLists, echo_base
@@ -15,13 +19,38 @@ class PromptLogprobs:
     def __init__(self, completion: Completion) -> None:
         self._completion = completion
         self._bytes = 0
+        self._prepared: dict[int, dict[str, bytes]] = {}
+
+    async def prepare(self, replies: Sequence[Reply], turn: Turn) -> None:
+        """Encode the log-probabilities of long prompts in a thread, before `encode` returns them."""
+        for reply in replies:
+            message = reply.message
+            if isinstance(message, PromptScored) and len(message.logprobs) > 1:
+                async with turn():
+                    self._prepared[reply.prompt_index] = await asyncio.to_thread(
+                        self._encoded, reply.prompt_index, message
+                    )
 
     def encode(self, prompt_index: int, scored: PromptScored) -> dict[str, bytes]:
         """Return the lists of the echoed tokens for `LogprobLists.before`, empty if there are none.
 
         Raises InvalidParameterError if they would make the answer too large.
         """
-        request, logprobs = self._completion.request, scored.logprobs
+        encoded = self._prepared.pop(prompt_index, None)
+        if encoded is None:
+            encoded = self._encoded(prompt_index, scored)
+        self._bytes += self._completion.request.n * sum(map(len, encoded.values()))
+        if self._bytes > MAX_BYTES:
+            raise InvalidParameterError(
+                f"'logprobs' of echoed prompts must take <= {MAX_BYTES} bytes in all choices together. "
+                f"Given: {self._bytes} so far.",
+                param="logprobs",
+            )
+        return encoded
+
+    def _encoded(self, prompt_index: int, scored: PromptScored) -> dict[str, bytes]:
+        request = self._completion.request
+        logprobs = [entry for part in scored.logprobs for entry in decode_logprobs(part)]
         echoed = request.echo_last
         start = 0 if echoed is None else max(len(logprobs) - echoed, 0)
         lists = LogprobLists()
@@ -34,12 +63,4 @@ class PromptLogprobs:
                 else None
             ),
         )
-        encoded = lists.encoded() if lists.tokens else {}
-        self._bytes += request.n * sum(map(len, encoded.values()))
-        if self._bytes > MAX_BYTES:
-            raise InvalidParameterError(
-                f"'logprobs' of echoed prompts must take <= {MAX_BYTES} bytes in all choices together. "
-                f"Given: {self._bytes} so far.",
-                param="logprobs",
-            )
-        return encoded
+        return lists.encoded() if lists.tokens else {}

@@ -65,7 +65,7 @@ class ChunkRenderer:
         """Whether the answer itself has failed, and not only this way of getting it."""
         self._stopwatch = Stopwatch(completion.started_at)
         self._running = RunningTimings(completion) if request.timings_per_token else None
-        self._prompt_logprobs = PromptLogprobs(completion)
+        self.prompt_logprobs = PromptLogprobs(completion)
         self._unfinished_jobs = len(request.prompts)
         self._received = [0] * len(request.prompts)
         """Completion tokens of each prompt whose job has not finished."""
@@ -182,7 +182,7 @@ class ChunkRenderer:
         if isinstance(message, JobFinished):
             self._finish_job(prompt_index, message, parts)
         elif isinstance(message, PromptScored):
-            encoded = self._prompt_logprobs.encode(prompt_index, message)
+            encoded = self.prompt_logprobs.encode(prompt_index, message)
             for index in range(prompt_index * self._n, (prompt_index + 1) * self._n):
                 self._choice(index).take_prompt_logprobs(encoded)
         else:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from contract.messages import Delta
+from contract.messages import Delta, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.dialects.request import GenerationRequest
 from gateway.stream.choice import FAILED, TOOL_CALLS, Choice
@@ -83,7 +83,9 @@ class TextChoice(Choice):
         self._request_id = completion.id
         self._echo = completion.prompt_texts[prompt_index] if request.echo else ""
         self._opening = self._echo
-        self._prompt_token_ids = completion.prompt_token_ids[prompt_index]
+        self._prompt_token_ids: list[int] = []
+        if completion.request.return_token_ids:
+            self._prompt_token_ids = list(completion.prompt_token_ids[prompt_index])
         self._prompt_logprobs: dict[str, bytes] | None = None
         self._told_ids = not request.return_token_ids
         self._spoken: list[str] | None = None if request.tool_use is None else []
@@ -146,7 +148,7 @@ class TextChoice(Choice):
         lists = LogprobLists(before=self._prompt_logprobs)
         self._prompt_logprobs = None
         lists.extend(
-            delta.logprobs or [],
+            decode_logprobs(delta.logprobs),
             base=len(self._echo),
             token_ids=delta.token_ids if self._request.return_token_ids else None,
         )

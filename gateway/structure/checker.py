@@ -36,6 +36,7 @@ class GrammarChecker:
         structure: Structure | None,
         tool_use: ToolUse | None = None,
         *,
+        tenant_id: str,
         tokenizer: TokenizerSource,
         reasoning: Reasoning | None = None,
     ) -> str:
@@ -44,13 +45,14 @@ class GrammarChecker:
         With both a structure and tools, the text is calls or matches the structure. `reasoning` is what
         ends before either of them begins.
 
-        Raises InvalidGrammarError naming the structure's parameter or the tools', and OverloadedError.
+        Raises InvalidGrammarError naming the structure's parameter or the tools', TenantQueueFullError if
+        too many of the tenant's wait, and OverloadedError.
         """
         if structure is None and (tool_use is None or not tool_use.is_constraint):
             return ""
         param = _TOOLS_PARAM if structure is None else structure.param
         encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
-        verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer)
+        verdict = await self._verdict(Task(tokenizer.digest, encoded), tokenizer, tenant_id)
         if verdict.refusal:
             refused = _TOOLS_PARAM if verdict.is_about_tools else param
             raise InvalidGrammarError(f"'{refused}' is refused: {verdict.refusal}.", param=refused)
@@ -73,17 +75,17 @@ class GrammarChecker:
         """End the sandboxes."""
         await self._pool.aclose()
 
-    async def _verdict(self, task: Task, tokenizer: TokenizerSource) -> Verdict:
+    async def _verdict(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
         key = hashlib.sha256(messages.encode(task)).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = await self._judged(task, tokenizer)
+            verdict = await self._judged(task, tokenizer, tenant_id)
             self._verdicts.put(key, verdict)
         return verdict
 
-    async def _judged(self, task: Task, tokenizer: TokenizerSource) -> Verdict:
+    async def _judged(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
         try:
-            return await self._pool.run(task, tokenizer)
+            return await self._pool.run(task, tokenizer, tenant_id=tenant_id)
         except SandboxDiedError as error:
             if error.is_tasks_fault:
                 return _TOO_EXPENSIVE

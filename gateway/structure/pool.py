@@ -5,22 +5,26 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import OverloadedError
 from gateway.structure import messages
 from gateway.structure.messages import Order, Task, Template, Tokenizer, Verdict
 from gateway.tasks import end_task
+from gateway.turns import FairTurns
 
 _START_SECONDS: Final = 20.0
 _LOAD_SECONDS: Final = 30.0
 _END_SECONDS: Final = 2.0
 _LONG_WORK: Final = 5
 """Part of its processor time that no usual structure needs."""
+_OURSELVES: Final = ""
+"""Takes turns like a tenant."""
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -29,8 +33,8 @@ class SandboxSettings:
     """How many sandboxes there are, and what each may use."""
 
     processes: int = 2
-    most_waiting: int = 64
-    """Structures that may wait for a sandbox; beyond them the answer is 503 at once."""
+    most_waiting: int = 32
+    """Structures of one tenant that may wait for a sandbox; beyond them the answer is 429 at once."""
     wait_seconds: float = 2.0
     """How long a structure may wait for a sandbox."""
     task_seconds: float = 1.0
@@ -66,20 +70,23 @@ class SandboxDiedError(Exception):
 
 
 class SandboxPool:
-    """Hands each task to a free sandbox."""
+    """Hands each task to a free sandbox, and the sandboxes to tenants in turn."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._free: asyncio.Queue[_Sandbox] = asyncio.Queue()
         self._all = [_Sandbox(settings) for _ in range(settings.processes)]
-        for sandbox in self._all:
-            self._free.put_nowait(sandbox)
-        self._waiting = 0
+        self._free = list(self._all)
+        self._turns = FairTurns(
+            settings.processes,
+            most_waiting_size=settings.most_waiting,
+            wait_seconds=settings.wait_seconds,
+            what="grammars to be compiled",
+        )
         self._revivals: set[asyncio.Task[None]] = set()
 
-    async def run(self, task: Task, tokenizer: TokenizerSource) -> Verdict:
-        """Return what came of a task. Raise SandboxDiedError or OverloadedError."""
-        async with self._sandbox() as sandbox:
+    async def run(self, task: Task, tokenizer: TokenizerSource, *, tenant_id: str) -> Verdict:
+        """Return what came of a tenant's task. Raise SandboxDiedError or what `FairTurns.take` raises."""
+        async with self._sandbox(tenant_id) as sandbox:
             verdict = await sandbox.ask(task, seconds=self._settings.task_seconds)
             if verdict.lacks_tokenizer:
                 await sandbox.ask(await _loaded(tokenizer), seconds=_LOAD_SECONDS)
@@ -91,7 +98,7 @@ class SandboxPool:
 
     async def try_out(self, template: Template) -> Verdict:
         """Return what came of a chat template. Raise SandboxDiedError or OverloadedError."""
-        async with self._sandbox() as sandbox:
+        async with self._sandbox(_OURSELVES) as sandbox:
             return await sandbox.ask(template, seconds=self._settings.task_seconds)
 
     async def aclose(self) -> None:
@@ -102,38 +109,34 @@ class SandboxPool:
             await sandbox.stop()
 
     @contextlib.asynccontextmanager
-    async def _sandbox(self) -> AsyncIterator["_Sandbox"]:
-        if self._waiting >= self._settings.most_waiting:
-            raise _overloaded()
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(self._settings.wait_seconds):
-                sandbox = await self._free.get()
-        except TimeoutError:
-            raise _overloaded() from None
-        finally:
-            self._waiting -= 1
+    async def _sandbox(self, tenant_id: str) -> AsyncIterator["_Sandbox"]:
+        await self._turns.take(tenant_id)
+        sandbox = self._free.pop()
+        began = time.monotonic()
         try:
             yield sandbox
         finally:
-            self._give_back(sandbox)
+            free = partial(self._free_again, sandbox, tenant_id, time.monotonic() - began)
+            if sandbox.is_running:
+                free()
+            else:
+                revival = asyncio.create_task(self._revive(sandbox, free))
+                self._revivals.add(revival)
+                revival.add_done_callback(self._revivals.discard)
 
-    def _give_back(self, sandbox: "_Sandbox") -> None:
-        if sandbox.is_running:
-            self._free.put_nowait(sandbox)
-            return
-        revival = asyncio.create_task(self._revive(sandbox))
-        self._revivals.add(revival)
-        revival.add_done_callback(self._revivals.discard)
+    def _free_again(self, sandbox: "_Sandbox", tenant_id: str, seconds: float) -> None:
+        self._free.append(sandbox)
+        self._turns.give_back(tenant_id, seconds=seconds)
 
-    async def _revive(self, sandbox: "_Sandbox") -> None:
+    @staticmethod
+    async def _revive(sandbox: "_Sandbox", free: Callable[[], None]) -> None:
         """Start a sandbox again, so that the next structure need not wait for that."""
         try:
             # Who needs it next tries again, and hears of it.
             with contextlib.suppress(SandboxDiedError, OSError):
                 await sandbox.start()
         finally:
-            self._free.put_nowait(sandbox)
+            free()
 
 
 class _Sandbox:
@@ -246,7 +249,3 @@ def _cpu_seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-
-
-def _overloaded() -> OverloadedError:
-    return OverloadedError("Too many grammars are waiting to be compiled.", retry_after_seconds=1.0)

@@ -21,6 +21,9 @@ _NUMBERS: Final = (
     "prompt_tokens",
     "cached_tokens",
     "completion_tokens",
+    "free_prompt_tokens",
+    "free_cached_tokens",
+    "free_completion_tokens",
     "cost_micros",
     "first_token_ms",
 )

@@ -12,9 +12,12 @@ from gateway.accounts.ledger.partitions import make_partitions, month_start
 from gateway.accounts.ledger.rows import hour_of
 from gateway.accounts.limits import LimitScope
 from gateway.accounts.tables import CreditRow, DirtyHourRow, LedgerRow, Table
+from gateway.accounts.usage import Outcome
 
 BATCH: Final = 500
 """Rows that one transaction adds."""
+LATE: Final = ".late"
+"""Ends the id of what was settled after its request had been settled as lost."""
 ASKED_AT_ONCE: Final = 5_000
 """Request ids in one query; databases bound the number of parameters."""
 
@@ -38,23 +41,48 @@ class LedgerStore:
     async def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Add the rows of requests that are not in the ledger. Return how many they were.
 
-        Of several rows of one request the first counts. The hours of what was added are marked as dirty.
+        Of several rows of one request the first counts. Only what a gateway settles after a sweep has settled it as
+        lost is added, too, under an id of its own: the gateway lived, and may have delivered everything.
+        The hours of what was added are marked as dirty.
         """
         first = {row["request_id"]: row for row in reversed(rows)}
         if not first:
             return 0
-        months = {month_start(row["created_at"]) for row in first.values()}
+        added = await self._add(first)
+        again = [row for row in rows if row is not first[row["request_id"]]]
+        again += [row for request_id, row in first.items() if request_id not in added]
+        late = await self._add(await self._late(again))
+        times = [*added.values(), *late.values()]
+        await self.mark_dirty({hour_of(time) for time in times})
+        return len(times)
+
+    async def _add(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, datetime]:
+        """Add those rows that are new. Return their times by request id."""
+        if not rows:
+            return {}
+        months = {month_start(row["created_at"]) for row in rows.values()}
         await make_partitions(self._transaction, months)
         dialect = self._transaction.get_bind().dialect.name
         add = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(_LEDGER)
-        added = await self._transaction.scalars(
-            add.on_conflict_do_nothing().returning(_LEDGER.c.created_at),
+        added = await self._transaction.execute(
+            add.on_conflict_do_nothing().returning(_LEDGER.c.request_id, _LEDGER.c.created_at),
             # Two who add the same rows meet them in the same order, so one just waits for the other.
-            [first[request_id] for request_id in sorted(first)],
+            [rows[request_id] for request_id in sorted(rows)],
         )
-        times = list(added)
-        await self.mark_dirty({hour_of(time) for time in times})
-        return len(times)
+        return {row.request_id: row.created_at for row in added}
+
+    async def _late(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what rows add to those of the same requests that were settled as lost."""
+        found = {row["request_id"]: row for row in rows if row["outcome"] is not Outcome.LOST}
+        if not found:
+            return {}
+        lost = await self._transaction.scalars(
+            select(LedgerRow).where(
+                LedgerRow.request_id.in_(found), LedgerRow.outcome == Outcome.LOST
+            )
+        )
+        late = [_difference(found[row.request_id], row) for row in lost]
+        return {row["request_id"]: row for row in late}
 
     async def mark_dirty(self, hours: Iterable[datetime]) -> None:
         """Have the sums of these hours made anew."""
@@ -116,3 +144,16 @@ def _is_of(tenant_id: str, scope: LimitScope, holder: str) -> ColumnElement[bool
 
 def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
     return (values[i : i + ASKED_AT_ONCE] for i in range(0, len(values), ASKED_AT_ONCE))
+
+
+def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
+    """Return the row of a request less what its row says that was settled as lost."""
+    late = {**row, "request_id": f"{lost.request_id}{LATE}"}
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        free = f"free_{name}"
+        paid = (row[name] - row[free]) - (getattr(lost, name) - getattr(lost, free))
+        late[name] = max(row[name] - getattr(lost, name), 0)
+        # Negative if tokens that were free are paid now.
+        late[free] = late[name] - paid
+    late["cost_micros"] = row["cost_micros"] - lost.cost_micros
+    return late

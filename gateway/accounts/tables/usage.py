@@ -87,6 +87,10 @@ class LedgerRow(Table):
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    free_prompt_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Tokens that are not paid for. Below zero where a row makes an earlier one's tokens paid after all."""
+    free_cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    free_completion_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     cost_micros: Mapped[int] = mapped_column(BigInteger)
     first_token_ms: Mapped[int] = mapped_column(BigInteger)
 

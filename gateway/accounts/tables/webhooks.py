@@ -2,7 +2,15 @@
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from gateway.accounts.records import Webhook
@@ -20,6 +28,9 @@ class WebhookRow(Table):
     )
     url: Mapped[str] = mapped_column(String(2000))
     secret: Mapped[str] = mapped_column(String(100))
+    """Of a release that did not encrypt secrets, until they are encrypted; else empty."""
+    sealed_secret: Mapped[bytes | None] = mapped_column(LargeBinary(500))
+    """See `gateway.accounts.secret_box`."""
     thresholds: Mapped[list[int]] = mapped_column(JSON)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -30,7 +41,6 @@ class WebhookRow(Table):
             id=self.id,
             tenant_id=self.tenant_id,
             url=self.url,
-            secret=self.secret,
             thresholds=tuple(self.thresholds),
             created_at=self.created_at,
         )

@@ -38,8 +38,13 @@ async def list_keys(
 async def create_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, body: KeyCreation
 ) -> CreatedKeyBody:
-    """With any scope, those of operators included. The whole key is shown here and never again."""
-    created = await keys.create(tenant_id, **body.options(), actor=principal.actor)
+    """With any scope. The whole key is shown here and never again.
+
+    A key with a scope of operators gets no more rights than the credential that asks.
+    """
+    created = await keys.create(
+        tenant_id, **body.options(), grantor=principal.operator_grant, actor=principal.actor
+    )
     return CreatedKeyBody.of_created(created)
 
 
@@ -56,7 +61,13 @@ async def change_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, key_id: KeyId, body: KeyChange
 ) -> KeyBody:
     """What the body does not name stays as it is. All gateways know of it within a second."""
-    changed = await keys.update(tenant_id, key_id, **body.options(), actor=principal.actor)
+    changed = await keys.update(
+        tenant_id,
+        key_id,
+        **body.options(),
+        grantor=principal.operator_grant,
+        actor=principal.actor,
+    )
     return KeyBody.of(changed)
 
 
@@ -70,7 +81,13 @@ async def rotate_key(
 ) -> CreatedKeyBody:
     """Id, limits and usage stay. The present secret works for a grace period; one before it ends at once."""
     grace = timedelta(seconds=(body or KeyRotation()).grace_seconds)
-    rotated = await keys.rotate(tenant_id, key_id, grace=grace, actor=principal.actor)
+    rotated = await keys.rotate(
+        tenant_id,
+        key_id,
+        grace=grace,
+        grantor=principal.operator_grant,
+        actor=principal.actor,
+    )
     return CreatedKeyBody.of_created(rotated)
 
 

@@ -1,0 +1,60 @@
+"""Encryption of stored secrets under keys that the database does not have."""
+
+from collections.abc import Sequence
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from gateway.errors import BadRequestError
+
+
+class SealedSecretError(Exception):
+    """A secret was encrypted under a key that this process does not have."""
+
+    def __init__(self) -> None:
+        super().__init__("its secret is encrypted under a key that SLUICE_ENCRYPTION_KEYS lacks")
+
+
+class SecretBox:
+    """Seals secrets under the first of some keys, and opens what was sealed under any of them.
+
+    Args:
+        keys: 32 bytes each, as base64; without any, nothing can be sealed.
+    """
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        ciphers = [Fernet(key) for key in keys]
+        self._first = ciphers[0] if ciphers else None
+        self._all = MultiFernet(ciphers) if ciphers else None
+
+    @property
+    def has_key(self) -> bool:
+        """Whether secrets can be sealed."""
+        return self._first is not None
+
+    def seal(self, secret: str) -> bytes:
+        """Return the secret in encrypted form. Raises BadRequestError without a key."""
+        if self._first is None:
+            raise BadRequestError(
+                "Webhooks cannot be registered here: the deployment has no key to encrypt their secrets "
+                "with (SLUICE_ENCRYPTION_KEYS)."
+            )
+        return self._first.encrypt(secret.encode())
+
+    def open(self, sealed: bytes) -> str:
+        """Return the secret. Raises SealedSecretError."""
+        if self._all is None:
+            raise SealedSecretError
+        try:
+            return self._all.decrypt(sealed).decode()
+        except InvalidToken:
+            raise SealedSecretError from None
+
+    def is_current(self, sealed: bytes) -> bool:
+        """Whether a secret is sealed under the first key."""
+        if self._first is None:
+            return False
+        try:
+            self._first.decrypt(sealed)
+        except InvalidToken:
+            return False
+        return True

@@ -1,0 +1,21 @@
+-- Read an answer, and its journal from an entry on.
+--
+-- KEYS[1] answer  KEYS[2] journal
+-- ARGV[1] first entry, from 0  ARGV[2] most entries  ARGV[3] bytes of entries behind which no further one is read
+-- ARGV[4] 1 to read the head, which may be large
+-- Output {} if there is no such answer, else {owner, term, handles, reservation, state, tokens settled,
+--   entries in all, {entry, ...}, head if it is to be read}
+local fields = redis.call('HMGET', KEYS[1], 'owner', 'term', 'handles', 'reservation', 'state', 'settled')
+if not fields[1] then return {} end
+local entries, bytes = {}, 0
+for index = tonumber(ARGV[1]), ARGV[1] + ARGV[2] - 1 do
+  if bytes >= tonumber(ARGV[3]) then break end
+  local entry = redis.call('LINDEX', KEYS[2], index)
+  if not entry then break end
+  entries[#entries + 1] = entry
+  bytes = bytes + #entry
+end
+fields[7] = redis.call('LLEN', KEYS[2])
+fields[8] = entries
+if ARGV[4] == '1' then fields[9] = redis.call('HGET', KEYS[1], 'head') end
+return fields

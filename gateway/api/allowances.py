@@ -1,0 +1,85 @@
+"""Rate limits of this gateway for what no quota counts: requests that cost nothing, and failed logins."""
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from gateway.errors import TooManyUnpaidError
+
+MOST_REMEMBERED: Final = 100_000
+"""Callers whose use is stored. Beyond them, the least recent one is dropped."""
+_IPV6_PREFIX: Final = 64
+"""The smallest network that one client has."""
+
+
+class Allowance:
+    """A rate limit for each caller: a leaky bucket that holds the requests of one minute."""
+
+    def __init__(
+        self,
+        *,
+        per_minute: int,
+        code: str,
+        what: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin without any use.
+
+        Args:
+            per_minute: The limit; 0 for none.
+            code: Code of the error beyond it.
+            what: What is counted, for the message of that error.
+            monotonic: Clock in seconds.
+        """
+        self._most = per_minute
+        self._code = code
+        self._what = what
+        self._monotonic = monotonic
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """For each caller: the use, and the time of that value."""
+
+    def is_left(self, caller: str) -> bool:
+        """Whether a caller is below the limit."""
+        # Most callers have no entry.
+        return caller not in self._used or self._most == 0 or self._now_used(caller) < self._most
+
+    def require(self, caller: str) -> None:
+        """Raise TooManyUnpaidError if a caller has reached the limit."""
+        if not self.is_left(caller):
+            raise TooManyUnpaidError(
+                f"{self._what}: at most {self._most} a minute. Given: {self._most}, and this one.",
+                code=self._code,
+                retry_after_seconds=60 / self._most,
+            )
+
+    def use(self, caller: str, times: int = 1) -> None:
+        """Count one use of a caller, or take one back with -1."""
+        if self._most == 0 or (times < 0 and caller not in self._used):
+            return
+        used = self._now_used(caller) + times
+        if used <= 0:
+            self._used.pop(caller, None)
+            return
+        self._used[caller] = (min(used, self._most), self._monotonic())
+        self._used.move_to_end(caller)
+        if len(self._used) > MOST_REMEMBERED:
+            self._used.popitem(last=False)
+
+    def _now_used(self, caller: str) -> float:
+        used, at = self._used.get(caller, (0.0, 0.0))
+        return max(0.0, used - (self._monotonic() - at) * self._most / 60)
+
+
+@lru_cache(maxsize=10_000)
+def network_of(address: str) -> str:
+    """Return the network that counts as one client: an IPv4 address, or an IPv6 /64."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv4Address) or known.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((known, _IPV6_PREFIX), strict=False))

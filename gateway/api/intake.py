@@ -1,0 +1,45 @@
+"""Limits the bytes of the bodies that a gateway is reading, so that no tenant fills its memory."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.errors import TenantQueueFullError
+
+RETRY_AFTER_SECONDS: Final = 1.0
+
+
+class Intake:
+    """The bodies that are being read; their bytes are limited for each sender."""
+
+    def __init__(self, *, most_bytes: int) -> None:
+        """Limit the bodies of each sender to `most_bytes` in all."""
+        self._most_bytes = most_bytes
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def body_of(self, sender: str) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of one body until the context ends.
+
+        Call the returned function with the size of each part. It raises TenantQueueFullError beyond the limit.
+        """
+        size = 0
+
+        def add(more: int) -> None:
+            nonlocal size
+            if self._held[sender] + more > self._most_bytes:
+                raise TenantQueueFullError(
+                    f"The bodies that you send at the same time must have at most {self._most_bytes} bytes "
+                    f"in all. Given: {self._held[sender] + more}.",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
+            self._held[sender] += more
+            size += more
+
+        try:
+            yield add
+        finally:
+            self._held[sender] -= size
+            if not self._held[sender]:
+                del self._held[sender]

@@ -1,0 +1,132 @@
+"""How many bytes Redis stores: of requests that wait or run, and of answers that are kept."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from contract import keys
+from contract.scripts import Argument, CommandExecutor, LuaScript
+from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
+from gateway.errors import queue_unavailable
+from gateway.quota.answers import Refused
+from gateway.quota.refusals import refusal_error
+
+SMALL_BYTES: Final = 16_384
+"""Requests that take less are not counted unless they are kept for long: their number is bounded."""
+
+_NO_LIMIT: Final = -1
+_KEEP = LuaScript("quota_keep", "gateway.quota.scripts")
+
+logger = logging.getLogger(__name__)
+
+
+class Storage:
+    """Counts and limits the bytes of tenants, projects and keys in Redis.
+
+    It counts for the tenant, and for the project and the key if their `stored_bytes` are limited. All subjects of
+    one call belong to the same tenant.
+    """
+
+    def __init__(self, executor: CommandExecutor, *, most_of_tenant: int) -> None:
+        """Limit each tenant without a limit of its own to `most_of_tenant` bytes."""
+        self._executor = executor
+        self._most_of_tenant = most_of_tenant
+
+    def in_force(self, subject: SubjectLimits) -> SubjectLimits:
+        """Return a subject with the `stored_bytes` that apply to it: a tenant always has a limit."""
+        limits = subject.limits
+        if subject.scope is not LimitScope.TENANT or limits.stored_bytes is not None:
+            return subject
+        return replace(subject, limits=replace(limits, stored_bytes=self._most_of_tenant))
+
+    def _counted(self, subjects: Sequence[SubjectLimits]) -> list[SubjectLimits]:
+        return [
+            each for each in map(self.in_force, subjects) if each.limits.stored_bytes is not None
+        ]
+
+    async def take(
+        self,
+        tenant_id: str,
+        subjects: Sequence[SubjectLimits],
+        request_id: str,
+        size: int,
+        *,
+        live_ms: int,
+    ) -> None:
+        """Count the bytes of a request, for `live_ms` milliseconds at most.
+
+        Raises RateLimitError, and counts nothing, if one of the subjects has no room for them; and
+        StoreUnavailableError.
+        """
+        counted = self._counted(subjects)
+        limits = [_limit_of(each) for each in counted]
+        try:
+            refusing, *used = await self._keep(
+                tenant_id, counted, request_id, size, live_ms=live_ms, limits=limits
+            )
+        except RedisError:
+            raise queue_unavailable() from None
+        if refusing:
+            holder, limit = counted[refusing - 1], limits[refusing - 1]
+            refused = Refused(holder, LimitName.STORED_BYTES, limit, used[0], size, None, ())
+            raise refusal_error(refused, is_openai=False)
+
+    async def settle(
+        self,
+        tenant_id: str,
+        subjects: Sequence[SubjectLimits],
+        request_id: str,
+        size: int,
+        *,
+        live_ms: int,
+    ) -> None:
+        """Count what a request has really come to, whatever the limits; 0 gives back what it has taken.
+
+        If Redis does not answer, what was taken expires.
+        """
+        try:
+            await self._keep(tenant_id, self._counted(subjects), request_id, size, live_ms=live_ms)
+        except RedisError as error:
+            logger.warning("cannot count stored bytes now: %s", type(error).__name__)
+
+    async def used(self, tenant_id: str, subjects: Sequence[SubjectLimits]) -> list[int]:
+        """Return the bytes of each subject, in their order; 0 of one that is not counted. Raises RedisError."""
+        counted = self._counted(subjects)
+        if not counted:
+            return [0] * len(subjects)
+        _, *used = await self._keep(tenant_id, counted, "", 0, live_ms=0)
+        by_subject = dict(zip((each.subject for each in counted), used, strict=True))
+        return [by_subject.get(each.subject, 0) for each in subjects]
+
+    async def _keep(
+        self,
+        tenant_id: str,
+        subjects: Sequence[SubjectLimits],
+        request_id: str,
+        size: int,
+        *,
+        live_ms: int,
+        limits: Sequence[int] = (),
+    ) -> list[int]:
+        bucket = keys.bucket_of(tenant_id)
+        names = [
+            key(bucket, each.subject)
+            for each in subjects
+            for key in (keys.stored_ends, keys.stored_bytes)
+        ]
+        arguments: list[Argument] = [
+            request_id,
+            size,
+            live_ms,
+            *(limits or [_NO_LIMIT] * len(subjects)),
+        ]
+        reply: list[int] = await _KEEP.run(self._executor, names, arguments)
+        return reply
+
+
+def _limit_of(subject: SubjectLimits) -> int:
+    limit = subject.limits.stored_bytes
+    return _NO_LIMIT if limit is None else limit

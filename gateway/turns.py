@@ -1,0 +1,176 @@
+"""Slots for work that costs processor time, shared fairly between tenants by the time that each has used."""
+
+import asyncio
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from gateway.errors import OverloadedError, TenantQueueFullError
+
+RETRY_AFTER_SECONDS: Final = 1.0
+MOST_REMEMBERED: Final = 1_000
+"""Tenants whose used time is stored. Beyond them, idle tenants that have used no more than others are dropped."""
+
+
+class _Waiting(NamedTuple):
+    is_granted: asyncio.Future[None]
+    size: int
+
+
+class FairTurns:
+    """A fixed number of slots. Of the tenants that wait, the one that has used the least time is next.
+
+    With several slots, no tenant gets all of them, so that another one never waits for its work. An idle tenant
+    saves up no time.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        *,
+        most_waiting_size: int,
+        wait_seconds: float | None,
+        what: str,
+        rests: bool = False,
+    ) -> None:
+        """Begin with all slots free.
+
+        Args:
+            places: How many tasks run at once.
+            most_waiting_size: The sum of the sizes of one tenant's tasks that may wait.
+            wait_seconds: How long a task may wait; None for any time.
+            what: What the tasks are, for errors.
+            rests: Whether a slot stays empty after each task for as long as the task took: for work that keeps
+                the event loop from running.
+        """
+        self._free = places
+        self._most_of_tenant = max(1, places - 1)
+        self._most_waiting_size = most_waiting_size
+        self._wait_seconds = wait_seconds
+        self._what = what
+        self._rests = rests
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._waiting_size: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._used: dict[str, float] = {}
+        self._floor = 0.0
+        """Used time of the tenant that ran last. New tenants begin with it."""
+
+    async def take(self, tenant_id: str, *, size: int = 1) -> None:
+        """Wait for a slot. The caller gives it back.
+
+        Raises TenantQueueFullError if too much of this tenant waits already, and OverloadedError if its turn
+        does not come in time.
+        """
+        if tenant_id not in self._running and tenant_id not in self._waiting:
+            self._begin(tenant_id)
+        if self._free and not self._waiting and self._may_run(tenant_id):
+            self._start(tenant_id)
+            return
+        held = self._waiting_size[tenant_id]
+        if held and held + size > self._most_waiting_size:
+            raise TenantQueueFullError(
+                f"Too many of your {self._what} wait: their size may be {self._most_waiting_size}. "
+                f"Given: {held}, and {size} of this one.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        await self._wait(tenant_id, _Waiting(asyncio.get_running_loop().create_future(), size))
+
+    def give_back(self, tenant_id: str, *, seconds: float) -> None:
+        """Free a slot whose work took so much processor time."""
+        self._used[tenant_id] += seconds
+        self._running[tenant_id] -= 1
+        if not self._running[tenant_id]:
+            del self._running[tenant_id]
+        if self._rests and seconds:
+            asyncio.get_running_loop().call_later(seconds, self._free_slot)
+        else:
+            self._free_slot()
+
+    def _free_slot(self) -> None:
+        self._free += 1
+        self._grant()
+
+    async def _wait(self, tenant_id: str, waiting: _Waiting) -> None:
+        self._waiting.setdefault(tenant_id, deque()).append(waiting)
+        self._waiting_size[tenant_id] += waiting.size
+        self._grant()
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await waiting.is_granted
+        except BaseException as error:
+            if waiting.is_granted.done() and not waiting.is_granted.cancelled():
+                self.give_back(tenant_id, seconds=0.0)
+            else:
+                self._take_out(tenant_id, waiting)
+            if isinstance(error, TimeoutError):
+                raise OverloadedError(
+                    f"Too many {self._what} wait for their turn.",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                ) from None
+            raise
+
+    def _grant(self) -> None:
+        while self._free:
+            tenants = [tenant for tenant in self._waiting if self._may_run(tenant)]
+            if not tenants:
+                return
+            tenant = min(tenants, key=self._used.__getitem__)
+            waiting = self._waiting[tenant][0]
+            self._take_out(tenant, waiting)
+            if waiting.is_granted.cancelled():
+                continue  # Its task is being cancelled.
+            self._start(tenant)
+            waiting.is_granted.set_result(None)
+
+    def _take_out(self, tenant_id: str, waiting: _Waiting) -> None:
+        queue = self._waiting.get(tenant_id)
+        if queue is None or waiting not in queue:
+            return
+        queue.remove(waiting)
+        self._waiting_size[tenant_id] -= waiting.size
+        if not queue:
+            del self._waiting[tenant_id], self._waiting_size[tenant_id]
+
+    def _may_run(self, tenant_id: str) -> bool:
+        return self._running[tenant_id] < self._most_of_tenant
+
+    def _start(self, tenant_id: str) -> None:
+        self._free -= 1
+        self._running[tenant_id] += 1
+        self._floor = max(self._floor, self._used[tenant_id])
+
+    def _begin(self, tenant_id: str) -> None:
+        if len(self._used) > MOST_REMEMBERED:
+            self._used = {
+                tenant: used
+                for tenant, used in self._used.items()
+                if used > self._floor or tenant in self._running or tenant in self._waiting
+            }
+        self._used[tenant_id] = max(self._used.get(tenant_id, 0.0), self._floor)
+
+
+class LoopTurns:
+    """Turns for long work in the event loop, which is done in slices of about a millisecond.
+
+    One slice runs at a time, however many requests a tenant has. The loop then serves everything else for as
+    long as the slice took.
+    """
+
+    def __init__(self) -> None:
+        self._turns = FairTurns(
+            1, most_waiting_size=sys.maxsize, wait_seconds=None, what="slices", rests=True
+        )
+
+    @asynccontextmanager
+    async def slice_of(self, tenant_id: str) -> AsyncIterator[None]:
+        """Wait for a tenant's turn. The context is the slice, and waits for nothing but a thread that does it."""
+        await self._turns.take(tenant_id)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._turns.give_back(tenant_id, seconds=time.perf_counter() - began)
