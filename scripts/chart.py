@@ -1,9 +1,9 @@
-"""Write what the chart has from elsewhere: its README, and copies of alerting rules and dashboards.
+"""Write what the chart has from elsewhere: its README, and copies of alerting rules, dashboards and the files of Redis.
 
     .venv/bin/python scripts/chart.py           write
     .venv/bin/python scripts/chart.py --check   only tell what would change; exit code 1 if anything would
 
-Helm packages one folder, so rules and dashboards that Compose uses, too, are copied into it. The README is
+Helm packages one folder, so what Compose uses, too, is copied into it. The README is
 README.md.gotmpl with the values table that helm-docs would make of the comments in values.yaml; of helm-docs'
 templates only those in `SECTIONS` are known here.
 """
@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "deploy" / "helm" / "sluice"
 COPIES: Final = {
     CHART / "rules": (ROOT / "ops" / "prometheus" / "rules", "*.yaml"),
+    CHART / "redis": (ROOT / "ops" / "redis", "*"),
     CHART / "dashboards": (ROOT / "ops" / "grafana" / "dashboards", "*.json"),
 }
 """Folder in the chart: where its files come from, and which they are."""

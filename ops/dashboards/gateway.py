@@ -183,6 +183,23 @@ def build() -> Dashboard:
                 Query(rate("process_cpu_seconds_total", PROCESS, "instance"), "{{instance}}"),
             ),
             graph(
+                "Event loop lag, p99",
+                "s",
+                "How late the event loop runs what is due. While it is held, all streams of the gateway pause.",
+                Query(
+                    quantile(0.99, "sluice_gateway_loop_lag_seconds", NAMESPACE, "instance"),
+                    "{{instance}}",
+                ),
+                alert="SluiceEventLoopHeld",
+            ),
+            graph(
+                "Event loop held, by route",
+                "cps",
+                "Times that requests of a route held the event loop for more than 20 ms.",
+                Query(rate("sluice_gateway_loop_holds_total", NAMESPACE, "route"), "{{route}}"),
+                runbooks=["SluiceEventLoopHeld"],
+            ),
+            graph(
                 "Memory",
                 "bytes",
                 "Resident memory of each gateway.",

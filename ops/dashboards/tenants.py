@@ -190,7 +190,7 @@ def build() -> Dashboard:
             graph(
                 "Since the last success",
                 "s",
-                "Jobs run each minute or more often, but for reconcile (hourly) and "
+                "Jobs run each minute or more often, but for reconcile, encrypt (hourly) and "
                 "prepare_partitions (each six hours).",
                 Query(
                     "time() - "

@@ -52,12 +52,18 @@ What the schema cannot say: values that do not go together, each refused with a 
 {{- if or (not $jwt.issuer) (not $jwt.audience) -}}
 {{- $problems = append $problems "jwt: jwt.issuer and jwt.audience are required with jwt.algorithms." -}}
 {{- end -}}
+{{- if ne (empty $jwt.operatorClaim) (and (empty $jwt.operatorValue) (empty $jwt.operatorReaderValue)) -}}
+{{- $problems = append $problems "jwt: jwt.operatorClaim needs jwt.operatorValue or jwt.operatorReaderValue, and they need it." -}}
+{{- end -}}
 {{- if not $jwt.existingSecret -}}
 {{- $problems = append $problems "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret." -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
 {{- $problems = append $problems "tracing: say where the collector is in tracing.endpoint." -}}
+{{- end -}}
+{{- if and .Values.audit.sink (ne .Values.audit.sink "log") (not .Values.audit.existingSecret) -}}
+{{- $problems = append $problems "audit: name a Secret with the key that signs in audit.existingSecret; without it audit.sink gets nothing." -}}
 {{- end -}}
 {{- $autoscaling := $gateway.autoscaling -}}
 {{- if $autoscaling.enabled -}}

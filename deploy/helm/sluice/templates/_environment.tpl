@@ -15,18 +15,71 @@ valueFrom:
     {{- end }}
 {{- end -}}
 
-{{/* Where Redis is. Takes the root. */}}
+{{/* Where Redis is, and as whom a process asks it. Takes root and role (gateway, worker, jobs). */}}
 {{- define "sluice.redisEnvironment" -}}
-{{- $redis := .Values.redis -}}
+{{- $redis := .root.Values.redis -}}
 {{- if $redis.bundled.enabled -}}
 - name: REDIS_PASSWORD
-  {{- include "sluice.secretKeyRef" (dict "root" . "secret" $redis.bundled.existingSecret "secretKey" $redis.bundled.existingSecretKey "ownKey" "redis-password") | nindent 2 }}
+  {{- include "sluice.redisPassword" . | nindent 2 }}
 - name: SLUICE_REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "sluice.fullname" . }}-redis:6379/0
+  value: {{ include "sluice.bundledRedisUrl" . | quote }}
 {{- else -}}
 - name: SLUICE_REDIS_URL
-  {{- include "sluice.secretKeyRef" (dict "root" . "secret" $redis.existingSecret "secretKey" $redis.existingSecretKey "ownKey" "redis-url") | nindent 2 }}
+  {{- include "sluice.secretKeyRef" (dict "root" .root "secret" $redis.existingSecret "secretKey" (index $redis.roleKeys .role | default $redis.existingSecretKey) "ownKey" "redis-url") | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/* The password of a role of the bundled Redis. Takes root and role. */}}
+{{- define "sluice.redisPassword" -}}
+{{- $bundled := .root.Values.redis.bundled -}}
+{{- include "sluice.secretKeyRef" (dict "root" .root "secret" $bundled.existingSecret "secretKey" (index $bundled.roleKeys .role) "ownKey" (printf "redis-%s-password" .role)) -}}
+{{- end -}}
+
+{{/* The URL of the bundled Redis, in which the pod puts the password. Takes root and role. */}}
+{{- define "sluice.bundledRedisUrl" -}}
+{{- $server := printf "%s:$(REDIS_PASSWORD)@%s-redis:6379/0" .role (include "sluice.fullname" .root) -}}
+{{- if include "sluice.redisTls" .root -}}
+rediss://{{ $server }}?ssl_cert_reqs=required&ssl_ca_certs={{ include "sluice.redisTrustFolder" . }}/ca.crt
+{{- else -}}
+redis://{{ $server }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the bundled Redis speaks TLS. Takes the root. */}}
+{{- define "sluice.redisTls" -}}
+{{- if and .Values.redis.bundled.enabled .Values.redis.bundled.tls.existingSecret -}}true{{- end -}}
+{{- end -}}
+
+{{- define "sluice.redisTrustFolder" -}}/etc/sluice/redis{{- end -}}
+
+{{/* The certificate by which clients know the bundled Redis: a volume and its mount, or nothing. They take the root. */}}
+{{- define "sluice.redisTrustVolume" -}}
+{{- if include "sluice.redisTls" . -}}
+- name: redis-trust
+  secret:
+    secretName: {{ .Values.redis.bundled.tls.existingSecret }}
+    # Not the server's key.
+    items:
+      - key: ca.crt
+        path: ca.crt
+{{- end -}}
+{{- end -}}
+{{- define "sluice.redisTrustMount" -}}
+{{- if include "sluice.redisTls" . -}}
+- name: redis-trust
+  mountPath: {{ include "sluice.redisTrustFolder" . }}
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{/* With what background jobs sign the audit log's head, and where they keep it; nothing without a key. Takes the root. */}}
+{{- define "sluice.auditEnvironment" -}}
+{{- if .Values.audit.existingSecret -}}
+- name: SLUICE_AUDIT_KEY
+  {{- include "sluice.secretKeyRef" (dict "secret" .Values.audit.existingSecret "secretKey" .Values.audit.existingSecretKey) | nindent 2 }}
+- name: SLUICE_AUDIT_SINK
+  value: {{ .Values.audit.sink | quote }}
+{{- end -}}
 {{- end -}}
 
 {{/* Where Celery's broker is, if that is another Redis. Takes the root. */}}
@@ -51,6 +104,14 @@ valueFrom:
 {{- end }}
 {{- end -}}
 
+{{/* Keys of secrets in the database, for those who write or use such a secret. Takes the root. */}}
+{{- define "sluice.encryptionKeys" -}}
+{{- with .Values.encryption.existingSecret -}}
+- name: SLUICE_ENCRYPTION_KEYS
+  {{- include "sluice.secretKeyRef" (dict "secret" . "secretKey" $.Values.encryption.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* What gateways alone know of callers. Background jobs, which never see one, would ask for the secrets, too. Takes the root. */}}
 {{- define "sluice.gatewayAccess" -}}
 - name: SLUICE_CACHE_SALT_SECRET
@@ -67,6 +128,18 @@ valueFrom:
   value: {{ $jwt.tenantClaim | quote }}
 - name: SLUICE_JWT_LEEWAY
   value: {{ include "sluice.text" $jwt.leewaySeconds | quote }}
+{{- with $jwt.operatorClaim }}
+- name: SLUICE_JWT_OPERATOR_CLAIM
+  value: {{ . | quote }}
+{{- end }}
+{{- with $jwt.operatorValue }}
+- name: SLUICE_JWT_OPERATOR_VALUE
+  value: {{ . | quote }}
+{{- end }}
+{{- with $jwt.operatorReaderValue }}
+- name: SLUICE_JWT_OPERATOR_READER_VALUE
+  value: {{ . | quote }}
+{{- end }}
 {{- if include "sluice.usesJwks" $ }}
 - name: SLUICE_JWT_JWKS_FILE
   value: {{ include "sluice.jwksFolder" $ }}/{{ $jwt.existingSecretJwksKey }}
@@ -97,7 +170,7 @@ valueFrom:
 {{- if gt $split 1 -}}
 {{- $_ := set $arguments "tensor_parallel_size" $split -}}
 {{- end -}}
-{{ include "sluice.redisEnvironment" .root }}
+{{ include "sluice.redisEnvironment" (dict "root" .root "role" "worker") }}
 - name: SLUICE_MODEL_PATH
   value: {{ $model.path | quote }}
 - name: SLUICE_MODEL_NAME
@@ -216,25 +289,43 @@ valueFrom:
 {{- $_ := set $data "redis-url" $redis.url -}}
 {{- end -}}
 {{- if and $redis.bundled.enabled $redis.bundled.password (not $redis.bundled.existingSecret) -}}
+{{- /* For a try one password is enough: those of the roles are made of it. */ -}}
 {{- $_ := set $data "redis-password" $redis.bundled.password -}}
+{{- range list "gateway" "worker" "jobs" -}}
+{{- $_ := set $data (printf "redis-%s-password" .) (printf "%s of %s" . $redis.bundled.password | sha256sum) -}}
+{{- end -}}
 {{- end -}}
 {{- $_ := mustMerge $data (fromYaml (include "sluice.databaseSecretData" .)) -}}
 {{- toYaml $data -}}
 {{- end -}}
 
-{{/* Configuration of the bundled Redis. Takes the root. */}}
-{{- define "sluice.redisConfiguration" -}}
-dir /data
-port 6379
-# Reservations, usage and running answers outlive a restart; what was written in the last second may not.
-appendonly yes
-appendfsync everysec
-save ""
-maxmemory {{ int .Values.redis.bundled.maxMemoryMiB }}mb
-# Nothing here may be forgotten to make room.
-maxmemory-policy noeviction
-# Written by the container's command from the Secret.
-include /tmp/password.conf
+{{/* Files of the bundled Redis, by name, as YAML. Takes the root. */}}
+{{- define "sluice.redisFiles" -}}
+{{- range $path, $_ := .Files.Glob "redis/*" }}
+{{ base $path }}: |
+  {{- $.Files.Get $path | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* How the bundled Redis is asked whether it answers. Takes the root. */}}
+{{- define "sluice.redisPing" -}}
+{{- if include "sluice.redisTls" . -}}
+["redis-cli", "-e", "--tls", "--insecure", "ping"]
+{{- else -}}
+["redis-cli", "-e", "ping"]
+{{- end -}}
+{{- end -}}
+
+{{/* Arguments of the bundled Redis beside its files. Takes the root. */}}
+{{- define "sluice.redisArguments" -}}
+{{- $bundled := .Values.redis.bundled -}}
+{{- $arguments := list "--dir" "/data" "--maxmemory" (printf "%dmb" (int $bundled.maxMemoryMiB)) -}}
+{{- if include "sluice.redisTls" . -}}
+{{- $arguments = concat $arguments (list "--port" "0" "--tls-port" "6379" "--tls-auth-clients" "no" "--tls-cert-file" "/etc/redis-tls/tls.crt" "--tls-key-file" "/etc/redis-tls/tls.key") -}}
+{{- else -}}
+{{- $arguments = concat $arguments (list "--port" "6379") -}}
+{{- end -}}
+{{- toYaml $arguments -}}
 {{- end -}}
 
 {{/* How every process writes its log and exports its spans, as YAML. Takes the root. */}}

@@ -49,15 +49,39 @@
 {{- end }}
 {{- end -}}
 
-{{/* The internet, but no private network. */}}
+{{/*
+Some ports of the public internet: what gateway/outbound/addresses.py calls public, so that a client's URL leads to nothing else
+even where that is mistaken. Takes ports.
+*/}}
 {{- define "sluice.toInternet" -}}
 - to:
     - ipBlock:
         cidr: 0.0.0.0/0
-        except: [10.0.0.0/8, 100.64.0.0/10, 169.254.0.0/16, 172.16.0.0/12, 192.168.0.0/16]
+        except:
+          - 0.0.0.0/8
+          - 10.0.0.0/8
+          - 100.64.0.0/10
+          - 127.0.0.0/8
+          - 168.63.129.16/32
+          - 169.254.0.0/16
+          - 172.16.0.0/12
+          - 192.0.0.0/24
+          - 192.0.2.0/24
+          - 192.88.99.0/24
+          - 192.168.0.0/16
+          - 198.18.0.0/15
+          - 198.51.100.0/24
+          - 203.0.113.0/24
+          - 224.0.0.0/4
+          - 240.0.0.0/4
     - ipBlock:
-        cidr: ::/0
-        except: ["fc00::/7", "fe80::/10"]
+        # All that hosts on the internet have.
+        cidr: 2000::/3
+        except: ["2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"]
+  ports:
+    {{- range .ports }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
 {{- end -}}
 
 {{/* Collectors of traces, and whatever else values name. */}}
@@ -73,14 +97,12 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Who may read metrics. Takes root and port. */}}
+{{/* Who may read metrics. Takes root, port and perhaps others, who may reach that port as well. */}}
 {{- define "sluice.fromMonitoring" -}}
 - ports:
     - {protocol: TCP, port: {{ .port }}}
-  {{- with .root.Values.networkPolicy.monitoringFrom }}
   from:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- concat (.root.Values.networkPolicy.monitoringFrom | default (list (dict "namespaceSelector" dict))) (.others | default list) | toYaml | nindent 4 }}
 {{- end -}}
 
 {{/* Pods of this release. Takes root and components. */}}
