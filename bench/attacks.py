@@ -1,0 +1,262 @@
+"""What one key can do to the other tenants of a gateway: `python -m bench.attacks [NAME...]`.
+
+One tenant sends the same hostile requests again and again, from a process of its own, while another one asks for one
+token at a time. Printed are the first tokens of the other tenant, what it was refused, and the memory of the
+gateway before, at its most, and after the attack. Goals: p99 under 50 ms, nothing refused, and memory back to
+within 20 %.
+"""
+
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Final
+
+import click
+import httpx
+
+from bench.processes import resident_mib
+from bench.sluice import Sluice, running_sluice
+from bench.starting import MODEL
+from bench.systems import Deployment, Engine
+
+ATTACKER: Final = "attacker"
+OTHER: Final = "other"
+GOAL_MS: Final = 50.0
+GOAL_MEMORY: Final = 1.2
+BODY_BYTES: Final = 8_000_000
+BEGIN_SECONDS: Final = 60.0
+"""How long the attacker may take to start, which is not measured."""
+AFTER_SECONDS: Final = 20.0
+"""How long after an attack its memory must be back. What was accepted is done by then."""
+PAUSE_SECONDS: Final = 0.01
+"""Between two requests of the other tenant, and after what the attacker is refused."""
+_RESPONSE_SECONDS: Final = 120.0
+_COMPLETIONS: Final = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """Requests of one kind."""
+
+    name: str
+    connections: int
+    bodies: Callable[[], Iterator[bytes]]
+    """The bodies of one connection, one after the other."""
+    path: str = _COMPLETIONS
+
+
+def _same(**body: Any) -> Callable[[], Iterator[bytes]]:
+    def bodies() -> Iterator[bytes]:
+        return itertools.repeat(json.dumps({"model": MODEL} | body).encode())
+
+    return bodies
+
+
+def _empty_lists() -> Iterator[bytes]:
+    return itertools.repeat(b'{"prompt":[' + b"[]," * (BODY_BYTES // 3) + b"[]]}")
+
+
+def _members() -> Iterator[bytes]:
+    unknown = {str(number): 1 for number in range(700_000)}
+    return _same(prompt="a", unknown=unknown)()
+
+
+def _grammars() -> Iterator[bytes]:
+    number = time.monotonic_ns()
+    while True:
+        number += 1
+        regex = f"(a{{1,40}}|b{{1,40}}|{number}){{1,60}}"
+        body = {"model": MODEL, "prompt": "a", "structured_outputs": {"regex": regex}}
+        yield json.dumps(body).encode()
+
+
+_PIECES: Final[list[str | int]] = ["a", 5]
+_WORDS: Final = "word " * 1_500
+
+ATTACKS: Final = (
+    Attack("lists", 2, _empty_lists),
+    Attack("members", 2, _members),
+    Attack("pieces", 12, _same(prompt=_PIECES * 300_000)),
+    Attack("text", 3, _same(prompt="a b c\n" * (BODY_BYTES // 7))),
+    Attack(
+        "chat",
+        12,
+        _same(messages=[{"role": "user", "content": "word " * 18_000}], max_tokens=1),
+        "/v1/chat/completions",
+    ),
+    Attack("grammars", 70, _grammars),
+    Attack("background", 4, _same(prompt=[_WORDS] * 1_000, background=True, max_tokens=1)),
+)
+READERS: Final = "readers"
+NAMES: Final = (*(attack.name for attack in ATTACKS), READERS)
+_KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "background": True}
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the other tenant has seen."""
+
+    first_token_ms: list[float] = field(default_factory=list)
+    refused: Counter[int] = field(default_factory=Counter)
+
+    def row(self) -> str:
+        """Return the percentiles as cells of a table."""
+        if len(self.first_token_ms) < 2:
+            return "- | - | -"
+        cuts = quantiles(self.first_token_ms, n=100)
+        return f"{cuts[49]:.1f} | {cuts[98]:.1f} | {max(self.first_token_ms):.1f}"
+
+
+def attack(name: str, url: str, key: str, has_begun: Event) -> None:
+    """Attack until this process is ended."""
+    # Attackers have machines of their own: their work must not take processors from the deployment.
+    os.nice(19)
+    work = _read_again if name == READERS else partial(_send, name)
+    asyncio.run(work(url, key, has_begun))
+
+
+async def _send(name: str, url: str, key: str, has_begun: Event) -> None:
+    chosen = next(each for each in ATTACKS if each.name == name)
+    async with _client(url, key, connections=chosen.connections) as client:
+
+        async def connection() -> None:
+            for body in chosen.bodies():
+                has_begun.set()
+                try:
+                    response = await client.post(chosen.path, content=body)
+                    is_refused = response.status_code != httpx.codes.OK
+                except httpx.HTTPError:
+                    is_refused = True
+                if is_refused:
+                    await asyncio.sleep(PAUSE_SECONDS)
+
+        await asyncio.gather(*(connection() for _ in range(chosen.connections)))
+
+
+async def _read_again(url: str, key: str, has_begun: Event) -> None:
+    async with _client(url, key, connections=8) as client:
+        begun = await client.post(_COMPLETIONS, json={"model": MODEL} | _KEPT)
+        kept = f"{_COMPLETIONS}/{begun.raise_for_status().json()['id']}"
+        # What the engine needs for it is not what is measured.
+        while True:
+            answer = (await client.get(kept)).raise_for_status().json()
+            if answer.get("status") not in {"queued", "in_progress"}:
+                break
+            await asyncio.sleep(1.0)
+        path = f"{kept}?stream=true"
+
+        async def reader() -> None:
+            has_begun.set()
+            while True:
+                async with client.stream("GET", path) as response:
+                    async for _ in response.aiter_raw():
+                        pass
+                await asyncio.sleep(PAUSE_SECONDS)
+
+        await asyncio.gather(*(reader() for _ in range(8)))
+
+
+def _client(url: str, key: str, *, connections: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        headers={
+            "authorization": f"Bearer {key}",
+            "content-type": "application/json",
+            "x-api-dialect": "vllm",
+        },
+        timeout=_RESPONSE_SECONDS,
+        limits=httpx.Limits(max_connections=connections),
+    )
+
+
+async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -> Seen:
+    """Ask for one token at a time, and look at the deployment in between."""
+    seen, end = Seen(), time.monotonic() + seconds
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 1, "stream": True}
+    async with _client(url, key, connections=1) as client:
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            async with client.stream("POST", _COMPLETIONS, json=body) as response:
+                async for _ in response.aiter_raw():
+                    if response.status_code == httpx.codes.OK:
+                        seen.first_token_ms.append(1000 * (time.perf_counter() - began))
+                    break
+            if response.status_code != httpx.codes.OK:
+                seen.refused[response.status_code] += 1
+            look()
+            await asyncio.sleep(PAUSE_SECONDS)
+    return seen
+
+
+def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
+    """Attack a deployment, print a row of the table, and return whether the goals were met."""
+    (url,) = sluice.urls(1)
+    (gateway,) = sluice.groups(1)["gateway"]
+    own, other = sluice.key(ATTACKER), sluice.key(OTHER)
+    most = 0.0
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, resident_mib(gateway))
+
+    # What every request shares is loaded before memory is looked at.
+    asyncio.run(ask(url, other, seconds=2.0, look=look))
+    before = most = resident_mib(gateway)
+    context = multiprocessing.get_context("spawn")
+    has_begun = context.Event()
+    process = context.Process(target=attack, args=(name, url, own, has_begun))
+    process.start()
+    try:
+        if not has_begun.wait(BEGIN_SECONDS):
+            raise click.ClickException(f"the attack did not start: {name}")
+        seen = asyncio.run(ask(url, other, seconds=seconds, look=look))
+    finally:
+        process.kill()
+        process.join()
+    time.sleep(AFTER_SECONDS)
+    after = resident_mib(gateway)
+    refused = sum(seen.refused.values())
+    click.echo(f"| {name} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} | {after:.0f} |")
+    if len(seen.first_token_ms) < 2:
+        return False
+    p99 = quantiles(seen.first_token_ms, n=100)[98]
+    return p99 < GOAL_MS and not refused and after < before * GOAL_MEMORY
+
+
+@click.command("attacks")
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.option("--seconds", default=20.0, show_default=True, help="Length of each attack.")
+def main(*, names: tuple[str, ...], seconds: float) -> None:
+    """Attack a gateway with the scripted engine, in each way or in those that are named."""
+    deployment = Deployment(
+        engine=Engine.SCRIPTED, max_sequences=256, context_window=2048, step_seconds=0.001
+    )
+    # The refusals that a key gets for failing often would hide what a failing request costs.
+    settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"}
+    click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
+    click.echo("|---|---|---|---|---|---|---|---|")
+    missed = []
+    for name in names or NAMES:
+        with (
+            tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+            running_sluice(deployment, Path(folder), settings=settings) as sluice,
+        ):
+            if not measure(sluice, name, seconds=seconds):
+                missed.append(name)
+    if missed:
+        raise click.ClickException(f"goals missed: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()
