@@ -9,12 +9,12 @@ import pytest
 
 from contract.tier import ServiceTier
 from gateway.accounts.limits import LimitName
+from gateway.accounts.roles import ROLE_SCOPES
 from gateway.accounts.scopes import Scope
 from gateway.accounts.usage import Outcome
 from gateway.accounts.usage_parts import Dimension
 from gateway.accounts.usage_periods import Bucket
-from gateway.app import create_app
-from gateway.auth.roles import ROLE_SCOPES
+from gateway.app import create_app, create_operator_app
 from gateway.cli import COMMANDS
 from gateway.jobs.schedule import JOBS
 from gateway.jobs.webhooks import signature
@@ -54,7 +54,9 @@ def test_roles_have_the_scopes_that_the_table_says() -> None:
 
 
 def test_every_route_of_the_management_api_is_named() -> None:
-    paths = create_app(Settings()).openapi()["paths"]
+    app = create_app(Settings())
+    operators = create_operator_app(Settings(), app)
+    paths = app.openapi()["paths"] | operators.openapi()["paths"]
     described = (
         "/v1/completions",
         "/v1/chat/completions",

@@ -7,8 +7,17 @@ from redis.asyncio import Redis
 from contract.keys import KEY_EVENTS
 from gateway.accounts.audit import AuditEntry, AuditLog
 from gateway.accounts.database import Database
+from gateway.accounts.grants import BOUNDS, Grant
+from gateway.accounts.limits import Limits
+from gateway.accounts.scopes import TENANT_SCOPES
 from gateway.accounts.tables import PlanRow
 from gateway.accounts.times import utc_now
+
+
+def grant(*, is_operator: bool = False, **bounds: Any) -> Grant:
+    """Return what a credential of a tenant holds that has these bounds and no others."""
+    unbound = dict.fromkeys(BOUNDS) | {"scopes": TENANT_SCOPES, "limits": Limits()}
+    return Grant(credential_id="key_caller", bounds=unbound | bounds, is_operator=is_operator)
 
 
 async def add_plan(database: Database, plan_id: str) -> None:

@@ -15,7 +15,7 @@ from gateway.accounts.ledger.partitions import make_partitions, month_start
 from gateway.accounts.ledger.rows import day_of, hour_of
 from gateway.accounts.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
 from gateway.accounts.times import to_ms, to_time
-from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.accounts.usage import Counts, Outcome, UsageRecord
 from gateway.accounts.usage_parts import UsageSums
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
@@ -47,7 +47,11 @@ def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
         "gateway": "gw-1",
         "first_token_ms": 120,
     }
-    return UsageRecord(**(known | fields)).priced()
+    record = UsageRecord(**(known | fields))
+    free = Counts(
+        record.free_prompt_tokens, record.free_cached_tokens, record.free_completion_tokens
+    )
+    return record.priced(free=free)
 
 
 async def add(database: Database, records: Iterable[UsageRecord]) -> None:

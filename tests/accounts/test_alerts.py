@@ -25,6 +25,7 @@ from gateway.errors import StoreUnavailableError
 from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.postgres_server import NOWHERE
+from tests.support.secret_box import BOX
 
 URL = "https://example.com/"
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -36,7 +37,7 @@ async def webhook(database: Database, tenants: TenantService) -> Webhook:
     """A webhook of the tenant `acme`."""
     await tenants.create("Acme", tenant_id="acme")
     await tenants.create("Quiet", tenant_id="quiet", limits={BUDGET: 1})
-    return await WebhookService(database).create("acme", URL, thresholds=[50, 80, 100])
+    return await WebhookService(database, BOX).create("acme", URL, thresholds=[50, 80, 100])
 
 
 async def _told(database: Database) -> list[dict[str, Any]]:
@@ -143,7 +144,7 @@ async def test_budget_of_nothing_and_other_tenants_usage_alert_nobody(
 async def test_every_webhook_is_told_and_a_removed_one_is_not(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
-    service = WebhookService(database)
+    service = WebhookService(database, BOX)
     await service.create("acme", URL, thresholds=[50])
     removed = await service.create("acme", URL)
     await service.remove("acme", removed.id)

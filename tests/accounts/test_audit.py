@@ -2,7 +2,8 @@
 
 import asyncio
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,9 @@ from sqlalchemy import delete, insert, text, update
 from sqlalchemy.exc import DBAPIError
 
 from gateway.accounts import audit
-from gateway.accounts.audit import AuditLog, ChainState, row_hash
+from gateway.accounts.audit import AuditLog, AuditLogBrokenError, ChainState, row_hash
 from gateway.accounts.audit_service import AuditFilter, AuditService
+from gateway.accounts.audit_signing import ACTION, HeadSigner, SignedHead
 from gateway.accounts.database import Database
 from gateway.accounts.tables import AuditRow
 from gateway.accounts.times import utc_now
@@ -20,6 +22,8 @@ from gateway.errors import StoreUnavailableError
 from tests.support.kinds import every_database
 
 MEBIBYTE = 1 << 20
+KEY = "a key of thirty-two characters or more"
+SIGNER = HeadSigner([KEY])
 
 
 async def append(database: Database, number: int = 1, **fields: Any) -> None:
@@ -173,14 +177,13 @@ async def test_cut_end_shows_against_a_hash_that_was_noted(database: Database) -
     assert not (await check(database, "no hash at all")).has_expected
 
 
-async def test_rewritten_chain_shows_against_a_hash_that_was_noted(database: Database) -> None:
-    await append(database, 5)
-    noted = (await check(database)).head
+async def make_anew(database: Database, sequences: Iterable[int]) -> None:
+    """Change rows that follow each other so that all hashes fit."""
     await disarm(database)
-    previous = (await row(database, 2)).hash
-    for sequence in (3, 4, 5):
+    previous: bytes | None = None
+    for sequence in sequences:
         forged = await row(database, sequence)
-        forged.actor, forged.previous_hash = "cli:mallory", previous
+        forged.actor, forged.previous_hash = "cli:mallory", previous or forged.previous_hash
         forged.hash = previous = row_hash(forged)
         values = {
             "actor": forged.actor,
@@ -190,8 +193,134 @@ async def test_rewritten_chain_shows_against_a_hash_that_was_noted(database: Dat
         await execute(
             database, update(AuditRow).where(AuditRow.sequence == sequence).values(**values)
         )
+
+
+async def test_rewritten_chain_shows_against_a_hash_that_was_noted(database: Database) -> None:
+    await append(database, 5)
+    noted = (await check(database)).head
+    await make_anew(database, (3, 4, 5))
     state = await check(database, noted)
     assert (state.entries, state.broken_at, state.has_expected) == (5, None, False)
+
+
+# -- signed heads --------------------------------------------------------------------------------
+
+
+async def sign(
+    database: Database, signer: HeadSigner = SIGNER, *, after: SignedHead | None = None
+) -> SignedHead | None:
+    """Sign the newest row."""
+    async with database.writing() as transaction:
+        return await AuditLog(transaction).sign(signer, after=after)
+
+
+async def verify(
+    database: Database, *noted: SignedHead, signer: HeadSigner = SIGNER
+) -> tuple[int | None, int | None, int | None]:
+    """Return where the log is broken, how many rows are signed, and the first of the noted heads that is lost."""
+    state = await AuditService(database).verify(signer=signer, noted=noted)
+    return state.broken_at, state.signed, state.lost_head
+
+
+async def signed(database: Database) -> SignedHead:
+    """Sign the newest row of a log that has some."""
+    head = await sign(database)
+    assert head is not None
+    return head
+
+
+@every_database
+async def test_each_head_is_signed_once(database: Database) -> None:
+    assert await sign(database) is None
+    await append(database, 3)
+    assert await verify(database) == (None, 0, None)
+    heads = await asyncio.gather(signed(database), signed(database))
+    assert heads[0] == heads[1]
+    assert (heads[0].sequence, heads[0].hash) == (3, (await row(database, 3)).hash.hex())
+    assert await verify(database, *heads) == (None, 3, None)
+    await append(database)
+    assert (await signed(database)).sequence == 5
+    assert await verify(database, *heads) == (None, 5, None)
+
+
+async def test_chain_that_was_made_anew_has_no_genuine_signature(database: Database) -> None:
+    await append(database, 3)
+    head = await signed(database)
+    await append(database)
+    await make_anew(database, range(2, 6))
+    assert (await check(database)).broken_at is None
+    assert await verify(database, head) == (4, None, None)
+    with pytest.raises(AuditLogBrokenError, match="row 4"):
+        await sign(database)
+
+
+async def test_signatures_that_were_taken_away_are_missed(database: Database) -> None:
+    await append(database, 3)
+    head = await signed(database)
+    await disarm(database)
+    await execute(database, delete(AuditRow).where(AuditRow.sequence >= 3))
+    await append(database, 2)
+    assert await verify(database) == (None, 0, None)
+    assert await verify(database, head) == (None, 0, 3)
+    with pytest.raises(AuditLogBrokenError, match="row 3"):
+        await sign(database, after=head)
+    await execute(database, delete(AuditRow))
+    with pytest.raises(AuditLogBrokenError, match="row 3"):
+        await sign(database, after=head)
+
+
+async def test_signature_is_bound_to_its_key_and_its_row(database: Database) -> None:
+    await append(database)
+    head = await signed(database)
+    other, rotated = HeadSigner(["another key" * 4]), HeadSigner(["another key" * 4, KEY])
+    assert await verify(database, signer=other) == (2, None, None)
+    assert await verify(database, head, signer=rotated) == (None, 1, None)
+    forged = replace(head, sequence=2, hash=(await row(database, 2)).hash.hex())
+    assert await verify(database, forged) == (None, 1, 2)
+    async with database.writing() as transaction:
+        log = AuditLog(transaction)
+        await log.append(ACTION, "1", actor="system", details=head.details)
+    assert await verify(database) == (3, None, None)
+
+
+@pytest.mark.parametrize("details", ["{}", "no json", '{"sequence":1,"hash":"é","signature":"é"}'])
+async def test_entry_that_only_calls_itself_a_signature_is_none(
+    database: Database, details: str
+) -> None:
+    await append(database, 2)
+    await disarm(database)
+    forged = await row(database, 2)
+    forged.action, forged.details = ACTION, details
+    values = {"action": ACTION, "details": details, "hash": row_hash(forged)}
+    await execute(database, update(AuditRow).where(AuditRow.sequence == 2).values(**values))
+    assert (await check(database)).broken_at is None
+    assert await verify(database) == (2, None, None)
+
+
+def test_heads_are_found_in_any_log() -> None:
+    head = SIGNER.sign(17, bytes(range(32)))
+    lines = ("noise audit-head 1 zz", f'{{"message": "{head}", "level": "INFO"}}', f"{head}")
+    assert SignedHead.all_in("\n".join(lines)) == [head, head]
+
+
+@every_database
+async def test_entries_of_a_tenant_are_numbered_among_its_own(database: Database) -> None:
+    for number in range(10):
+        tenant = "acme" if number % 2 else "other"
+        action = "key.revoke" if number % 3 == 0 else "key.create"
+        await append(database, tenant_id=tenant, action=action)
+    service = AuditService(database)
+
+    async def numbers(tenant_id: str, **wanted: Any) -> tuple[list[int], bool]:
+        asked = {"action": None, "before": None, "limit": 100} | wanted
+        page = await service.page_of(tenant_id, **asked)
+        return [entry.sequence for entry in page.entries], page.has_more
+
+    assert await numbers("acme") == ([5, 4, 3, 2, 1], False)
+    assert await numbers("other", action="key.revoke") == ([4, 1], False)
+    assert await numbers("acme", limit=2) == ([5, 4], True)
+    assert await numbers("acme", limit=2, before=4) == ([3, 2], True)
+    assert await numbers("nobody") == ([], False)
 
 
 @every_database

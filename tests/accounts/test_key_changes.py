@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -10,15 +11,15 @@ from redis.asyncio import Redis
 from gateway.accounts.addresses import read_addresses
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
+from gateway.accounts.grants import BOUNDS
 from gateway.accounts.key_store import KeyStore
-from gateway.accounts.limits import FromPlan, LimitName
+from gateway.accounts.limits import FromPlan, LimitName, Limits
 from gateway.accounts.paging import PageRequest
 from gateway.accounts.project_service import ProjectService
 from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.key_rules import MAX_GRACE
 from gateway.auth.key_service import CreatedKey, KeyService
-from gateway.auth.principal import Principal
 from gateway.errors import (
     BadRequestError,
     ChangeNotAnnouncedError,
@@ -27,7 +28,7 @@ from gateway.errors import (
     PermissionDeniedError,
 )
 from gateway.redis_client import connect
-from tests.accounts.changes import announced, audited
+from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database
 from tests.support.processes import free_port
@@ -43,16 +44,6 @@ async def _two_tenants(tenants: TenantService) -> None:
 async def key(keys: KeyService) -> CreatedKey:
     """A key of `acme`."""
     return await keys.create("acme", name="web")
-
-
-def _principal(scopes: frozenset[Scope], models: frozenset[str] | None = None) -> Principal:
-    return Principal(
-        tenant_id="acme",
-        tenant_weight=1.0,
-        credential_id="key_caller",
-        scopes=scopes,
-        allowed_models=models,
-    )
 
 
 @every_database
@@ -266,49 +257,111 @@ async def test_every_change_is_audited_without_a_secret(
         assert secret.digest().hex() not in written
 
 
-@pytest.mark.parametrize("scope", [Scope.MEMBERS, Scope.ADMIN, Scope.ADMIN_READ])
-async def test_nobody_gives_a_scope_that_they_lack(keys: KeyService, scope: Scope) -> None:
-    grantor = _principal(frozenset({Scope.KEYS, Scope.COMPLETIONS}))
-    with pytest.raises(PermissionDeniedError, match=f"with the scope '{scope}'"):
-        await keys.create("acme", name="x", scopes={scope}, grantor=grantor)
-    own = (await keys.create("acme", name="own", grantor=grantor)).record
-    with pytest.raises(PermissionDeniedError, match=f"with the scope '{scope}'"):
-        await keys.update("acme", own.id, scopes=frozenset({scope}), grantor=grantor)
-    assert await keys.list_of_tenant("acme") == [own]
+HELD: dict[str, Any] = {
+    "scopes": frozenset({Scope.KEYS, Scope.COMPLETIONS}),
+    "allowed_models": frozenset({"a", "b"}),
+    "allowed_addresses": read_addresses(["10.0.0.0/8"]),
+    "expires_at": datetime(2199, 1, 1, tzinfo=UTC),
+    "limits": Limits(requests_per_minute=60, budget_micros=7),
+}
+"""A bound of each kind, but for the project, which has to exist."""
+WIDER: dict[str, Any] = {
+    "scopes": frozenset({Scope.COMPLETIONS, Scope.MEMBERS}),
+    "allowed_models": None,
+    "allowed_addresses": None,
+    "expires_at": None,
+    "limits": {LimitName.BUDGET: FromPlan.FROM_PLAN},
+}
+WITHIN: dict[str, Any] = {
+    "scopes": frozenset({Scope.COMPLETIONS}),
+    "allowed_models": frozenset({"a"}),
+    "allowed_addresses": read_addresses(["10.1.0.0/16"]),
+    "expires_at": datetime(2198, 1, 1, tzinfo=UTC),
+    "limits": {LimitName.REQUESTS_PER_MINUTE: 60, LimitName.BUDGET: 5},
+}
 
 
-async def test_operator_scope_is_not_given_by_a_tenants_credential_that_has_it(
-    keys: KeyService,
+async def test_new_key_has_its_makers_bounds_where_it_names_none(
+    keys: KeyService, projects: ProjectService
 ) -> None:
-    grantor = _principal(frozenset(Scope))
-    with pytest.raises(PermissionDeniedError, match="'admin'"):
-        await keys.create("acme", name="x", scopes={Scope.ADMIN}, grantor=grantor)
+    assert {"project_id", *HELD} == BOUNDS.keys()
+    project = await projects.create("acme", name="shop")
+    maker = grant(project_id=project.id, **HELD)
+    made = (await keys.create("acme", name="x", grantor=maker)).record
+    assert made == await keys.get("acme", made.id)
+    limits = {LimitName.REQUESTS_PER_MINUTE: 60, LimitName.BUDGET: 7}
+    scopes = DEFAULT_SCOPES
+    expected = HELD | {"project_id": project.id, "scopes": scopes, "limits": limits}
+    assert {name: getattr(made, name) for name in BOUNDS} == expected
+    narrower = (await keys.create("acme", name="x", grantor=maker, **WITHIN)).record
+    assert {name: getattr(narrower, name) for name in WITHIN} == WITHIN
 
 
-async def test_key_with_more_rights_is_out_of_reach_but_can_be_ended(keys: KeyService) -> None:
-    strong = (await keys.create("acme", name="strong", scopes=TENANT_SCOPES)).record
-    grantor = _principal(frozenset({Scope.KEYS}))
-    with pytest.raises(PermissionDeniedError):
-        await keys.rotate("acme", strong.id, grantor=grantor)
-    with pytest.raises(PermissionDeniedError):
-        await keys.update("acme", strong.id, scopes=frozenset({Scope.KEYS}), grantor=grantor)
-    assert await keys.get("acme", strong.id) == strong
-    assert (await keys.revoke("acme", strong.id)).revoked_at is not None
+@pytest.mark.parametrize("name", HELD)
+async def test_nobody_gives_or_changes_more_than_they_have(keys: KeyService, name: str) -> None:
+    holder = grant(**{name: HELD[name]})
+    wider = {name: WIDER[name]}
+    with pytest.raises(PermissionDeniedError, match=f"'{name}.* must not exceed"):
+        await keys.create("acme", name="x", grantor=holder, **wider)
+    within = {name: WITHIN[name]}
+    own = (await keys.create("acme", name="own", grantor=holder, **within)).record
+    with pytest.raises(PermissionDeniedError, match=f"'{name}.* must not exceed"):
+        await keys.update("acme", own.id, grantor=holder, **wider)
+    assert await keys.list_of_tenant("acme") == [own]
+    strong = (await keys.create("acme", name="strong", **wider)).record
+    for attempt in (
+        keys.update("acme", strong.id, name="mine", grantor=holder),
+        keys.update("acme", strong.id, grantor=holder, **within),
+        keys.rotate("acme", strong.id, grantor=holder),
+        keys.revoke("acme", strong.id, grantor=holder),
+    ):
+        with pytest.raises(PermissionDeniedError, match=f'cannot manage the key "{strong.id}"'):
+            await attempt
+    assert await keys.list_of_tenant("acme") == [own, strong]
+    await keys.update("acme", own.id, name="other", grantor=holder)
+    await keys.rotate("acme", own.id, grantor=holder)
+    await keys.revoke("acme", own.id, grantor=holder)
 
 
-async def test_credential_for_some_models_gives_no_others(keys: KeyService) -> None:
-    scopes = DEFAULT_SCOPES | {Scope.KEYS}
-    grantor = _principal(scopes, models=frozenset({"a", "b"}))
-    for models in (None, ["c"], ["a", "c"]):
-        with pytest.raises(PermissionDeniedError, match="'allowed_models' are among its own"):
-            await keys.create("acme", name="x", allowed_models=models, grantor=grantor)
-    own = await keys.create("acme", name="own", allowed_models=["a"], grantor=grantor)
-    with pytest.raises(PermissionDeniedError):
-        await keys.update("acme", own.record.id, allowed_models=None, grantor=grantor)
-    everything = await keys.create("acme", name="all")
-    with pytest.raises(PermissionDeniedError):
-        await keys.rotate("acme", everything.record.id, grantor=grantor)
-    await keys.rotate("acme", own.record.id, grantor=grantor)
+async def test_credential_of_a_project_manages_the_keys_of_this_project_only(
+    keys: KeyService, projects: ProjectService
+) -> None:
+    mine, others = [await projects.create("acme", name=name) for name in ("mine", "others")]
+    holder = grant(project_id=mine.id)
+    inside = (await keys.create("acme", name="in", project_id=mine.id)).record
+    for project_id in (None, others.id):
+        with pytest.raises(PermissionDeniedError) as caught:
+            await keys.create("acme", name="x", project_id=project_id, grantor=holder)
+        assert caught.value.param == "project_id"
+        outside = (await keys.create("acme", name="out", project_id=project_id)).record
+        for attempt in (
+            keys.get("acme", outside.id, grantor=holder),
+            keys.get("acme", outside.prefix, grantor=holder),
+            keys.update("acme", outside.id, name="mine", grantor=holder),
+            keys.rotate("acme", outside.id, grantor=holder),
+            keys.revoke("acme", outside.id, grantor=holder),
+        ):
+            with pytest.raises(NotFoundError, match="has no key"):
+                await attempt
+        with pytest.raises(InvalidParameterError, match="'after'"):
+            await keys.page("acme", PageRequest(after=outside.id), grantor=holder)
+        assert await keys.get("acme", outside.id) == outside
+    assert (await keys.page("acme", PageRequest(), grantor=holder)).entries == [inside]
+    assert await keys.get("acme", inside.id, grantor=holder) == inside
+    await keys.rotate("acme", inside.id, grantor=holder)
+
+
+async def test_key_does_not_change_its_own_bounds(keys: KeyService, key: CreatedKey) -> None:
+    itself = replace(grant(), credential_id=key.record.id)
+    for name, value in WITHIN.items():
+        with pytest.raises(
+            PermissionDeniedError, match=f"cannot change its own '{name}'"
+        ) as caught:
+            await keys.update("acme", key.record.id, grantor=itself, **{name: value})
+        assert caught.value.param == name
+    await keys.update("acme", key.record.id, name="renamed", grantor=itself)
+    await keys.rotate("acme", key.record.id, grantor=itself)
+    await keys.revoke("acme", key.record.id, grantor=itself)
 
 
 async def test_error_about_a_key_does_not_repeat_it(keys: KeyService, key: CreatedKey) -> None:

@@ -81,6 +81,40 @@ async def test_first_row_of_a_request_counts(database: Database) -> None:
 
 
 @every_database
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
+async def test_request_that_was_settled_as_lost_is_paid_when_its_gateway_settles_it(
+    database: Database, *, at_once: bool
+) -> None:
+    lost = usage_record(
+        1,
+        outcome=Outcome.LOST,
+        prompt_tokens=10,
+        cached_tokens=0,
+        completion_tokens=5,
+        free_prompt_tokens=10,
+        free_completion_tokens=5,
+        cost_micros=0,
+    )
+    settled = usage_record(
+        1, prompt_tokens=10, cached_tokens=4, completion_tokens=9, cost_micros=77
+    )
+    if at_once:
+        assert await _insert(database, lost, settled, settled) == 2
+    else:
+        assert await _insert(database, lost) == 1
+        assert await _insert(database, settled) == 1
+    assert await _insert(database, settled, lost, settled) == 0
+    async with database.reading() as transaction:
+        rows = list(await transaction.scalars(select(LedgerRow).order_by(LedgerRow.request_id)))
+    assert [row.request_id for row in rows] == [lost.request_id, f"{lost.request_id}.late"]
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        assert sum(getattr(row, name) for row in rows) == getattr(settled, name)
+        assert sum(getattr(row, f"free_{name}") for row in rows) == 0
+    assert [row.cost_micros for row in rows] == [0, 77]
+    assert rows[1].outcome is Outcome.FINISHED
+
+
+@every_database
 async def test_same_rows_added_at_once_are_added_once(database: Database) -> None:
     records = [usage_record(number) for number in range(300)]
     added = await asyncio.gather(

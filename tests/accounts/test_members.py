@@ -11,6 +11,7 @@ from gateway.accounts.database import Database
 from gateway.accounts.member_service import MemberService
 from gateway.accounts.paging import PageRequest
 from gateway.accounts.records import Role
+from gateway.accounts.scopes import Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.errors import (
     BadRequestError,
@@ -19,7 +20,7 @@ from gateway.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from tests.accounts.changes import announced, audited
+from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 
@@ -113,17 +114,19 @@ async def test_roles_beyond_ones_own_rights_are_not_given_changed_or_taken(
 ) -> None:
     for subject in ("a", "b"):
         await members.add("acme", subject=subject, role=Role.OWNER)
-    few = frozenset({Role.VIEWER})
-    await members.add("acme", subject="c", role=Role.VIEWER, grantable=few)
-    with pytest.raises(PermissionDeniedError, match="fewer rights than the role 'owner'"):
-        await members.add("acme", subject="d", role=Role.OWNER, grantable=few)
+    few = grant(scopes=frozenset({Scope.MEMBERS, Scope.USAGE}))
+    await members.add("acme", subject="c", role=Role.VIEWER, grantor=few)
+    with pytest.raises(
+        PermissionDeniedError, match="cannot manage the role 'owner', which has more"
+    ):
+        await members.add("acme", subject="d", role=Role.OWNER, grantor=few)
     with pytest.raises(PermissionDeniedError):
-        await members.set_role("acme", "c", role=Role.OWNER, grantable=few)
+        await members.set_role("acme", "c", role=Role.OWNER, grantor=few)
     with pytest.raises(PermissionDeniedError):
-        await members.set_role("acme", "a", role=Role.VIEWER, grantable=few)
+        await members.set_role("acme", "a", role=Role.VIEWER, grantor=few)
     with pytest.raises(PermissionDeniedError):
-        await members.remove("acme", "a", grantable=few)
-    await members.remove("acme", "c", grantable=few)
+        await members.remove("acme", "a", grantor=few)
+    await members.remove("acme", "c", grantor=few)
     roles = [member.role for member in await members.list_of_tenant("acme")]
     assert roles == [Role.OWNER, Role.OWNER]
 

@@ -8,6 +8,8 @@ from tests.support.cases import all_cases, case
 
 PUBLIC = [
     "https://example.com",
+    "https://example.com:443",
+    "https://svc.example.com/",
     "https://example.com/",
     "https://hooks.example.com:8443/a/b?c=d",
     "https://xn--bcher-kva.example/",
@@ -21,6 +23,13 @@ PRIVATE = [
     "https://gateway/",
     "https://a.local/",
     "https://db.internal:5432/",
+    "https://kubernetes.default.svc/",
+    "https://kubernetes.default.svc./",
+    "https://hooks.corp/",
+    "https://example.com:22/",
+    "https://example.com:25/",
+    "https://example.com:80/",
+    "https://93.184.216.34:6379/",
     "https://127.0.0.1/",
     "https://127.1/",
     "https://0x7f.1/",

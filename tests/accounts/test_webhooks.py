@@ -1,24 +1,40 @@
 """Webhooks: registered, tested, removed; and what they are to be told."""
 
 import asyncio
+import base64
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from redis.asyncio import Redis
+from sqlalchemy import update
 
 from gateway.accounts.audit import AuditLog
 from gateway.accounts.database import Database
 from gateway.accounts.records import Webhook
-from gateway.accounts.tables import WebhookEventRow
+from gateway.accounts.secret_box import SealedSecretError, SecretBox
+from gateway.accounts.tables import WebhookEventRow, WebhookRow
 from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_service import MAX_WEBHOOKS, WebhookService, make_event
-from gateway.accounts.webhook_store import CLAIM, Delivery, EventName, WebhookStore
-from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+from gateway.accounts.webhook_service import (
+    MAX_WEBHOOKS,
+    WebhookService,
+    encrypt_secrets,
+    make_event,
+)
+from gateway.accounts.webhook_store import (
+    CLAIM,
+    Delivery,
+    EventName,
+    StoredSecret,
+    WebhookStore,
+)
+from gateway.errors import BadRequestError, ConflictError, InvalidParameterError, NotFoundError
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
+from tests.support.secret_box import BOX, ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY
 
 URL = "https://example.com/hooks/T0KEN?key=hidden"
 SECOND = timedelta(seconds=1)
@@ -28,7 +44,7 @@ SECOND = timedelta(seconds=1)
 async def webhooks(database: Database, redis: Redis, tenants: TenantService) -> WebhookService:
     await tenants.create("Acme", tenant_id="acme")
     await tenants.create("Other", tenant_id="other")
-    return WebhookService(database)
+    return WebhookService(database, BOX)
 
 
 async def _add_event(database: Database, webhook: Webhook, threshold: int = 50) -> str:
@@ -50,7 +66,7 @@ async def test_webhook_is_kept(webhooks: WebhookService) -> None:
     assert re.fullmatch(r"whsec_[0-9a-f]{64}", created.secret)
     assert created.secret not in repr(created)
     assert created.thresholds == (10, 90)
-    assert await webhooks.list_of_tenant("acme") == [created]
+    assert await webhooks.list_of_tenant("acme") == [replace(created, secret="")]
     assert await webhooks.list_of_tenant("other") == []
     other = await webhooks.create("acme", URL)
     assert other.thresholds == (50, 80, 100)
@@ -72,8 +88,59 @@ async def test_private_hosts_are_allowed_only_by_setting(
 ) -> None:
     with pytest.raises(InvalidParameterError):
         await webhooks.create("acme", "http://127.0.0.1:9/x")
-    allowing = WebhookService(database, allows_private=True)
+    allowing = WebhookService(database, BOX, allows_private=True)
     assert (await allowing.create("acme", "http://127.0.0.1:9/x")).url == "http://127.0.0.1:9/x"
+
+
+async def test_secret_is_kept_encrypted_and_nothing_is_registered_without_a_key(
+    webhooks: WebhookService, database: Database
+) -> None:
+    created = await webhooks.create("acme", URL)
+    [stored] = await _stored(database)
+    assert stored.plain == ""
+    assert stored.sealed is not None
+    assert created.secret.encode() not in stored.sealed
+    assert BOX.open(stored.sealed) == created.secret
+    with pytest.raises(SealedSecretError):
+        SecretBox([OTHER_ENCRYPTION_KEY]).open(stored.sealed)
+    keyless = WebhookService(database, SecretBox())
+    with pytest.raises(BadRequestError, match="SLUICE_ENCRYPTION_KEYS"):
+        await keyless.create("acme", URL)
+    assert await keyless.list_of_tenant("acme") == [replace(created, secret="")]
+
+
+@every_database
+async def test_plain_secrets_and_those_of_former_keys_come_under_the_first_key(
+    webhooks: WebhookService, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.accounts.webhook_service.AT_ONCE", 2)
+    created = [await webhooks.create("acme", URL) for _ in range(4)]
+    secrets = {webhook.id: webhook.secret for webhook in created}
+    plain, foreign, *_ = secrets
+    lost = SecretBox([base64.b64encode(b"x" * 32).decode()]).seal("lost")
+    async with database.writing() as transaction:
+        for webhook_id, columns in (
+            (plain, {"secret": secrets[plain], "sealed_secret": None}),
+            (foreign, {"sealed_secret": lost}),
+        ):
+            row = update(WebhookRow).where(WebhookRow.id == webhook_id)
+            await transaction.execute(row.values(**columns))
+    assert await encrypt_secrets(database, SecretBox()) == 0
+    rotated = SecretBox([OTHER_ENCRYPTION_KEY, ENCRYPTION_KEY])
+    assert await encrypt_secrets(database, rotated) == 3
+    assert await encrypt_secrets(database, rotated) == 0
+    only_new = SecretBox([OTHER_ENCRYPTION_KEY])
+    for stored in await _stored(database):
+        assert (stored.plain, stored.sealed is None) == ("", False)
+        if stored.webhook_id == foreign:
+            assert stored.sealed == lost
+        else:
+            assert only_new.open(stored.sealed or b"") == secrets[stored.webhook_id]
+
+
+async def _stored(database: Database) -> list[StoredSecret]:
+    async with database.writing() as transaction:
+        return await WebhookStore(transaction).stored_secrets(after="", limit=10)
 
 
 @every_database
@@ -143,7 +210,8 @@ async def test_test_event_is_due_once_a_minute(
         await webhooks.test("acme", webhook.id)
     (delivery,) = await _due(database)
     assert (delivery.event_id, delivery.kind) == (event.id, "webhook.test")
-    assert (delivery.url, delivery.secret, delivery.attempts) == (URL, webhook.secret, 0)
+    assert (delivery.url, delivery.attempts) == (URL, 0)
+    assert BOX.open(delivery.sealed_secret or b"") == webhook.secret
     assert webhook.secret not in repr(delivery)
     body = json.loads(delivery.body)
     assert body == {

@@ -29,9 +29,11 @@ from gateway.dispatch.generation import Generation, Reply
 from gateway.quota.answers import ReservationRequest
 from gateway.quota.reservations import Reservations
 from gateway.quota.seeding import Seeder
+from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 from gateway.stream.completion import Completion
+from gateway.turns import LoopTurns
 from tests.gateway.conftest import eventually
 from tests.quota.fake_ledger import FakeLedger
 from tests.support.fake_worker import FakeWorker
@@ -81,6 +83,8 @@ class House:
             executor,
             self.dispatcher,
             self.desk,
+            loop_turns=LoopTurns(),
+            storage=Storage(executor, most_of_tenant=10**9),
             journal_interval=timedelta(seconds=journal_seconds),
             max_unread_bytes=1 << 20,
         )
@@ -148,6 +152,7 @@ class House:
             endpoint="completions",
             dialect=Dialect.VLLM,
             gateway=self.name,
+            is_streamed=request.stream,
             jobs=prompts,
             prompt_price=COMPLETION_PRICE,
             cached_price=COMPLETION_PRICE,

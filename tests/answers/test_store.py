@@ -2,12 +2,24 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.messages import Delta
+from gateway.accounts.usage import Counts
+from gateway.answers import store as store_module
 from gateway.answers.answers import AnswerState
-from gateway.answers.store import AnswerStore, Appended, Counts, Standing
+from gateway.answers.entries import (
+    MESSAGES_OF_ENTRY,
+    SLICE_BYTES,
+    Received,
+    decode_entry,
+    decode_slices,
+    encode_entries,
+)
+from gateway.answers.store import AnswerStore, Appended, Standing
 from gateway.dialects.profile import Dialect
 from tests.answers.test_head import completion_of, head_of, request_of
 from tests.support.kinds import every_redis
@@ -128,3 +140,57 @@ async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: Ans
 async def test_unknown_answer_cannot_be_adopted(store: AnswerStore, any_redis: "Redis") -> None:
     assert await adopted(store, term=1) == 0
     assert await any_redis.dbsize() == 0
+
+
+async def test_large_heads_and_entries_are_compressed(
+    store: AnswerStore, any_redis: "Redis"
+) -> None:
+    large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=[7] * 100_000)
+    head = msgspec.structs.replace(HEAD, jobs=[large])
+    assert await store.open(head, owner="a", term=1, standing=RUNNING, live_ms=60_000)
+    delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
+    [entry] = encode_entries([(0, delta)], "1-0")
+    await appended(store, entry, index=0)
+
+    answer = await store.read(ID)
+
+    assert answer is not None
+    assert answer.head.jobs == [large]
+    assert [decode_entry(each) for each in answer.entries] == [([Received(0, delta)], "1-0")]
+    for key in (keys.answer(ID), keys.journal(ID)):
+        assert (await any_redis.memory_usage(key) or 0) < 20_000
+
+
+@every_redis
+async def test_a_journal_is_read_in_pages_without_the_head(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await store.read_page(ID, index=0) is None
+    assert await opened(store, entries=[b"aaa", b"bbb", b"ccc", b"ddd"])
+    monkeypatch.setattr(store_module, "PAGE_BYTES", 4)
+    pages = [await store.read_page(ID, index=index) for index in (0, 2, 3, 4)]
+    assert [page and page.entries for page in pages] == [
+        [b"aaa", b"bbb"],
+        [b"ccc", b"ddd"],
+        [b"ddd"],
+        [],
+    ]
+    assert {(page.standing, page.entries_in_all) for page in pages if page} == {(RUNNING, 4)}
+
+
+def test_an_entry_is_read_in_slices_by_its_bytes() -> None:
+    text = "a" * (SLICE_BYTES // 3)
+    deltas = [(0, Delta(1, 1, 0, start, text, [1])) for start in range(5)]
+    deltas.insert(3, (0, Delta(1, 1, 0, 9, "b" * SLICE_BYTES, [1])))
+    [entry] = encode_entries(deltas, "1-0")
+    slices = list(decode_slices(entry))
+    assert [len(each) for each in slices] == [2, 1, 1, 2]
+    assert [tuple(received) for each in slices for received in each] == deltas
+
+
+def test_what_came_at_once_is_written_in_entries_of_bounded_length() -> None:
+    deltas = [(0, Delta(1, 1, 0, start, "a", [1])) for start in range(MESSAGES_OF_ENTRY + 1)]
+    entries = [decode_entry(each) for each in encode_entries(deltas, "1-0")]
+    assert [len(received) for received, _ in entries] == [MESSAGES_OF_ENTRY, 1]
+    assert [tuple(each) for received, _ in entries for each in received] == deltas
+    assert {through for _, through in entries} == {"1-0"}

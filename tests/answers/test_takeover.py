@@ -1,6 +1,8 @@
 """An answer outlives the gateway that owns it, and everybody who reads it."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -230,7 +232,8 @@ async def test_left_answer_goes_on_and_every_token_is_charged_once(
     assert reader.text == "abcd"
     assert await settled(redis, request.id, f"{request.id}.2") == [
         ("cancelled", 3, 3),
-        ("finished", 0, 1),
+        # The engine has read the prompt again.
+        ("finished", 3, 1),
     ]
     await attachment.aclose()
 
@@ -323,6 +326,25 @@ async def test_background_answer_needs_nobody(
 
     # No gateway has to take it over.
     await eventually(is_removed, what="the owner's removal of the answer")
+
+
+async def test_memory_of_an_answer_needs_no_garbage_collector(
+    first: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    gc.disable()
+    try:
+        request = await first.submit(is_background=True)
+        first.answers.leave(request.account)
+        await worker.conclude(await worker.claim_one(), "a")
+        await settled(redis, request.id)
+        left: list[weakref.ref[Any]] = [
+            weakref.ref(request.generation),
+            weakref.ref(request.account),
+        ]
+        del request
+        await eventually(lambda: not any(each() for each in left), what="no cycle")
+    finally:
+        gc.enable()
 
 
 async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hears(

@@ -16,6 +16,7 @@ from gateway.accounts.limits import LimitName, LimitScope
 from gateway.accounts.member_service import MemberService
 from gateway.accounts.project_service import ProjectService
 from gateway.accounts.records import Role
+from gateway.accounts.roles import ROLE_SCOPES
 from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from gateway.accounts.tables import PlanRow
 from gateway.accounts.tenant_service import TenantService
@@ -24,7 +25,6 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.auth.key_service import KeyService
 from gateway.auth.principal import Principal
-from gateway.auth.roles import ROLE_SCOPES
 from gateway.errors import (
     AccountSuspendedError,
     AddressNotAllowedError,
@@ -59,6 +59,8 @@ def authenticator(database: Database) -> Authenticator:
         audience="sluice",
         tenant_claim="tenant",
         leeway=timedelta(0),
+        operator_claim="groups",
+        operator_values={"ops": Scope.ADMIN},
     )
     return Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=100)
 
@@ -187,6 +189,26 @@ async def test_changed_and_removed_roles_are_honoured_once_the_change_is_heard(
     await members.remove("acme", "ada")
     authenticator.forget_tenant("acme")
     assert (await authenticator.authenticate(_token())).scopes == DEFAULT_SCOPES
+    # Without members the issuer's scopes count again, but never those of operators.
+    everything = _token(scope=" ".join(Scope))
+    assert (await authenticator.authenticate(everything)).scopes == TENANT_SCOPES
+
+
+async def test_operators_token_has_its_rights_beside_those_of_the_role(
+    authenticator: Authenticator, members: MemberService
+) -> None:
+    modest = _token(groups=["ops"], scope="completions")
+    operator = await authenticator.authenticate(modest)
+    assert operator.scopes == {Scope.COMPLETIONS, Scope.ADMIN}
+    await members.add("acme", subject="ada", role=Role.VIEWER)
+    authenticator.forget_tenant("acme")
+    assert (await authenticator.authenticate(modest)).scopes == {Scope.ADMIN}
+    assert (await authenticator.authenticate(_token(groups=["ops"]))).scopes == {
+        Scope.USAGE,
+        Scope.ADMIN,
+    }
+    with pytest.raises(PermissionDeniedError, match="not a member"):
+        await authenticator.authenticate(_token(groups=["ops"], sub="stranger"))
 
 
 async def test_in_a_tenant_with_members_only_their_tokens_are_taken(
@@ -227,6 +249,22 @@ async def test_limits_are_the_own_ones_else_the_plans_of_key_project_and_tenant(
     assert (key.requests_per_minute, key.budget_micros) == (7, None)
     assert (own_project.requests_per_day, own_project.requests_per_minute) == (3, None)
     assert (tenant.tokens_per_day, tenant.requests_per_minute) == (5, None)
+
+
+async def test_secret_that_ends_is_a_bound_of_whoever_has_it(
+    authenticator: Authenticator, keys: KeyService
+) -> None:
+    created = await keys.create("acme", name="x", scopes={Scope.KEYS})
+    rotated = await keys.rotate("acme", created.record.id, grace=timedelta(hours=1))
+    bearers = [f"Bearer {each.key.reveal()}" for each in (created, rotated)]
+    old, new = [await authenticator.authenticate(bearer) for bearer in bearers]
+    assert (old.expires_at, new.expires_at) == (rotated.record.old_expires_at, None)
+    # Else a leaked secret would outlive its grace.
+    with pytest.raises(PermissionDeniedError, match="'expires_at'"):
+        await keys.rotate("acme", created.record.id, grantor=old.grant)
+    made = (await keys.create("acme", name="y", scopes={Scope.KEYS}, grantor=old.grant)).record
+    assert made.expires_at == old.expires_at
+    await keys.rotate("acme", created.record.id, grantor=new.grant)
 
 
 def test_principal_tells_under_which_name_it_is_audited() -> None:

@@ -21,14 +21,14 @@ from pydantic import ValidationError
 
 from contract.dialect import Dialect
 from gateway.accounts.database import Database
-from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
+from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwks import CHECK_SECONDS, JwksError, JwksFile
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
 from gateway.settings import JwtAlgorithm, Settings
-from tests.support.cases import all_cases
+from tests.support.cases import all_cases, case
 
 ISSUER = "https://login.example"
 AUDIENCE = "sluice"
@@ -225,6 +225,15 @@ def test_key_is_chosen_by_kid(verifier: JwtVerifier) -> None:
         ({"dialect": "klingon"}, 'claim "dialect" must be one of openai, '),
         ({"dialect": ""}, 'claim "dialect" must be one of'),
         ({"models": [1]}, 'claim "models" must be a list of strings'),
+        ({"sub": "a\ud800"}, 'claim "sub" must not contain'),
+        ({"sub": "a\0"}, 'claim "sub" must not contain'),
+        ({"sub": "a" * 256}, 'claim "sub" must have at most 255 characters. Given: 256.'),
+        ({"tenant": "a\0"}, 'claim "tenant" must not contain'),
+        ({"tenant": "\ud800"}, 'claim "tenant" must not contain'),
+        ({"project": "\0"}, 'claim "project" must not contain'),
+        ({"dialect": "\ud800"}, 'claim "dialect" must not contain'),
+        ({"scope": "completions \0"}, 'claim "scope" must not contain'),
+        ({"models": ["m1", "\ud800"]}, 'claim "models" must not contain'),
     ],
 )
 def test_wrong_claims_are_refused(
@@ -253,10 +262,35 @@ async def test_other_text_with_two_dots_is_refused(
 
 
 def test_scope_and_models_are_read(verifier: JwtVerifier) -> None:
-    claims = verifier.verify(_hs256(scope="openid admin completions", models=["m1", "m2"]))
-    assert claims.scopes == {Scope.ADMIN, Scope.COMPLETIONS}
+    claims = verifier.verify(_hs256(scope="openid usage completions", models=["m1", "m2"]))
+    assert claims.scopes == {Scope.USAGE, Scope.COMPLETIONS}
     assert claims.allowed_models == frozenset({"m1", "m2"})
     assert verifier.verify(_hs256(scope="openid profile")).scopes == frozenset()
+
+
+def test_operators_are_made_by_the_mapped_claim_alone(verifier: JwtVerifier) -> None:
+    mapping = {"sluice-operators": Scope.ADMIN, "sluice-auditors": Scope.ADMIN_READ}
+    mapped = replace(verifier, operator_claim="groups", operator_values=mapping)
+    everything = " ".join(Scope)
+    for claims, of_tenant, of_operator in (
+        ({"scope": everything}, TENANT_SCOPES, set()),
+        ({"scope": "admin", "groups": []}, set(), set()),
+        ({"groups": "sluice-operators"}, DEFAULT_SCOPES, {Scope.ADMIN}),
+        ({"groups": ["staff", "sluice-auditors"]}, DEFAULT_SCOPES, {Scope.ADMIN_READ}),
+        ({"groups": list(mapping), "scope": ""}, set(), {Scope.ADMIN, Scope.ADMIN_READ}),
+        ({"groups": "sluice-operators staff"}, DEFAULT_SCOPES, set()),
+        ({"groups": {"sluice-operators": True}}, DEFAULT_SCOPES, set()),
+        ({"groups": [["sluice-operators"], None, 1]}, DEFAULT_SCOPES, set()),
+        ({"groups": True}, DEFAULT_SCOPES, set()),
+    ):
+        token = _hs256(**claims)
+        with case(claims):
+            read = mapped.verify(token)
+            assert read.scopes == of_tenant
+            assert read.operator_scopes == of_operator
+            unmapped = verifier.verify(token)
+            assert unmapped.scopes == of_tenant
+            assert not unmapped.operator_scopes
 
 
 async def test_dialect_of_the_token_goes_before_the_tenants(
@@ -363,11 +397,36 @@ def test_settings_make_the_verifier(jwks_file: Path) -> None:
         jwt_jwks_file=jwks_file,
         jwt_issuer=ISSUER,
         jwt_audience=AUDIENCE,
+        jwt_operator_claim="groups",
+        jwt_operator_value="ops",
+        jwt_operator_reader_value="auditors",
     )
     verifier = JwtVerifier.from_settings(settings)
     assert verifier is not None
-    token = jwt.encode(_claims(), RSA_KEY, "RS256", headers={"kid": "rsa"})
-    assert verifier.verify(token).subject == "robot"
+    for group, scopes in (("ops", {Scope.ADMIN}), ("auditors", {Scope.ADMIN_READ})):
+        token = jwt.encode(_claims(groups=[group]), RSA_KEY, "RS256", headers={"kid": "rsa"})
+        claims = verifier.verify(token)
+        assert claims.subject == "robot"
+        assert claims.operator_scopes == scopes
+
+
+@all_cases(
+    ("settings", "message"),
+    [
+        ({"jwt_operator_claim": "groups"}, "needs one of them"),
+        ({"jwt_operator_value": "ops"}, "is required with SLUICE_JWT_OPERATOR_VALUE"),
+        ({"jwt_operator_reader_value": "ops"}, "SLUICE_JWT_OPERATOR_CLAIM is required"),
+        *(
+            ({"jwt_operator_claim": claim, "jwt_operator_value": "admin"}, "nothing about a tenant")
+            for claim in ("scope", "sub", "project", "models", "dialect", "tenant")
+        ),
+    ],
+)
+def test_operator_claim_that_a_tenant_writes_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Settings(**settings)
 
 
 def test_short_secret_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Rotated keys: both secrets work, then one, on every gateway."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -25,7 +26,10 @@ async def test_both_secrets_are_the_same_key_until_the_grace_period_ends(
 ) -> None:
     rotated = await keys.rotate("acme", key.record.id, grace=timedelta(minutes=10))
     principals = [await _principal(authenticator, each) for each in (key, rotated)]
-    assert principals[0] == principals[1]
+    # What it manages, the former secret manages until its own end only.
+    until = rotated.record.old_expires_at
+    assert principals == [replace(principals[1], expires_at=until), principals[1]]
+    assert principals[1].expires_at is None
     assert principals[0].credential_id == key.record.id
     now = clock.now_ms()
     monkeypatch.setattr(clock, "now_ms", lambda: now + 599_000)

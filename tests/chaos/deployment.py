@@ -55,6 +55,8 @@ class Member:
     proxy: Proxy
     url: str = ""
     """Base URL of its health endpoints; empty if it has none."""
+    metrics_url: str = ""
+    """Base URL of its metrics; empty if it has none."""
     process: "subprocess.Popen[bytes] | None" = None
     is_expected_to_end: bool = False
     is_busy: bool = False
@@ -99,17 +101,20 @@ class Deployment:
         name = role if number is None else f"{role}-{number}"
         proxy = Proxy(self.redis.port)
         await proxy.start()
-        arguments, url = [], ""
+        arguments, url, metrics_url = [], "", ""
         variables = {"SLUICE_REDIS_URL": proxy.url, **environment}
         if role == "gateway":
-            port = free_port()
-            arguments, url = ["--port", str(port)], f"http://127.0.0.1:{port}"
+            port, operators = free_port(), free_port()
+            arguments = ["--port", str(port), "--operator-port", str(operators)]
+            url, metrics_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{operators}"
         elif role == "worker":
             port = free_port()
-            url = f"http://127.0.0.1:{port}"
+            url = metrics_url = f"http://127.0.0.1:{port}"
             variables |= _worker_variables(port)
         variables[program.STATE_FILE] = str(self._state_file(name))
-        member = self.members[name] = Member(name, role, arguments, variables, proxy, url)
+        member = self.members[name] = Member(
+            name, role, arguments, variables, proxy, url, metrics_url
+        )
         self.start(member)
         return member
 
@@ -222,7 +227,7 @@ class Deployment:
 
     async def metric(self, member: Member, name: str) -> float:
         """Return a metric's sum. Raises OSError if the process does not answer."""
-        return await asyncio.to_thread(metric, member.url, name)
+        return await asyncio.to_thread(metric, member.metrics_url, name)
 
     async def aclose(self) -> None:
         """End everything, and the networks with it."""

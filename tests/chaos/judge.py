@@ -202,5 +202,5 @@ def judge_manners(stories: Collection[Story]) -> list[Violation]:
 
 def completed_manners(stories: Collection[Story]) -> set[Manner]:
     """Return the manners of which a request was completed, as far as its client wanted it to be."""
-    done = (Ending.COMPLETE, Ending.LEFT, Ending.CANCELLED)
+    done = (Ending.COMPLETE, Ending.LEFT, Ending.CANCELLED, Ending.DENIED)
     return {story.manner for story in stories if story.ending in done}

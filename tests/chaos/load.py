@@ -7,11 +7,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from tests.chaos.client import DONE, Event, Reply, talk
 from tests.chaos.recipes import Recipe
 from tests.chaos.story import Ending, Manner, Story, Stretch
+from tests.support.stack import MODEL
 
 PATIENCE_SECONDS: Final = 90.0
 """In which every request must have ended for its client, whatever happens meanwhile."""
@@ -21,6 +23,8 @@ MOST_PAUSE_SECONDS: Final = 3.0
 """However long a refusal says, so that a run need not take long."""
 COME_AGAIN: Final = frozenset({409, 429, 503})
 """Statuses that say that the same request may succeed later."""
+DENIALS: Final = frozenset({400, 413})
+"""Statuses of hostile requests that are rejected for good."""
 START_SECONDS: Final = 90.0
 """In which an undisturbed request is answered by a deployment that has only just started."""
 
@@ -33,10 +37,13 @@ MANNERS: Final[Mapping[Manner, int]] = {
     Manner.BACKGROUND: 10,
     Manner.LEAVING: 8,
     Manner.CANCELLING: 4,
+    Manner.HOSTILE: 5,
 }
 _STREAMED: Final = frozenset(
     {Manner.STREAM, Manner.RETURNING, Manner.REPEATING_STREAM, Manner.LEAVING}
 )
+_SINGLE: Final = frozenset({Manner.STREAM, Manner.WHOLE, Manner.LEAVING, Manner.HOSTILE})
+"""Manners of clients that do not come back."""
 
 
 @dataclass(slots=True)
@@ -96,6 +103,22 @@ class Load:
         )
 
 
+@cache
+def _hostile_requests() -> Sequence[tuple[str, dict[str, Any]]]:
+    """Return paths and bodies that cost the gateway much, whether it rejects or answers them."""
+    words = "word " * 100_000
+    completions: list[dict[str, Any]] = [
+        {"prompt": [[] for _ in range(500_000)]},
+        {"prompt": "a", "unknown": dict.fromkeys(map(str, range(100_000)))},
+        {"prompt": ["a", 5] * 60_000},
+        {"prompt": words},
+        {"prompt": "a", "n": 127, "best_of": 128, "logprobs": 5},
+        {"prompt": "a", "structured_outputs": {"regex": "(a{1,90}|b){1,90}"}},
+    ]
+    chat = {"messages": [{"role": "user", "content": words}]}
+    return [*(("/v1/completions", body) for body in completions), ("/v1/chat/completions", chat)]
+
+
 class Visit:
     """One client with one request."""
 
@@ -134,18 +157,21 @@ class Visit:
             Manner.REPEATING: self._whole,
             Manner.BACKGROUND: self._background,
             Manner.CANCELLING: self._background,
+            Manner.HOSTILE: self._hostile,
         }
         await acts[self._story.manner]()
         self._check()
 
     @property
     def _comes_back(self) -> bool:
-        return self._story.manner not in (Manner.STREAM, Manner.WHOLE, Manner.LEAVING)
+        return self._story.manner not in _SINGLE
 
     def _check(self) -> None:
         story, is_streamed = self._story, self._story.manner in _STREAMED
         if story.ending is Ending.UNFINISHED:
             story.end(Ending.HUNG)
+        if story.manner is Manner.HOSTILE:
+            return
         expected = self._recipe.expected[is_streamed]
         if difference := story.transcript.difference(expected):
             story.complain(difference)
@@ -181,6 +207,18 @@ class Visit:
         self._story.identify(body)
         self._story.transcript.add(body)
         self._story.transcript.is_done = True
+
+    async def _hostile(self) -> None:
+        """Send a request that is expensive to reject. It is rejected, or answered and paid."""
+        requests = _hostile_requests()
+        path, body = requests[int(self._draw * len(requests))]
+        reply = await self._talk(path, {"model": MODEL, "max_tokens": 20} | body, {})
+        if reply.is_complete and reply.status == 200:
+            self._read_whole(reply)
+        if reply.is_complete and reply.status in DENIALS:
+            self._story.end(Ending.DENIED)
+        else:
+            await self._after(reply, is_over=self._story.transcript.is_done)
 
     async def _background(self) -> None:
         """Start a request in the background and look for its end, at any gateway."""

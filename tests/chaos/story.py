@@ -21,6 +21,7 @@ class Manner(StrEnum):
     BACKGROUND = "background"  # Starts it in the background and looks for its end.
     LEAVING = "leaving"  # Goes away in the middle of a stream.
     CANCELLING = "cancelling"  # Starts it in the background and cancels it.
+    HOSTILE = "hostile"  # Sends what is expensive to reject.
 
 
 class Ending(StrEnum):
@@ -29,6 +30,7 @@ class Ending(StrEnum):
     UNFINISHED = "unfinished"  # It has not ended yet.
     COMPLETE = "complete"  # All was told.
     UNREACHED = "unreached"  # Nobody took its connection.
+    DENIED = "denied"  # A hostile request was rejected for good.
     REFUSED = "refused"  # A status that says to come again, before anything was told.
     FAILED = "failed"  # An error that says that it will not go on.
     CUT = "cut"  # The connection broke, and its client did not come back.

@@ -47,6 +47,7 @@ async def test_signal_during_the_start_leaves_nothing(
         redis=None,
         database_url=database_url,
         ports=[1],
+        operator_ports=[2],
         jobs=[specs["jobs"]],
         gateways=[],
         workers=[specs["worker"]],

@@ -9,6 +9,7 @@ from click.testing import Result
 
 from gateway.commands.money import show_dollars
 from tests.support.cases import case
+from tests.support.secret_box import ENCRYPTION_KEY
 
 Sluice = Callable[..., Result]
 
@@ -172,7 +173,10 @@ def test_wrong_credit_is_refused(sluice: Sluice) -> None:
 def test_webhook_is_registered_tested_and_removed(
     sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    created = sluice("webhooks", "create", "acme", "https://example.com/x", "--threshold", "90")
+    create = ("webhooks", "create", "acme", "https://example.com/x", "--threshold", "90")
+    assert "SLUICE_ENCRYPTION_KEYS" in _refusal(sluice(*create))
+    monkeypatch.setenv("SLUICE_ENCRYPTION_KEYS", ENCRYPTION_KEY)
+    created = sluice(*create)
     assert created.exit_code == 0, created.output
     secret = created.stdout.strip()
     assert secret.startswith("whsec_")

@@ -11,6 +11,7 @@ from gateway.settings import Settings
 def worker_command(folder: Path, *arguments: str, model: str | None = None) -> tuple[str, ...]:
     options = UpOptions(
         port=None,
+        operator_port=None,
         gateways=1,
         workers=1,
         model=model,
@@ -40,6 +41,7 @@ def test_several_gateways_and_workers_have_ports_names_and_logs_of_their_own(
 ) -> None:
     options = UpOptions(
         port=None,
+        operator_port=None,
         gateways=2,
         workers=2,
         model=None,
@@ -52,7 +54,18 @@ def test_several_gateways_and_workers_have_ports_names_and_logs_of_their_own(
     plan = make_plan(options, tmp_path, Settings())
     first, second = plan.ports
     assert second == first + 1
-    assert [each.command[-1] for each in plan.gateways] == [str(first), str(second)]
+    assert not {*plan.ports} & {*plan.operator_ports}
+    for each, port, operator_port in zip(
+        plan.gateways, plan.ports, plan.operator_ports, strict=True
+    ):
+        assert each.command[-4:] == ("--port", str(port), "--operator-port", str(operator_port))
+        assert each.environment["SLUICE_OPERATOR_HOST"] == "127.0.0.1"
+    # One salt for all gateways, and another one each time.
+    salts = [each.environment["SLUICE_CACHE_SALT_SECRET"] for each in plan.gateways]
+    again = make_plan(options, tmp_path, Settings()).gateways[0]
+    assert salts[0] == salts[1] != again.environment["SLUICE_CACHE_SALT_SECRET"]
+    assert plan.redis is not None
+    assert "maxmemory 512mb" in plan.redis.configuration.splitlines()
     assert [each.name for each in plan.gateways] == ["gateway 1", "gateway 2"]
     assert [each.name for each in plan.workers] == ["worker 1", "worker 2"]
     assert len({each.log for each in (*plan.gateways, *plan.workers, *plan.jobs)}) == 6

@@ -32,6 +32,7 @@ from gateway.errors import StartupError
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
+from tests.support.stack import http_status
 from tests.support.usage import usage_record
 
 START_SECONDS = 240
@@ -49,7 +50,10 @@ class Up:
         self.gateways = self.workers = 1
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted", *arguments]
+        command = [sys.executable, "-m", "gateway.cli", "up", "--engine", "scripted"]
+        # Other tests may take the usual ones at the same moment.
+        [operator_port, *_] = find_ports(free_port(), self.gateways)
+        command += ["--operator-port", str(operator_port), *arguments]
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(
                 command,
@@ -190,6 +194,9 @@ def test_everything_comes_up_and_answers(running: Up) -> None:
         check=False,
     )
     assert '"text_completion"' in answer.stdout, answer.stderr
+    [operators] = re.findall(r"Operators  (\S+)", running.output)
+    assert http_status(f"{operators}/metrics") == 200
+    assert http_status(f"{variables['SLUICE_URL']}/metrics") == 404
     assert variables["SLUICE_KEY"] in running.output
     logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
@@ -217,7 +224,10 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
     monkeypatch.chdir(tmp_path)
     third = sluice("up", "--port", port)
     assert third.exit_code == 1
-    assert f"The port {port} is taken." in third.stderr
+    assert f"The port {port} is taken. Give another one with --port" in third.stderr
+    fourth = sluice("up", "--operator-port", port)
+    assert fourth.exit_code == 1
+    assert f"The port {port} is taken. Give another one with --operator-port" in fourth.stderr
 
 
 def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:

@@ -16,6 +16,8 @@ from click.testing import Result
 from redis.asyncio import Redis
 
 from contract import keys
+from gateway.accounts.audit import AuditLog
+from gateway.accounts.audit_signing import HeadSigner, SignedHead
 from gateway.accounts.database import Database
 from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
 from tests.accounts.ledger_rows import NOON, add, record
@@ -59,7 +61,7 @@ def test_usage_is_summed_up_by_day_and_group(sluice: Sluice, records: list[Usage
     assert heading.split()[:5] == ["FROM", "TO", "REQUESTS", "FAILED", "PROMPT"]
     assert [row.split()[0] for row in rows] == ["2026-11-10", "2026-11-11"]
     assert rows[0].split()[6:8] == ["2", "1"]
-    cost = records[0].cost_micros
+    cost = records[0].cost_micros + records[1].cost_micros
     assert rows[0].endswith(f"$0.{cost:06}".rstrip("0"))
     grouped = sluice(
         *("usage", "show", *NOVEMBER, "--bucket", "total", "--group-by", "tenant,project", "--json")
@@ -191,9 +193,47 @@ def test_changes_are_listed_and_their_log_is_whole(sluice: Sluice) -> None:
         "broken_at": None,
         "reason": "",
         "has_expected": True,
+        "signed": None,
+        "lost_head": None,
     }
     sluice("tenants", "activate", "acme")
     assert sluice("audit", "verify", "--expect", head.upper()).exit_code == 0
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_signatures_and_heads_that_were_kept_are_checked(
+    sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = tmp_path / "heads"
+    heads.write_text("")
+    without_key = sluice("audit", "verify", "--heads", str(heads))
+    assert (without_key.exit_code, "needs SLUICE_AUDIT_KEY" in without_key.stderr) == (2, True)
+    key = "a key of thirty-two characters or more"
+    monkeypatch.setenv("SLUICE_AUDIT_KEY", key)
+    without_heads = sluice("audit", "verify", "--heads", str(heads))
+    assert (without_heads.exit_code, "no signed head" in without_heads.stderr) == (2, True)
+    unsigned = sluice("audit", "verify")
+    assert (unsigned.exit_code, "No entry of the audit log is signed" in unsigned.stderr) == (
+        1,
+        True,
+    )
+
+    async def sign() -> SignedHead | None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path / 'data' / 'sluice.db'}")
+        try:
+            async with database.writing() as transaction:
+                return await AuditLog(transaction).sign(HeadSigner([key]))
+        finally:
+            await database.aclose()
+
+    head = asyncio.run(sign())
+    assert head is not None
+    heads.write_text(f"2026-11-23 INFO gateway.jobs.audit_heads: {head}\n")
+    whole = sluice("audit", "verify", "--heads", str(heads))
+    assert f"{head.sequence} of them signed" in whole.stdout
+    heads.write_text(f"{HeadSigner([key]).sign(9, bytes(32))}\n")
+    lost = sluice("audit", "verify", "--heads", str(heads))
+    assert (lost.exit_code, "entry 9 is not the one" in lost.stderr) == (1, True)
 
 
 @pytest.mark.usefixtures("upgraded")

@@ -18,6 +18,7 @@ from contract.messages import (
 )
 from contract.outcomes import FinishReason
 from contract.queue import (
+    JOBS_AT_ONCE,
     EnqueueReport,
     EnqueueResult,
     JobQueue,
@@ -85,6 +86,20 @@ async def claim_ids(
 def queue(any_redis: "Redis") -> JobQueue:
     """An empty queue."""
     return JobQueue(any_redis, MODEL)
+
+
+async def test_many_jobs_are_enqueued_in_parts_but_all_or_none(queue: JobQueue) -> None:
+    jobs = [job(f"j{number}") for number in range(3 * JOBS_AT_ONCE + 1)]
+    most = {"most_waiting": len(jobs), "most_waiting_of_tenant": len(jobs)}
+    for bound, refusal in (
+        ("most_waiting", EnqueueResult.MODEL_FULL),
+        ("most_waiting_of_tenant", EnqueueResult.TENANT_FULL),
+    ):
+        assert await enqueue(queue, *jobs, **most | {bound: len(jobs) - 1}) is refusal
+        assert (await queue.status()).waiting_jobs == 0
+    report = await admit(queue, *jobs, **most)
+    assert (report.result, report.waiting_jobs) == (EnqueueResult.ENQUEUED, len(jobs))
+    assert await claim_ids(queue, most_jobs=200) == [each.id for each in jobs]
 
 
 async def test_claim_returns_the_job_as_it_was_enqueued(queue: JobQueue) -> None:

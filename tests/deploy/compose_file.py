@@ -20,8 +20,11 @@ ENVIRONMENT: Final = REPOSITORY / ".env.example"
 FILLED_IN: Final = {
     "POSTGRES_PASSWORD": "p0stgres",
     "REDIS_PASSWORD": "r3dis",
+    "REDIS_GATEWAY_PASSWORD": "g4teway",
+    "REDIS_WORKER_PASSWORD": "w0rker",
+    "REDIS_JOBS_PASSWORD": "j0bs",
     "GRAFANA_PASSWORD": "gr4fana",
-    "CACHE_SALT_SECRET": "s4lt",
+    "CACHE_SALT_SECRET": "s4lt-for-prefix-caches",
 }
 """What an operator puts into .env."""
 

@@ -65,7 +65,7 @@ _ENDPOINT: Final = _closed(
     path={"const": "/metrics"},
     interval=_DURATION,
     relabelings=_some(
-        _closed(("sourceLabels", "targetLabel"), sourceLabels=_some(_TEXT), targetLabel=_TEXT)
+        _closed(("targetLabel",), sourceLabels=_some(_TEXT), targetLabel=_TEXT, replacement=_TEXT)
     ),
 )
 _RULE: Final = _closed(

@@ -1,5 +1,6 @@
 """The chart as the real Helm renders it, and what its pods would run."""
 
+import base64
 import re
 import subprocess
 import sys
@@ -30,10 +31,16 @@ SECRETS: Final = {
     "database-url": "postgresql+asyncpg://sluice:made-up-4@postgres.example.com/sluice",
     "cache-salt": "made-up-5-cache-salt",
     "redis-password": "made-up-6",
+    "redis-gateway-password": "made-up-6-gateway",
+    "redis-worker-password": "made-up-6-worker",
+    "redis-jobs-password": "made-up-6-jobs",
+    "worker-redis-url": "redis://worker:made-up-1@redis.example.com:6379/0",
+    "audit-key": "made-up-11-which-has-at-least-32-bytes",
     "postgresql-password": "made-up-7",
     "jwt-secret": "made-up-8-which-has-at-least-32-bytes",
     "token": "made-up-9",
     "otlp-headers": "authorization=made-up-10",
+    "encryption-keys": base64.b64encode(b"made-up-11".ljust(32)).decode(),
 }
 """What Secrets that exist hold, by key."""
 

@@ -1,8 +1,10 @@
 """What the chart renders: valid, restricted, without secrets in the open, and of one piece."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from gateway.outbound.addresses import is_public
 from tests.deploy.crd_shapes import SHAPES
 from tests.deploy.helm import (
     CASES,
@@ -92,7 +95,7 @@ def kubernetes() -> Any:
 
 
 def test_wrong_object_is_noticed() -> None:
-    (service,) = of_kind(case(EXTERNAL), "Service")
+    service, *_ = of_kind(case(EXTERNAL), "Service")
     wrong = json.loads(json.dumps(service))
     wrong["spec"]["ports"][0]["ports"] = 80
     with pytest.raises(jsonschema.ValidationError, match="ports"):
@@ -213,11 +216,11 @@ def test_secrets_are_in_secrets_alone(
 
 @each_case
 def test_secret_variables_only_refer_to_secrets(file: Path) -> None:
-    told = ("PASSWORD", "SECRET", "HF_TOKEN", "_URL", "HEADERS", "REDISCLI_AUTH")
+    markers = ("PASSWORD", "SECRET", "HF_TOKEN", "_URL", "HEADERS", "REDISCLI_AUTH", "_KEYS")
     for pod in pods(case(file)):
         for container in pod.containers:
             for variable in container.get("env", []):
-                if variable["name"].endswith(told):
+                if variable["name"].endswith(markers):
                     value = variable.get("value")
                     assert value is None or "$(" in value, (pod.owner, variable["name"])
 
@@ -336,6 +339,19 @@ def test_public_routes_do_not_lead_to_metrics() -> None:
     paths = [path["path"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
     paths += [match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]]
     assert set(paths) == {"/v1", "/tokenize", "/detokenize"}
+
+
+@each_case
+def test_nothing_leads_customers_to_the_operators_port(file: Path) -> None:
+    manifests = case(file)
+    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(manifests, "Service")}
+    (name,) = [name for name in services if name.endswith("-gateway-operators")]
+    operators = services.pop(name)
+    assert operators["type"] == "ClusterIP"
+    assert [port["targetPort"] for port in operators["ports"]] == ["operators"]
+    assert "operators" not in json.dumps(services)
+    for each in (*of_kind(manifests, "Ingress"), *of_kind(manifests, "HTTPRoute")):
+        assert "operators" not in json.dumps(each["spec"])
 
 
 # --- pools -------------------------------------------------------------------------------------
@@ -494,19 +510,38 @@ def test_workers_series_say_which_pool_and_model_they_are_of() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     monitor = named(manifests, "PodMonitor", "sluice-worker")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert {each["targetLabel"] for each in endpoint["relabelings"]} == {"pool", "model"}
+    assert {each["targetLabel"] for each in endpoint["relabelings"]} == {"job", "pool", "model"}
     pod = pod_of(manifests, "worker", pool="chat")
     assert pod.annotations["sluice.io/model"] == "Llama-3.1-8B-Instruct"
 
 
+def test_series_have_the_jobs_that_the_rules_name() -> None:
+    manifests = case(CHART / "ci" / "monitoring-values.yaml")
+    given = {
+        rule.get("replacement", "$1"): rule.get("sourceLabels")
+        for kind, endpoints in (
+            ("ServiceMonitor", "endpoints"),
+            ("PodMonitor", "podMetricsEndpoints"),
+        )
+        for monitor in of_kind(manifests, kind)
+        for endpoint in monitor["spec"][endpoints]
+        for rule in endpoint["relabelings"]
+        if rule["targetLabel"] == "job"
+    }
+    component = "__meta_kubernetes_pod_label_app_kubernetes_io_component"
+    assert given == {"sluice-gateway": None, "sluice-worker": None, "sluice-$1": [component]}
+    rules = str(of_kind(manifests, "PrometheusRule"))
+    assert set(re.findall(r'job="(sluice-[^"]+)"', rules)) == {"sluice-gateway", "sluice-worker"}
+
+
 def test_annotations_tell_where_metrics_are() -> None:
     manifests = case(CHART / "ci" / "annotations-values.yaml")
-    told = {
+    ports = {
         pod.component: pod.annotations.get("prometheus.io/port")
         for pod in pods(manifests)
         if pod.component not in {"migration", "test"}
     }
-    assert told == {"gateway": "8080", "worker": "9465", "jobs": "9464", "beat": "9464"}
+    assert ports == {"gateway": "9463", "worker": "9465", "jobs": "9464", "beat": "9464"}
 
 
 # --- network -----------------------------------------------------------------------------------
@@ -534,6 +569,70 @@ def test_pods_may_talk_only_to_what_they_need() -> None:
     }
     worker = named(manifests, "NetworkPolicy", "sluice-worker")
     assert all("ipBlock" not in json.dumps(rule) for rule in worker["spec"]["egress"])
+
+
+@each_case
+def test_policies_are_there_by_default_and_bound_the_ports_of_each_rule(file: Path) -> None:
+    manifests = case(file)
+    policies = of_kind(manifests, "NetworkPolicy")
+    components = {pod.component for pod in pods(manifests)} - {"test"}
+    assert {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for each in policies
+    } == components
+    for each in policies:
+        for rule in (*each["spec"]["ingress"], *each["spec"]["egress"]):
+            assert rule["ports"], each["metadata"]["name"]
+
+
+def test_metrics_and_admin_api_are_for_whom_values_name() -> None:
+    named_peers = case(CHART / "ci" / "network-policy-values.yaml")
+    policy = named(named_peers, "NetworkPolicy", "sluice-gateway")
+    by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    namespaces = {
+        port: [
+            peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+            for peer in peers
+            if "namespaceSelector" in peer
+        ]
+        for port, peers in by_port.items()
+    }
+    assert namespaces == {8080: ["ingress-nginx"], 9463: ["monitoring", "operations"]}
+    # Unless they are named: whoever is in the cluster, and nobody else.
+    unnamed = named(case(EXTERNAL), "NetworkPolicy", "sluice-gateway")["spec"]["ingress"]
+    assert unnamed == [
+        {"ports": [{"protocol": "TCP", "port": 8080}]},
+        {"ports": [{"protocol": "TCP", "port": 9463}], "from": [{"namespaceSelector": {}}]},
+    ]
+
+
+@all_cases(
+    "address",
+    [
+        *("1.1.1.1", "8.8.8.8", "2606:4700::1111", "2001:4860:4860::8888"),
+        *("0.0.0.1", "10.0.0.1", "100.64.0.1", "127.0.0.1", "168.63.129.16", "169.254.169.254"),
+        *("172.16.0.1", "192.0.0.192", "192.0.2.1", "192.88.99.1", "192.168.0.1", "198.18.0.1"),
+        *("198.51.100.1", "203.0.113.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"),
+        *("::1", "fc00::1", "fe80::1", "ff02::1", "64:ff9b::a00:1", "::ffff:10.0.0.1"),
+        *("2001::1", "2001:db8::1", "2002:a00:1::1", "3fff::1", "100::1"),
+    ],
+)
+def test_policies_let_clients_urls_lead_only_to_what_gateways_call_public(address: str) -> None:
+    jobs = named(case(EXTERNAL), "NetworkPolicy", "sluice-jobs")
+    (rule,) = [each for each in jobs["spec"]["egress"] if "ipBlock" in json.dumps(each)]
+    assert [port["port"] for port in rule["ports"]] == [443, 8443]
+    parsed = ip_address(address)
+
+    def contains(network: str) -> bool:
+        known = ip_network(network)
+        return parsed.version == known.version and parsed in known
+
+    blocks = [peer["ipBlock"] for peer in rule["to"]]
+    is_reached = any(
+        contains(block["cidr"]) and not any(map(contains, block["except"])) for block in blocks
+    )
+    # An IPv4 address within an IPv6 one goes through a translator, which the policy cannot look into.
+    assert is_reached == (is_public(address) and "ff9b" not in address)
 
 
 def test_servers_let_in_whoever_may_talk_to_them() -> None:

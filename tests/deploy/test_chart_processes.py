@@ -6,15 +6,14 @@ Only ports and addresses of this machine differ from what a cluster would have.
 import contextlib
 import json
 import os
-import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.client import SERVICE_UNAVAILABLE
 from pathlib import Path
@@ -22,13 +21,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from contract import keys
 from gateway.cli import main
-from tests.deploy.helm import CHART, Manifest, PodTemplate, environment, named, pod_of, render
+from tests.deploy.chart_redis import ChartRedis, running_chart_redis
+from tests.deploy.helm import CHART, Manifest, PodTemplate, environment, pod_of, render
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.postgres_server import running_postgres
 from tests.support.processes import free_port, spawn, stop, wait_until
-from tests.support.redis_server import BUNDLED, RedisServer, running_redis
+from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import CHECKPOINT, MODEL, REPOSITORY, http_status, metric
 
 ENTRYPOINT = (sys.executable, "-m", "gateway.cli")
@@ -52,12 +55,18 @@ class Cluster:
     folder: Path
     ports: Mapping[str, int]
     """Port on this machine by variable that sets it."""
+    redis: ChartRedis
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
         """Base URL of the gateway."""
         return f"http://127.0.0.1:{self.ports['SLUICE_PORT']}"
+
+    @property
+    def operators_url(self) -> str:
+        """Base URL at which the gateway answers operators."""
+        return f"http://127.0.0.1:{self.ports['SLUICE_OPERATOR_PORT']}"
 
     @property
     def worker_url(self) -> str:
@@ -71,6 +80,10 @@ class Cluster:
     def variables(self, container: Mapping[str, Any]) -> dict[str, str]:
         """Return what a container's process gets."""
         variables = environment(container, self.manifests)
+        if "SLUICE_REDIS_URL" in variables:
+            variables["SLUICE_REDIS_URL"] = self.redis.on_this_machine(
+                variables["SLUICE_REDIS_URL"]
+            )
         ports = {name: str(port) for name, port in self.ports.items() if name in variables}
         return MACHINE | variables | ports
 
@@ -108,31 +121,28 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    """A Redis."""
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cluster(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A release of ci/bundled-values.yaml, whose servers are this machine's; nothing is started yet."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A release of ci/bundled-values.yaml with its Redis, which speaks TLS; nothing else is started yet."""
+    if SYSTEM is None:
+        pytest.skip("redis-server of the system (Debian's redis-server) is not installed")
     settings = {
         "listenAddress": "127.0.0.1",
-        "redis.bundled.enabled": "false",
-        "redis.url": redis.url,
+        "redis.bundled.tls.existingSecret": "redis-tls",
         "database.bundled.enabled": "false",
         "worker.pools[0].model.path": str(CHECKPOINT),
         "worker.pools[0].model.aliases[0]": "tiny",
         "gateway.drain.delaySeconds": "0",
         "config.maxPrompts": "3",
     }
-    variables = ("SLUICE_PORT", "SLUICE_HEALTH_PORT")
+    variables = ("SLUICE_PORT", "SLUICE_OPERATOR_PORT", "SLUICE_HEALTH_PORT")
     ports = {name: free_port() for name in variables}
-    with running_postgres() as postgres:
+    with ExitStack() as servers:
+        postgres = servers.enter_context(running_postgres())
         settings["database.url"] = postgres.create_database()
         manifests = render(CHART / "ci" / "bundled-values.yaml", settings=settings)
-        running = Cluster(manifests, tmp_path_factory.mktemp("cluster"), ports)
+        folder = tmp_path_factory.mktemp("redis")
+        redis = servers.enter_context(running_chart_redis(manifests, folder, SYSTEM))
+        running = Cluster(manifests, tmp_path_factory.mktemp("cluster"), ports, redis)
         try:
             yield running
         finally:
@@ -159,6 +169,8 @@ def test_release_serves_what_it_was_installed_for(cluster: Cluster) -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         cluster.wait_for("worker", cluster.worker_url + probes[probe]["httpGet"]["path"])
     assert metric(cluster.worker_url, "sluice_worker_ready") == 1
+    assert metric(cluster.operators_url, "sluice_queue_ready_workers") == 1
+    assert http_status(f"{cluster.url}/metrics") == 404
 
     # `helm test`, as its pod runs it.
     (test,) = cluster.pod("test").containers
@@ -227,59 +239,99 @@ def test_gateway_and_worker_leave_in_order(cluster: Cluster) -> None:
     for component in ("worker", "gateway"):
         if component in cluster.processes:
             assert stop(cluster.processes.pop(component)) == 0
+    # All that they asked of Redis they were allowed to.
+    with cluster.redis.client("default") as operator:
+        assert [entry for entry in operator.acl_log() if entry["reason"] != "auth"] == []
 
 
 # --- servers of the chart ----------------------------------------------------------------------
 
 
-def test_bundled_redis_starts_with_its_password_and_forgets_nothing(tmp_path: Path) -> None:
+TENANT = "acme"
+OF_A_MODEL = (keys.job("m", "1"), keys.leases("m"), keys.doorbell("m"), keys.MODELS)
+OF_A_REPLY = (keys.replies("gw-1"), keys.background_answers("gw-1"))
+OF_AN_ANSWER = (keys.answer("req_1"), keys.journal("req_1"), keys.BACKGROUND_OWNERS)
+OF_MONEY = (
+    keys.account(keys.bucket_of(TENANT), "tenant:acme"),
+    keys.usage(keys.bucket_of(TENANT)),
+    keys.idempotency(keys.bucket_of(TENANT), TENANT, "digest"),
+)
+OF_CREDENTIALS = (keys.KEY_EVENTS,)
+OF_FILES = (keys.tokenizer("digest"), keys.chat_template("digest"))
+OF_CELERY = ("sluice", "_kombu.binding.sluice", "unacked")
+EVERY_KEY = {
+    *OF_A_MODEL,
+    *OF_A_REPLY,
+    *OF_AN_ANSWER,
+    *OF_MONEY,
+    *OF_CREDENTIALS,
+    *OF_FILES,
+    *OF_CELERY,
+}
+ADMINISTRATION = (
+    ("CONFIG", "GET", "requirepass"),
+    ("ACL", "LIST"),
+    ("KEYS", "*"),
+    ("FLUSHALL",),
+    ("MONITOR",),
+    ("DEBUG", "SLEEP", "0"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("REPLICAOF", "attacker.example", "6379"),
+)
+
+
+def test_roles_of_redis_reach_their_own_keys_and_administer_nothing(tmp_path: Path) -> None:
     manifests = render(CHART / "ci" / "bundled-values.yaml")
-    (container,) = pod_of(manifests, "redis").containers
-    text = named(manifests, "ConfigMap", "sluice-redis")["data"]["redis.conf"]
-    (script,) = container["args"]
-    (tmp_path / "data").mkdir()
-    folders = {
-        "/data": str(tmp_path / "data"),
-        "/tmp/": f"{tmp_path}/",
-        "/etc/redis/": f"{tmp_path}/",
+    own = {
+        "gateway": EVERY_KEY - {*OF_CELERY},
+        "worker": {*OF_A_MODEL, *OF_A_REPLY, *OF_FILES},
+        "jobs": {*OF_A_MODEL, *OF_MONEY, *OF_CREDENTIALS, *OF_CELERY} - {keys.MODELS},
     }
-    # At once: the folders of this machine may look like those of the pod.
-    anywhere = re.compile("|".join(folders))
-    text, script = (anywhere.sub(lambda found: folders[found[0]], each) for each in (text, script))
-    server = RedisServer(BUNDLED)
-    text = text.replace("port 6379", f"port {server.port}\nbind 127.0.0.1")
-    (tmp_path / "redis.conf").write_text(text)
-    path = f"{Path(BUNDLED).parent}:{os.environ['PATH']}"
-    process = spawn(
-        *container["command"],
-        script,
-        env={"PATH": path, "PYTHONPATH": str(REPOSITORY)} | environment(container, manifests),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=REPOSITORY,
-    )
-    try:
-        wait_until(lambda: answers(server), what="redis-server answering")
-        assert server.command("PING").startswith(b"-NOAUTH")
-        assert not any(b"requirepass not-for-customers" in line for line in command_lines())
-        told = authenticated(server, "not-for-customers", "CONFIG GET maxmemory-policy")
-        assert b"noeviction" in told
-        assert str(256 * 1024 * 1024).encode() in authenticated(
-            server, "not-for-customers", "CONFIG GET maxmemory"
-        )
-        assert b"yes" in authenticated(server, "not-for-customers", "CONFIG GET appendonly")
-        assert (tmp_path / "password.conf").stat().st_mode & 0o077 == 0
-    finally:
-        stop(process)
-        server.close()
+    with running_chart_redis(manifests, tmp_path, BUNDLED) as server:
+        for role, reachable in own.items():
+            with server.client(role) as client:
+                allowed = {key for key in EVERY_KEY if is_allowed(client, "EXISTS", key)}
+                assert allowed == reachable, role
+                # Scripts do not lead around it.
+                script = "return redis.pcall('EXISTS', ARGV[1])"
+                assert {
+                    key for key in EVERY_KEY if is_allowed(client, "EVAL", script, "0", key)
+                } == reachable, role
+                for command in ADMINISTRATION:
+                    assert not is_allowed(client, *command), (role, command)
+        with server.client("worker") as worker:
+            # It writes replies for others' customers, and reads none.
+            replies = keys.replies("gw-1")
+            assert is_allowed(worker, "XADD", replies, "*", "f", "x")
+            assert not is_allowed(worker, "XRANGE", replies, "-", "+")
+            assert not is_allowed(worker, "XREAD", "STREAMS", replies, "0")
+            assert not is_allowed(worker, "SCAN", "0")
 
 
-def answers(server: RedisServer) -> bool:
-    """Tell whether the server answers, if only that it wants a password."""
+def is_allowed(client: Redis, *command: str) -> bool:
+    """Return whether the user may give a command."""
     try:
-        return server.command("PING").startswith((b"+PONG", b"-NOAUTH"))
-    except OSError:
+        client.execute_command(*command)  # type: ignore[no-untyped-call] # redis-py's own
+    except NoPermissionError:
         return False
+    except ResponseError as error:
+        return "can't access" not in str(error)
+    return True
+
+
+def test_bundled_redis_starts_with_its_passwords_and_forgets_nothing(tmp_path: Path) -> None:
+    manifests = render(CHART / "ci" / "bundled-values.yaml")
+    with running_chart_redis(manifests, tmp_path, BUNDLED) as server:
+        for password in server.passwords.values():
+            assert not any(password.encode() in line for line in command_lines())
+        for file in tmp_path.glob("tmp.*"):
+            assert file.stat().st_mode & 0o077 == 0
+        with server.client("default") as operator:
+            wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes"}
+            wanted["maxmemory"] = str(256 * 1024 * 1024)
+            assert {name: operator.config_get(name)[name] for name in wanted} == wanted
+        with Redis(port=server.port) as stranger, pytest.raises(AuthenticationError):
+            stranger.ping()
 
 
 def command_lines() -> Iterator[bytes]:
@@ -287,13 +339,3 @@ def command_lines() -> Iterator[bytes]:
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             yield file.read_bytes()
-
-
-def authenticated(server: RedisServer, password: str, line: str) -> bytes:
-    """Return the answer to a command of a client that has given the password."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
-        connection.sendall(f"AUTH {password}\r\n{line}\r\n".encode())
-        told = b""
-        while told.count(b"\r\n") < 6:
-            told += connection.recv(65536)
-        return told

@@ -45,6 +45,20 @@ NOT_TOGETHER = {
         {"jwt.algorithms[0]": "RS256", "jwt.audience": "sluice", "jwt.issuer": "https://login"},
         "jwt: name a Secret with the HS256 secret or the public keys in jwt.existingSecret.",
     ),
+    "signed heads without a key": (
+        {"audit.sink": "https://audit.example.com/heads"},
+        "audit: name a Secret with the key that signs in audit.existingSecret",
+    ),
+    "JWT with an operator's value and no claim": (
+        {
+            "jwt.algorithms[0]": "RS256",
+            "jwt.audience": "sluice",
+            "jwt.issuer": "https://login",
+            "jwt.existingSecret": "jwt",
+            "jwt.operatorValue": "sluice-operators",
+        },
+        "jwt: jwt.operatorClaim needs jwt.operatorValue or jwt.operatorReaderValue, and they need it.",
+    ),
     "gateways from five to two": (
         {
             "gateway.autoscaling.enabled": "true",
@@ -233,6 +247,7 @@ OUT_OF_RANGE = {
     "port": ("gateway.service.port", "70000", "gateway.service.port: Must be less"),
     "type of service": ("gateway.service.type", "ExternalName", "service.type must be one of"),
     "path": ("gateway.ingress.paths[0]", "v1", "gateway.ingress.paths.0: Does not match"),
+    "sink": ("audit.sink", "ftp://audit", "audit.sink: Does not match"),
     "interval": ("metrics.serviceMonitor.interval", "often", "interval: Does not match"),
     "sampler": ("tracing.sampler", "sometimes", "tracing.sampler must be one of"),
     "amount": ("jobs.resources.requests.memory", "lots", "requests.memory: Does not match"),

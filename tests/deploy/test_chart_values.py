@@ -49,8 +49,11 @@ PROCESSES = {"gateway", "worker", "jobs", "beat", "migration"}
 
 MADE_BY_OTHER_VALUES = {
     "gateway": {
+        "audit_key",
+        "audit_sink",
         "celery_broker_url",
         "cache_salt_secret",
+        "encryption_keys",
         "database_url",
         "drain_delay",
         "drain_timeout",
@@ -61,12 +64,17 @@ MADE_BY_OTHER_VALUES = {
         "jwt_issuer",
         "jwt_jwks_file",
         "jwt_leeway",
+        "jwt_operator_claim",
+        "jwt_operator_reader_value",
+        "jwt_operator_value",
         "jwt_secret",
         "jwt_tenant_claim",
         "log_format",
         "metrics_host",
         "metrics_port",
         "metrics_tenants",
+        "operator_host",
+        "operator_port",
         "port",
         "redis_url",
         "trace_content",
@@ -197,13 +205,69 @@ def test_split_and_arguments_of_the_engine() -> None:
 
 def test_passwords_of_bundled_servers_become_part_of_urls() -> None:
     manifests = case(CHART / "ci" / "bundled-values.yaml")
+    urls = {}
     for pod in pods(manifests):
-        if pod.component == "gateway":
+        if pod.component in {"gateway", "worker", "jobs", "beat"}:
             variables = environment(pod.containers[-1], manifests)
-    assert variables["SLUICE_REDIS_URL"] == "redis://:not-for-customers@sluice-redis:6379/0"
-    assert variables["SLUICE_DATABASE_URL"] == (
+            urls[pod.component] = variables["SLUICE_REDIS_URL"]
+        if pod.component == "gateway":
+            of_gateway = variables
+    users = {
+        component: url.removeprefix("redis://").split(":")[0] for component, url in urls.items()
+    }
+    assert users == {"gateway": "gateway", "worker": "worker", "jobs": "jobs", "beat": "jobs"}
+    assert len(set(urls.values())) == 3
+    assert all(url.endswith("@sluice-redis:6379/0") for url in urls.values())
+    assert "not-for-customers" not in str(urls)
+    assert of_gateway["SLUICE_DATABASE_URL"] == (
         "postgresql+asyncpg://sluice:not-for-customers@sluice-postgresql:5432/sluice"
     )
+
+
+def test_roles_may_have_urls_of_their_own_in_an_external_redis() -> None:
+    manifests = case(CHART / "ci" / "network-policy-external-values.yaml")
+    urls = {
+        pod.component: environment(pod.containers[-1], manifests)["SLUICE_REDIS_URL"]
+        for pod in pods(manifests)
+        if pod.component in {"gateway", "worker"}
+    }
+    assert "//worker:" in urls["worker"]
+    assert "//worker:" not in urls["gateway"]
+
+
+def test_encrypted_redis_is_asked_by_its_certificate_alone() -> None:
+    manifests = case(CHART / "ci" / "network-policy-values.yaml")
+    asking = [
+        pod for pod in pods(manifests) if pod.component in {"gateway", "worker", "jobs", "beat"}
+    ]
+    assert len(asking) == 4
+    for pod in asking:
+        url = environment(pod.containers[-1], manifests)["SLUICE_REDIS_URL"]
+        assert url.startswith("rediss://"), pod.owner
+        assert "ssl_cert_reqs=required" in url
+        trusted = url.partition("ssl_ca_certs=")[2]
+        (mount,) = [
+            each
+            for each in pod.containers[-1]["volumeMounts"]
+            if trusted.startswith(each["mountPath"] + "/")
+        ]
+        (volume,) = [each for each in pod.spec["volumes"] if each["name"] == mount["name"]]
+        assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    (server,) = [pod for pod in pods(manifests) if pod.component == "redis"]
+    (container,) = server.containers
+    assert container["args"][container["args"].index("--port") + 1] == "0"
+    assert "--tls" in container["readinessProbe"]["exec"]["command"]
+
+
+def test_audit_key_is_with_background_jobs_alone() -> None:
+    manifests = case(CHART / "ci" / "network-policy-values.yaml")
+    knowing = {
+        pod.component
+        for pod in pods(manifests)
+        for container in pod.containers
+        if "SLUICE_AUDIT_KEY" in environment(container, manifests)
+    }
+    assert knowing == {"jobs"}
 
 
 def test_pool_may_say_zero_false_and_nothing() -> None:

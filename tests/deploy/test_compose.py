@@ -191,12 +191,42 @@ def test_ports_are_open_on_loopback_only(service: Service) -> None:
     assert all(port.startswith("127.0.0.1:") for port in service.options.get("ports", []))
 
 
-@every_own_service
-def test_own_container_has_no_rights(service: Service) -> None:
+@every_service
+def test_container_has_no_rights(service: Service) -> None:
     assert service.options["cap_drop"] == ["ALL"]
     assert service.options["security_opt"] == ["no-new-privileges:true"]
     # vLLM compiles what it runs and keeps it.
     assert service.options.get("read_only", False) is not service.name.startswith("worker-")
+
+
+@every_service
+def test_container_alone_runs_out_of_memory(service: Service) -> None:
+    assert re.fullmatch(r"\d+[mg]", service.options["mem_limit"])
+
+
+def test_networks_let_each_service_reach_what_it_needs_alone() -> None:
+    networks = load(FILE)["networks"]
+    members: dict[str, set[str]] = {name: set() for name in networks}
+    for service in SERVICES:
+        for name in service.options["networks"]:
+            members[name].add(service.name)
+    workers = {"worker", "worker-cpu", "worker-gpu"}
+    processes = {"gateway", "celery", "beat", *workers}
+    assert members == {
+        "customers": {"gateway"},
+        "operators": {"prometheus", "grafana"},
+        "webhooks": {"celery"},
+        "models": workers - {"worker"},
+        "redis": {"redis", "seed", *processes},
+        "database": {"postgres", "migrate", "seed", "gateway", "celery"},
+        "telemetry": {"prometheus", "tempo", "otel-collector", "grafana", *processes},
+    }
+    internal = {name for name, options in networks.items() if (options or {}).get("internal")}
+    assert internal == {"redis", "database", "telemetry"}
+    # A port of a container that is in internal networks alone is not published.
+    for service in SERVICES:
+        if "ports" in service.options:
+            assert not internal.issuperset(service.options["networks"]), service.name
 
 
 @every_service
@@ -227,6 +257,14 @@ def test_watched_paths_exist(service: Service) -> None:
 # --- what our processes are told ---------------------------------------------------------------
 
 
+USERS = {
+    **dict.fromkeys(("gateway", "seed"), "gateway:g4teway"),
+    **dict.fromkeys(("celery", "beat"), "jobs:j0bs"),
+    **dict.fromkeys(("worker", "worker-cpu", "worker-gpu"), "worker:w0rker"),
+}
+"""As whom services ask Redis."""
+
+
 def settings_of(service: Service) -> type[BaseSettings]:
     is_worker = service.name.startswith("worker")
     return worker.settings.Settings if is_worker else gateway.settings.Settings
@@ -251,7 +289,7 @@ def test_environment_makes_valid_settings(
     redis_url = settings.redis_url
     if service.name != "migrate":
         text = redis_url if isinstance(redis_url, str) else redis_url.get_secret_value()
-        assert text == "redis://:r3dis@redis:6379/0"
+        assert text == f"redis://{USERS[service.name]}@redis:6379/0"
     if service.name in ("gateway", "celery", "migrate", "seed"):
         url = "postgresql+asyncpg://sluice:p0stgres@postgres:5432/sluice"
         assert settings.database_url.get_secret_value() == url

@@ -45,13 +45,12 @@ class Containers:
         """Start Redis by the command of the service, on a port of its own; the same one each time."""
         service = services()["redis"]
         port = self.ports.setdefault("redis", free_port())
-        command = [
-            word.replace("dir /data", f"dir {self.folder}\nport {port}\nbind 127.0.0.1").replace(
-                "exec redis-server", f"exec {SYSTEM or BUNDLED}"
-            )
-            for word in service.options["command"]
-        ]
-        self._spawn("redis", command, service.environment)
+        words = {"/etc/redis/": f"{REPOSITORY / 'ops' / 'redis'}/", "/data": str(self.folder)}
+        command = [_replaced(word, words) for word in service.options["command"]]
+        command += ["--port", str(port), "--bind", "127.0.0.1"]
+        path = f"{Path(SYSTEM or BUNDLED).parent}:{os.environ['PATH']}"
+        temporary = {"PATH": path, "TMPDIR": str(self.folder)}
+        self._spawn("redis", command, service.environment | temporary)
 
     def start(self, name: str) -> None:
         """Start a process of ours with the environment of its service."""
@@ -99,7 +98,11 @@ class Containers:
 
         wait_until(is_settled, what=f"{name} being healthy")
         if self.processes[name].poll() is not None:
-            raise RuntimeError(f"{name} ended:\n{(self.folder / f'{name}.log').read_text()}")
+            raise RuntimeError(f"{name} ended:\n{self.log(name)}")
+
+    def log(self, name: str) -> str:
+        """Return what a process of this service wrote."""
+        return (self.folder / f"{name}.log").read_text()
 
     def stop(self, name: str) -> int:
         """End a process as its service does, but for a busy machine's sake. Return its exit status."""
@@ -117,6 +120,8 @@ class Containers:
             "/app/demo-model": str(CHECKPOINT),
         }
         environment = {name: _replaced(value, words) for name, value in service.environment.items()}
+        if "SLUICE_OPERATOR_PORT" in environment:
+            environment["SLUICE_OPERATOR_PORT"] = str(free_port())
         return {
             name: str(self.ports[service.name]) if value == PORTS.get(service.name) else value
             for name, value in environment.items()
@@ -202,7 +207,7 @@ def test_gateway_is_healthy_while_it_serves_and_redis_answers(containers: Contai
 def test_process_is_healthy_while_it_works(containers: Containers, name: str) -> None:
     containers.start(name)
     containers.wait_until_healthy(name)
-    assert containers.stop(name) == 0
+    assert containers.stop(name) == 0, containers.log(name)
     assert containers.check(name)[0] == 1
 
 

@@ -74,14 +74,14 @@ def test_prometheus_starts_with_the_arguments_of_the_service(prometheus: str) ->
 
 
 def test_every_process_is_scraped_where_it_listens() -> None:
-    ports = {"gateway": 8080, "celery": 9464, "beat": 9464}
+    ports = {"gateway": 9463, "celery": 9464, "beat": 9464}
     ports |= dict.fromkeys(("worker", "worker-cpu", "worker-gpu"), 9465)
     scraped: dict[str, tuple[str, int]] = {}
     for job in read(PROMETHEUS)["scrape_configs"]:
         for found in job.get("dns_sd_configs", []):
             scraped |= dict.fromkeys(found["names"], (job["job_name"], found["port"]))
     assert {name: port for name, (_, port) in scraped.items()} == ports
-    settings = {"SLUICE_PORT", "SLUICE_METRICS_PORT", "SLUICE_HEALTH_PORT"}
+    settings = {"SLUICE_OPERATOR_PORT", "SLUICE_METRICS_PORT", "SLUICE_HEALTH_PORT"}
     for name, port in ports.items():
         environment = services()[name].environment
         assert {environment[key] for key in settings & environment.keys()} == {str(port)}

@@ -33,11 +33,12 @@ def redis_of_its_own() -> Iterator[RedisServer]:
 def test_redis_takes_both_passwords_until_the_old_one_goes(redis_of_its_own: RedisServer) -> None:
     port = redis_of_its_own.port
     with Redis(port=port) as client:
-        client.config_set("requirepass", OLD)
+        client.execute_command("ACL", "SETUSER", "gateway", "on", f">{OLD}", "+ping")
 
     def works(password: str) -> bool:
         # A wrong password counts as a lost connection, after which a client would wait and try again.
-        with Redis(port=port, password=password, retry=Retry(NoBackoff(), 0)) as client:
+        retry = Retry(NoBackoff(), 0)
+        with Redis(port=port, username="gateway", password=password, retry=retry) as client:
             try:
                 return bool(client.ping())
             except AuthenticationError:
@@ -45,7 +46,7 @@ def test_redis_takes_both_passwords_until_the_old_one_goes(redis_of_its_own: Red
 
     expected = [(True, True), (False, True)]
     assert (works(OLD), works(NEW)) == (True, False)
-    with Redis(port=port, password=OLD) as operator:
+    with Redis(port=port) as operator:
         commands = shown("redis-cli")
         assert len(commands) == len(expected)
         for words, after in zip(commands, expected, strict=True):

@@ -30,6 +30,16 @@ async def caller(
         yield client
 
 
+@asynccontextmanager
+async def operator_caller(
+    stack: Stack, tenant: str, *scopes: Scope
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Open such a client of the first gateway's listener for operators."""
+    key = await asyncio.to_thread(stack.key, tenant, scopes=scopes)
+    async with gateway_client(stack.operators, key) as client:
+        yield client
+
+
 async def let_expire(stack: Stack, key: str) -> None:
     """Let a key have expired; gateways that know it receive that a moment later."""
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)

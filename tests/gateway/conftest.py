@@ -44,6 +44,7 @@ KEEP_ALIVE_SECONDS = 0.1
 IMPATIENT = GATEWAY_SETTINGS | {
     "SLUICE_COMMIT_AFTER": "PT0.6S",
     "SLUICE_KEEP_ALIVE_INTERVAL": f"PT{KEEP_ALIVE_SECONDS}S",
+    "SLUICE_MAX_UNREAD_BYTES": "20000",
 }
 STEP_SECONDS = 0.01
 LEASE_SECONDS = 60
@@ -70,7 +71,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="package")
 def impatient(stack: Stack) -> str:
-    """URL of a gateway that commits streams and sends comments soon."""
+    """URL of a gateway that commits streams and sends comments soon, and keeps little that is unread."""
     url = stack.start_gateway("impatient", **IMPATIENT)
     stack.gateways.remove(url)
     return url

@@ -13,7 +13,7 @@ from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.scopes import Scope
 from gateway.api.context import ProcessContext, open_context
-from gateway.app import create_app
+from gateway.app import create_app, create_operator_app
 from gateway.auth.key_service import KeyService
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import connect
@@ -27,6 +27,7 @@ class Management:
     """The gateway, and what tests need to prepare and to look at."""
 
     app: FastAPI
+    operators: FastAPI
     context: ProcessContext
 
     async def key(self, tenant_id: str, *scopes: Scope, **options: Any) -> str:
@@ -39,7 +40,8 @@ class Management:
         self, key: str, method: str, path: str, body: Any = None, **options: Any
     ) -> httpx.Response:
         """Send a request and return the answer."""
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        app = self.operators if path.startswith("/admin") else self.app
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         if body is not None:
             options["json"] = body
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -62,15 +64,17 @@ class Management:
 
 
 @cache
-def _app() -> FastAPI:
-    """Return the application. Its hundred routes take longer to make than most tests."""
-    return create_app(Settings())
+def _apps() -> tuple[FastAPI, FastAPI]:
+    """Return both applications. Their hundred routes take longer to make than most tests."""
+    settings = Settings()
+    app = create_app(settings)
+    return app, create_operator_app(settings, app)
 
 
 @asynccontextmanager
 async def running_management(settings: Settings) -> AsyncIterator[Management]:
     """Open the gateway without a port. What it knows besides its routes is in its context."""
-    app = _app()
+    app, operators = _apps()
     async with open_context(settings, on_failure=app.state.drain.fail) as context:
         app.state.context = context
-        yield Management(app, context)
+        yield Management(app, operators, context)

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from contract.dialect import Dialect
-from contract.messages import CallPiece, Delta, JobFailed, JobFinished, PromptScored, TokenLogprob
+from contract.messages import (
+    CallPiece,
+    Delta,
+    JobFailed,
+    JobFinished,
+    PromptScored,
+    TokenLogprob,
+    encode_logprobs,
+)
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
 from gateway.dialects.profile import PROFILES
@@ -79,7 +87,7 @@ def said(
         list(token_ids),
         finish,
         stop_reason,
-        logprobs,
+        encode_logprobs(logprobs or []),
         reasoning=reasoning,
         calls=list(calls),
         reasoning_tokens=reasoning_tokens,
@@ -89,7 +97,9 @@ def said(
 
 def scored(logprobs: list[TokenLogprob], *, prompt: int = 0) -> Reply:
     """Make the log-probabilities of a prompt."""
-    return Reply(prompt, PromptScored(1, 1, logprobs))
+    return Reply(
+        prompt, PromptScored(1, 1, [encode_logprobs(logprobs[:2]), encode_logprobs(logprobs[2:])])
+    )
 
 
 def ended(

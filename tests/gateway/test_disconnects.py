@@ -129,7 +129,7 @@ async def test_client_that_leaves_while_it_sends_is_no_error_of_ours(
     sample = 'sluice_gateway_requests_total{code="client_closed_request"'
 
     async def count() -> float:
-        lines = (await client.get("/metrics")).text.splitlines()
+        lines = (await client.get(f"{stack.operators}/metrics")).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(sample))
 
     before, log = await count(), stack.log("gateway-1")

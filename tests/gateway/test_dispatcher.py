@@ -22,8 +22,9 @@ from contract.messages import (
     SequenceProgress,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import Claim, LeaseReport
+from contract.queue import JOBS_AT_ONCE, Claim, EnqueueReport, JobQueue, LeaseReport
 from gateway.dispatch import dispatcher as dispatching
+from gateway.dispatch.generation import Generation
 from gateway.errors import OverloadedError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
@@ -45,6 +46,33 @@ async def test_replies_come_in_order_and_end_with_the_job(
     assert isinstance(replies[-1], JobFinished)
     assert desk.dispatcher.jobs_in_flight == 0
     assert await nothing_left(redis, MODEL)
+
+
+async def test_request_that_is_cancelled_while_it_is_enqueued_takes_its_jobs_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = desk.catalogue.queue(MODEL)
+    enqueue = JobQueue._enqueue
+
+    async def first_part_only(*arguments: Any, admitted: int) -> EnqueueReport:
+        if not admitted:
+            await asyncio.Event().wait()
+        return await enqueue(*arguments, admitted=admitted)
+
+    async def is_enqueued() -> bool:
+        return (await queue.status()).waiting_jobs == JOBS_AT_ONCE
+
+    monkeypatch.setattr(JobQueue, "_enqueue", first_part_only)
+    generation = Generation(max_unread_bytes=1)
+    jobs = [desk.job() for _ in range(JOBS_AT_ONCE + 1)]
+    work = desk.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
+    task = asyncio.create_task(work)
+    await eventually(is_enqueued, what="the first part")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await desk.dispatcher.cancel(generation)
+    assert (await queue.status()).waiting_jobs == 0
 
 
 async def test_replies_of_one_frame_find_their_requests(desk: Desk, worker: FakeWorker) -> None:

@@ -1,38 +1,47 @@
 """The OpenAPI page describes every route of the management API completely."""
 
 import json
+import re
 from functools import cache
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
 from gateway.api.management_pages import BODY_ERRORS, ERRORS, METHODS
-from gateway.app import create_app
+from gateway.app import create_app, create_operator_app
 from gateway.settings import Settings
 
 BY_HAND = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
 
 
 @cache
+def pages() -> tuple[Any, Any]:
+    """Return the pages of customers and operators. They take a second to make."""
+    app = create_app(Settings())
+    return app.openapi(), create_operator_app(Settings(), app).openapi()
+
+
 def page() -> Any:
-    """Return the page. It takes a second to make: processes that run other tests need not wait for it."""
-    return create_app(Settings()).openapi()
+    """Return the customers' page."""
+    return pages()[0]
 
 
 def operations() -> dict[str, Any]:
-    """Return the operations that are described by their types, by method and path."""
+    """Return the operations of both pages that are described by their types, by method and path."""
     return {
         f"{method} {path}": operation
-        for path, methods in page()["paths"].items()
+        for page in pages()
+        for path, methods in page["paths"].items()
         for method, operation in methods.items()
         if not path.startswith(BY_HAND)
     }
 
 
 def test_there_is_something_to_look_at() -> None:
-    paths = set(page()["paths"])
+    paths, of_operators = (set(page["paths"]) for page in pages())
     assert {"/v1/usage", "/v1/usage/requests", "/v1/usage/requests/{request_id}"} < paths
-    assert {"/admin/usage", "/v1/audit", "/admin/audit", "/v1/keys", "/v1/limits"} < paths
+    assert {"/v1/audit", "/v1/keys", "/v1/limits"} < paths
+    assert {"/admin/usage", "/admin/audit", "/admin/tenants"} < of_operators
     assert len(operations()) > 50
 
 
@@ -73,14 +82,15 @@ def test_usage_is_described_with_its_bounds_and_as_csv() -> None:
     assert parameters["model"]["maxLength"] == 300
     assert parameters["format"]["enum"] == ["json", "csv"]
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/csv"}
-    admin = page()["paths"]["/admin/usage"]["get"]["parameters"]
+    admin = pages()[1]["paths"]["/admin/usage"]["get"]["parameters"]
     assert {each["name"] for each in admin} == {*parameters, "tenant"}
 
 
 def test_operations_have_names_of_their_own() -> None:
     names = [
         operation["operationId"]
-        for methods in page()["paths"].values()
+        for page in pages()
+        for methods in page["paths"].values()
         for method, operation in methods.items()
         if method in METHODS
     ]
@@ -88,9 +98,13 @@ def test_operations_have_names_of_their_own() -> None:
 
 
 def test_every_schema_is_one() -> None:
-    for schema in page()["components"]["schemas"].values():
-        jsonschema.Draft202012Validator.check_schema(schema)
-    assert "HTTPValidationError" not in json.dumps(page())
+    for page in pages():
+        for schema in page["components"]["schemas"].values():
+            jsonschema.Draft202012Validator.check_schema(schema)
+        text = json.dumps(page)
+        assert "HTTPValidationError" not in text
+        named = set(re.findall(r"#/components/schemas/(\w+)", text))
+        assert named <= set(page["components"]["schemas"])
 
 
 def test_refusal_by_a_limit_fits_its_description() -> None:

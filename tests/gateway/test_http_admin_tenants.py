@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway.accounts.scopes import Scope
-from tests.gateway.callers import caller, send, status_with
+from tests.gateway.callers import operator_caller, send, status_with
 from tests.gateway.conftest import eventually
 from tests.gateway.http import message_of
 from tests.support.cases import all_cases
@@ -18,7 +18,7 @@ from tests.support.stack import Stack
 @pytest.fixture
 async def operator(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     """A client that may do everything."""
-    async with caller(stack, "operators", Scope.ADMIN) as client:
+    async with operator_caller(stack, "operators", Scope.ADMIN) as client:
         yield client
 
 
@@ -192,7 +192,7 @@ async def test_things_are_found_only_under_their_own_tenant(
 async def test_reader_sees_everything_and_changes_nothing(
     stack: Stack, tenant: dict[str, Any]
 ) -> None:
-    async with caller(stack, "operators", Scope.ADMIN_READ) as reader:
+    async with operator_caller(stack, "operators", Scope.ADMIN_READ) as reader:
         path = f"/admin/tenants/{tenant['id']}"
         for each in ("", "/keys", "/projects", "/members"):
             assert (await reader.get(path + each)).status_code == 200
@@ -211,7 +211,7 @@ async def test_customer_cannot_change_what_is_the_operators(
     stack: Stack, tenant: dict[str, Any]
 ) -> None:
     every = (Scope.COMPLETIONS, Scope.USAGE, Scope.KEYS, Scope.MEMBERS)
-    async with caller(stack, tenant["id"], *every) as customer:
+    async with operator_caller(stack, tenant["id"], *every) as customer:
         path = f"/admin/tenants/{tenant['id']}"
         change = {"weight": 1000, "limits": {"budget_micros": None}}
         assert (await customer.patch(path, json=change)).status_code == 403

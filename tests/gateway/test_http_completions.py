@@ -97,6 +97,26 @@ async def test_best_of_returns_n_and_bills_all(client: httpx.AsyncClient) -> Non
     assert means == pytest.approx(all_means[:2])
 
 
+async def test_whole_answer_may_be_larger_than_what_a_stream_may_leave_unread(
+    impatient_client: httpx.AsyncClient,
+) -> None:
+    body = await body_of(impatient_client, n=100, temperature=1, max_tokens=70)
+    assert body["usage"]["completion_tokens"] == 7000
+
+
+@all_cases("parameters", [{"n": 127}, {"n": 128}])
+async def test_answer_that_may_need_too_much_memory_is_refused_before_it_runs(
+    client: httpx.AsyncClient, parameters: dict[str, Any]
+) -> None:
+    asked = {"best_of": 128, "max_tokens": 1900, "logprobs": 5} | parameters
+    response = await complete(client, **asked)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "max_tokens"
+    assert "243200 tokens with 6 log-probabilities each" in error["message"]
+    assert error["message"].count("134217728") == 1
+
+
 @all_cases("prompt", ["Once upon a time", [5, 6, 7], "Grüße 😀"])
 async def test_echo_puts_the_prompt_first(client: httpx.AsyncClient, prompt: Any) -> None:
     (plain,) = await texts_of(client, prompt=prompt)

@@ -14,6 +14,7 @@ from contract.dialect import Dialect
 from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
 from gateway.dialects.profile import PROFILES
+from gateway.dialects.wire import MAX_MEMBERS
 from gateway.errors import AuthenticationError, ErrorStyle, InvalidJsonError, InvalidParameterError
 from gateway.settings import Settings
 from tests.gateway.callers import let_expire
@@ -231,6 +232,16 @@ async def test_body_that_grows_too_large_in_chunks_gets_413(stack: Stack, key: s
     message_of(response, status=413, kind=INVALID, code="payload_too_large")
 
 
+async def test_body_of_too_many_parts_gets_413_before_it_is_parsed(stack: Stack, key: str) -> None:
+    body = b'{"prompt":[' + b"[]," * (MAX_BODY_BYTES // 3 - 10) + b"[]]}"
+    async with connection(stack.url) as (reader, writer):
+        # The last byte never comes: what is there is refused already.
+        writer.write(head(key, f"content-length: {len(body) + 1}") + body)
+        response = await read_response(reader)
+    message = message_of(response, status=413, kind=INVALID, code="payload_too_large")
+    assert f"at most {MAX_MEMBERS} arrays, objects and members" in message
+
+
 async def test_largest_allowed_body_is_read(client: httpx.AsyncClient) -> None:
     body = json.dumps(asking(max_tokens=1)).encode()
     response = await client.post(
@@ -419,11 +430,13 @@ async def test_garbage_bytes_never_give_a_500(client: httpx.AsyncClient) -> None
         assert response.status_code in (400, 404)
 
 
-async def test_failed_requests_are_counted_by_status_and_code(client: httpx.AsyncClient) -> None:
+async def test_failed_requests_are_counted_by_status_and_code(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     sample = 'sluice_gateway_requests_total{code="context_length_exceeded",endpoint="completions",status="400"}'
 
     async def count() -> float:
-        lines = (await client.get("/metrics")).text.splitlines()
+        lines = (await client.get(f"{stack.operators}/metrics")).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(sample))
 
     before = await count()

@@ -18,7 +18,7 @@ from tests.gateway.http import message_of
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.stack import Stack
+from tests.support.stack import MODEL, Stack
 
 
 @pytest.fixture
@@ -140,6 +140,55 @@ async def test_keys_of_tenants_do_not_meet(
     assert other.status_code == 200
     assert not is_replayed(other)
     assert other.json()["id"] != first.json()["id"]
+
+
+async def test_keys_and_answers_of_projects_do_not_meet(
+    client: httpx.AsyncClient, stack: Stack, idempotency_key: str
+) -> None:
+    async with caller(stack, "acme", Scope.KEYS) as manager:
+        made = [await manager.post("/v1/projects", json={"name": name}) for name in ("a", "b")]
+    seen = [(await ask(client, idempotency_key)).json()["id"]]
+    for project in made:
+        project_id = project.json()["id"]
+        async with caller(stack, "acme", Scope.COMPLETIONS, project_id=project_id) as inside:
+            # Another body: if the key stood for another project's request, this would be a conflict.
+            own = await ask(inside, idempotency_key, max_tokens=3)
+            assert (own.status_code, is_replayed(own)) == (200, False)
+            assert is_replayed(await ask(inside, idempotency_key, max_tokens=3))
+            for other in seen:
+                path = f"/v1/completions/{other}"
+                assert (await inside.get(path)).status_code == 404
+                assert (await inside.post(f"{path}/cancel")).status_code == 404
+                assert (await go_on(inside, other, 1)).status_code == 404
+        seen.append(own.json()["id"])
+        assert (await client.get(f"/v1/completions/{seen[-1]}")).json() == own.json()
+
+
+async def test_key_that_may_not_use_the_model_is_refused_as_without_an_earlier_answer(
+    client: httpx.AsyncClient, stack: Stack, idempotency_key: str
+) -> None:
+    assert (await ask(client, idempotency_key)).status_code == 200
+    async with caller(stack, "acme", Scope.COMPLETIONS, allowed_models=["another"]) as limited:
+        expected = (await complete(limited)).json()
+        for parameters in ({}, {"max_tokens": 9}, {"stream": True}):
+            refused = await ask(limited, idempotency_key, **parameters)
+            assert (refused.status_code, refused.json()) == (404, expected)
+
+
+async def test_same_body_that_means_another_model_is_another_request(
+    stack: Stack, store: "Redis", idempotency_key: str
+) -> None:
+    await serve(store, "its-only-model")
+    headers = {"x-api-dialect": "llamacpp", "idempotency-key": idempotency_key}
+    for model, status in ((MODEL, 200), ("its-only-model", 409)):
+        async with caller(stack, "acme", Scope.COMPLETIONS, allowed_models=[model]) as limited:
+            # The gateway looks for a model that is named, but not for one that it is to choose.
+            named = await limited.post("/v1/completions:estimate", json=asking(model=model))
+            assert named.status_code == 200
+            # In this dialect any name stands for the only model that a key may use.
+            body = asking(model="whatever")
+            answer = await limited.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == status, answer.text
 
 
 async def test_refused_request_leaves_its_key_free(

@@ -181,7 +181,7 @@ async def test_odd_bodies_are_refused(manager: httpx.AsyncClient) -> None:
         return response.status_code, response.json()["error"]["code"]
 
     huge = b'{"name": ' + b"9" * 5000 + b"}"
-    for content in (b"", b"{", b"\xff", b"[" * 100_000, huge, b"NaN", b'"\\ud800"'):
+    for content in (b"", b"{", b"\xff", b"[" * 50_000, huge, b"NaN", b'"\\ud800"'):
         status, _ = await post(content)
         assert status == 400, content[:20]
     assert await post(b" " * 300_000) == (413, "payload_too_large")
@@ -322,15 +322,16 @@ async def test_credential_without_the_scope_is_refused(
     if needed is Scope.ADMIN and method == "GET":
         missing -= {Scope.ADMIN_READ}
     body = {"name": "x"}
+    url = stack.listener_of(path) + path
     async with caller(stack, TENANT, *sorted(missing)) as client:
         message_of(
-            await client.request(method, path, json=None if method == "GET" else body),
+            await client.request(method, url, json=None if method == "GET" else body),
             status=403,
             kind="permission_error",
             code="insufficient_scope",
         )
     async with gateway_client(stack.url, None) as anonymous:
-        response = await anonymous.request(method, path, json=None if method == "GET" else body)
+        response = await anonymous.request(method, url, json=None if method == "GET" else body)
         assert response.status_code == 401
 
 
@@ -343,6 +344,7 @@ async def test_new_key_gets_no_more_rights_than_its_maker(
             status=403,
             kind="permission_error",
             code="insufficient_scope",
+            param="scopes",
         )
         assert scopes[-1] in message
     both = await _make(manager, scopes=["keys", "completions", "keys"])
@@ -356,10 +358,11 @@ async def test_new_key_gets_no_more_rights_than_its_maker(
     for response in (
         await manager.post(f"/v1/keys/{strong['id']}:rotate"),
         await manager.patch(f"/v1/keys/{strong['id']}", json={"name": "mine"}),
+        await manager.delete(f"/v1/keys/{strong['id']}"),
     ):
         assert response.status_code == 403
         assert "key" not in response.json()
-    assert (await manager.delete(f"/v1/keys/{strong['id']}")).status_code == 200
+    assert (await manager.get(f"/v1/keys/{strong['id']}")).json()["revoked_at"] is None
 
 
 async def test_key_for_some_addresses_is_refused_elsewhere(
@@ -412,7 +415,7 @@ async def test_no_route_shows_a_secret_or_its_hash(
     rotated = (await manager.post(f"{path}:rotate")).json()
     async with caller(stack, TENANT, *Scope) as everything:
         texts = [
-            (await everything.get(each, params={"limit": 100})).text
+            (await everything.get(stack.listener_of(each) + each, params={"limit": 100})).text
             for each in (
                 *("/v1/keys", "/v1/audit", "/admin/audit", f"/admin/tenants/{TENANT}/keys"),
                 *(path, f"/admin/tenants/{TENANT}/keys/{created['id']}"),

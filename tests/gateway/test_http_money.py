@@ -1,10 +1,12 @@
 """The management API of plans, prices, credits and webhooks, and the limits that callers see."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
@@ -18,10 +20,12 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.quota.answers import Admitted, ReservationRequest
 from gateway.settings import Settings
+from tests.gateway.conftest import eventually, serve
 from tests.gateway.http import message_of
 from tests.gateway.management import Management, running_management
 from tests.support.ledger import use
 from tests.support.redis_server import RedisServer
+from tests.support.secret_box import ENCRYPTION_KEY
 
 HOOK = "https://example.com/hooks"
 RPM = LimitName.REQUESTS_PER_MINUTE
@@ -38,7 +42,11 @@ pytestmark = pytest.mark.parametrize(
 async def management(
     database: Database, database_url: str, redis: Redis, redis_server: RedisServer
 ) -> AsyncIterator[Management]:
-    settings = Settings(database_url=SecretStr(database_url), redis_url=redis_server.url)
+    settings = Settings(
+        database_url=SecretStr(database_url),
+        redis_url=redis_server.url,
+        encryption_keys=(SecretStr(ENCRYPTION_KEY),),
+    )
     async with running_management(settings) as management:
         for tenant_id in ("ops", "acme", "other"):
             await _tenants(management).create(tenant_id, tenant_id=tenant_id)
@@ -98,7 +106,7 @@ async def test_plan_is_made_shown_and_changed(management: Management, admin: str
     assert listed == {"object": "list", "data": [changed], "has_more": False}
     async with management.context.database.reading() as transaction:
         newest = (await AuditLog(transaction).entries())[0]
-    assert newest.actor.startswith("key:key_")
+    assert newest.actor.startswith("operator:key:key_")
 
 
 async def test_price_is_added_and_listed(management: Management, admin: str) -> None:
@@ -166,6 +174,56 @@ async def test_operator_manages_webhooks_of_any_tenant(management: Management, a
     await _ok(management, admin, "DELETE", f"{path}/{made['id']}")
 
 
+async def test_what_is_stored_of_a_tenant_is_limited_and_shown(
+    management: Management, redis: "Redis"
+) -> None:
+    # The bytes of one of the background requests below, and two of them.
+    one, most = 2 * (1024 + 5 * 1000), 30_000
+    await _tenants(management).update("acme", limits={LimitName.STORED_BYTES: most})
+    worker = await serve(redis, "stored")
+    key = await management.key("acme", Scope.COMPLETIONS, Scope.USAGE)
+
+    async def post(**body: Any) -> httpx.Response:
+        return await management.call(
+            key, "POST", "/v1/completions", {"model": "stored", "max_tokens": 4} | body
+        )
+
+    async def used() -> int:
+        of_key, of_tenant = (await _ok(management, key, "GET", "/v1/limits"))["scopes"]
+        assert of_key["limits"]["stored_bytes"]["limit"] is None
+        shown = of_tenant["limits"]["stored_bytes"]
+        assert shown == {
+            "limit": most,
+            "used": shown["used"],
+            "remaining": most - shown["used"],
+            "resets_at": None,
+        }
+        return int(shown["used"])
+
+    waiting = asyncio.create_task(post(prompt=[[5] * 2000] * 2))
+    claims = await worker.claim(2)
+    assert await used() == 2 * (1024 + 5 * 2000)
+    for claim in claims:
+        await worker.say(claim, "a")
+        await worker.finish(claim)
+    assert (await waiting).status_code == 200
+
+    async def is_given_back() -> bool:
+        return await used() == 0
+
+    await eventually(is_given_back, what="the bytes of a request that has ended")
+    for number in (1, 2):
+        assert (await post(prompt=[5] * 1000, background=True)).status_code == 200
+        assert await used() == number * one
+    refused = await post(prompt=[5] * 1000, background=True)
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert f"{most} stored bytes of the tenant 'acme'" in error["message"]
+    assert (error["code"], error["used"]) == ("stored_bytes", 2 * one)
+    # Nothing is left of what was refused, and small answers that nobody keeps for long do not count.
+    assert management.context.reservations.open_requests == 2
+
+
 async def test_limits_show_what_applies_and_what_is_used(
     management: Management, admin: str
 ) -> None:
@@ -176,7 +234,7 @@ async def test_limits_show_what_applies_and_what_is_used(
     )
     grant = {"amount_micros": 5000}
     await _ok(management, admin, "POST", "/admin/tenants/acme/credits", grant)
-    key = await management.key("acme", Scope.COMPLETIONS, limits={LimitName.TOKENS_PER_DAY: 7})
+    key = await management.key("acme", Scope.USAGE, limits={LimitName.TOKENS_PER_DAY: 7})
     await use(management.context.database, "acme", 1200)
     shown = await _ok(management, key, "GET", "/v1/limits")
     by_key, by_tenant = shown.pop("scopes")
@@ -194,6 +252,8 @@ async def test_limits_show_what_applies_and_what_is_used(
     assert by_key["limits"]["budget_micros"] == unlimited
     per_minute = by_key["limits"]["requests_per_minute"]
     assert per_minute == {"limit": 60, "used": 0, "remaining": 60, "resets_at": None}
+    stored = {"limit": 268435456, "used": 0, "remaining": 268435456, "resets_at": None}
+    assert by_tenant["limits"]["stored_bytes"] == stored
     budget, day = by_tenant["limits"]["budget_micros"], by_tenant["limits"]["requests_per_day"]
     assert (budget["limit"], budget["used"], budget["remaining"]) == (1000, 1200, 0)
     assert (day["limit"], day["used"], day["remaining"]) == (100, 1, 99)
@@ -212,7 +272,7 @@ async def test_what_runs_counts_as_used_until_it_has_left_the_minute(
     concurrent = LimitName.CONCURRENT_REQUESTS
     limits = {LimitName.TOKENS_PER_MINUTE: 100, concurrent: 3, LimitName.BUDGET: 500}
     await _tenants(management).update("acme", limits=limits)
-    key = await management.key("acme", Scope.COMPLETIONS)
+    key = await management.key("acme", Scope.USAGE)
     await _ok(management, key, "GET", "/v1/limits")
     tenant = SubjectLimits(LimitScope.TENANT, "acme", Limits.from_values(limits, {}))
     request = ReservationRequest(
@@ -239,7 +299,7 @@ async def test_what_runs_counts_as_used_until_it_has_left_the_minute(
 
 async def test_credit_that_is_granted_shows_at_once(management: Management, admin: str) -> None:
     await _tenants(management).update("acme", billing=Billing.PREPAID)
-    key = await management.key("acme", Scope.COMPLETIONS)
+    key = await management.key("acme", Scope.USAGE)
     for granted in (10, 20):
         body = {"amount_micros": 10}
         await _ok(management, admin, "POST", "/admin/tenants/acme/credits", body)

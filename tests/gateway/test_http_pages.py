@@ -13,9 +13,11 @@ from redis.asyncio import Redis
 from contract import sampling
 from contract.dialect import Dialect
 from contract.messages import Feature, WorkerState
+from gateway.accounts.scopes import Scope
 from gateway.dialects.completions import CompletionRequest
 from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
+from tests.gateway.http import message_of
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
 from tests.support.stack import MODEL, Stack
@@ -196,19 +198,37 @@ async def test_probes_need_no_key(stack: Stack) -> None:
     async with gateway_client(stack.url, None) as anonymous:
         assert (await anonymous.get("/healthz")).json() == {"status": "ok"}
         assert (await anonymous.get("/readyz")).json() == {"status": "ready"}
-        assert (await anonymous.get("/metrics")).status_code == 200
         assert (await anonymous.get("/openapi.json")).status_code == 200
 
 
-async def test_metrics_tell_what_was_served(client: httpx.AsyncClient) -> None:
+async def test_operators_have_a_listener_of_their_own(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, "operators", scopes=frozenset(Scope))
+    async with gateway_client(stack.url, key) as customers:
+        for path in ("/metrics", "/admin/tenants", "/admin/usage"):
+            missing = await customers.get(path)
+            message_of(missing, status=404, kind="invalid_request_error", code="not_found")
+        page = (await customers.get("/openapi.json")).text
+        assert "/admin" not in page
+    async with gateway_client(stack.operators, key) as operators:
+        assert (await operators.get("/healthz")).json() == {"status": "ok"}
+        assert (await operators.get("/readyz")).json() == {"status": "ready"}
+        assert (await operators.get("/metrics")).status_code == 200
+        assert (await operators.get("/admin/tenants")).status_code == 200
+        assert (await operators.get("/docs")).status_code == 200
+        paths = (await operators.get("/openapi.json")).json()["paths"]
+        assert {path.split("/")[1] for path in paths} == {"admin"}
+        assert (await operators.get("/v1/models")).status_code == 404
+
+
+async def test_metrics_tell_what_was_served(stack: Stack, client: httpx.AsyncClient) -> None:
     is_idle = {"sluice_gateway_requests_in_progress": 0, "sluice_gateway_jobs_in_flight": 0}
 
     async def idles() -> bool:
-        found = await samples(client)
+        found = await samples(stack)
         return {name: found[name] for name in is_idle} == is_idle
 
     await eventually(idles, what="the end of other requests")
-    before = await samples(client)
+    before = await samples(stack)
     await complete(client, max_tokens=5, prompt=[5, 6, 7])
     await complete(client, max_tokens=2, prompt=[5, 6, 7], stream=True)
     label = f'{{model="{MODEL}"}}'
@@ -219,7 +239,7 @@ async def test_metrics_tell_what_was_served(client: httpx.AsyncClient) -> None:
         return after[sample] - before.get(sample, 0)
 
     async def both_are_counted() -> bool:
-        after.update(await samples(client))
+        after.update(await samples(stack))
         return grown(durations) == 2 and is_idle.items() <= after.items()
 
     await eventually(both_are_counted, what="both requests being counted")
@@ -231,9 +251,10 @@ async def test_metrics_tell_what_was_served(client: httpx.AsyncClient) -> None:
     assert after[f"sluice_queue_ready_workers{label}"] == 1
 
 
-async def samples(client: httpx.AsyncClient) -> dict[str, float]:
+async def samples(stack: Stack) -> dict[str, float]:
     """Return every sample of a gateway's metrics."""
-    lines = (await client.get("/metrics")).text.splitlines()
+    async with gateway_client(stack.operators, None) as prometheus:
+        lines = (await prometheus.get("/metrics")).text.splitlines()
     split = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in split}
 

@@ -1,16 +1,22 @@
 """The management API while the database or Redis is away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
+from redis.asyncio import Redis
 
 from gateway.accounts.scopes import Scope
+from gateway.settings import Settings
 from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import assert_no_key_in_logs, eventually
 from tests.gateway.http import message_of
+from tests.gateway.management import running_management
 from tests.support.postgres_server import PostgresServer, running_postgres
+from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack, running_stack
 
 
@@ -37,7 +43,7 @@ async def client(away: Stack) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def _answers(client: httpx.AsyncClient) -> list[httpx.Response]:
+async def _answers(client: httpx.AsyncClient, operators: str) -> list[httpx.Response]:
     key = {"name": "x", "scopes": ["completions"]}
     return [
         await client.get("/v1/keys"),
@@ -45,20 +51,20 @@ async def _answers(client: httpx.AsyncClient) -> list[httpx.Response]:
         await client.delete("/v1/keys/key_1"),
         await client.post("/v1/projects", json={"name": "x"}),
         await client.get("/v1/members"),
-        await client.get("/admin/tenants"),
-        await client.patch("/admin/tenants/acme", json={"name": "x"}),
+        await client.get(f"{operators}/admin/tenants"),
+        await client.patch(f"{operators}/admin/tenants/acme", json={"name": "x"}),
     ]
 
 
 async def test_database_that_is_away_is_told_and_then_all_goes_on(
     away: Stack, postgres: PostgresServer, client: httpx.AsyncClient
 ) -> None:
-    statuses = [response.status_code for response in await _answers(client)]
+    statuses = [response.status_code for response in await _answers(client, away.operators)]
     assert statuses == [200, 200, 404, 200, 200, 200, 200]
     before = (await client.get("/v1/keys", params={"limit": 100})).json()
     await asyncio.to_thread(postgres.stop)
     try:
-        for response in await _answers(client):
+        for response in await _answers(client, away.operators):
             message = message_of(
                 response, status=503, kind="service_unavailable", code="store_unavailable"
             )
@@ -75,15 +81,19 @@ async def test_database_that_is_away_is_told_and_then_all_goes_on(
     assert (await client.get("/v1/keys", params={"limit": 100})).json() == before
 
 
-async def test_control_characters_do_not_reach_postgresql(client: httpx.AsyncClient) -> None:
+async def test_control_characters_do_not_reach_postgresql(
+    away: Stack, client: httpx.AsyncClient
+) -> None:
     for path in (
         *("/v1/keys/%00", "/v1/projects/%00", "/v1/members/%00", "/v1/members/%ed%a0%80"),
         *("/admin/tenants/%00", "/admin/tenants/acme/keys/%00", "/admin/tenants/%00/members"),
     ):
-        assert (await client.get(path)).status_code == 404, path
+        url = away.listener_of(path) + path
+        assert (await client.get(url)).status_code == 404, path
     for path in ("/v1/keys", "/v1/projects", "/v1/members", "/admin/tenants"):
-        assert (await client.get(f"{path}?after=%00")).status_code == 400, path
-        assert (await client.get(f"{path}?after=%ed%a0%80")).status_code == 400, path
+        url = away.listener_of(path) + path
+        assert (await client.get(f"{url}?after=%00")).status_code == 400, path
+        assert (await client.get(f"{url}?after=%ed%a0%80")).status_code == 400, path
     for path, body in (
         ("/v1/keys", {"name": "x", "allowed_models": ["a\x00"]}),
         ("/v1/keys", {"name": "x\x00"}),
@@ -93,7 +103,8 @@ async def test_control_characters_do_not_reach_postgresql(client: httpx.AsyncCli
         ("/admin/tenants", {"name": "\x00"}),
         ("/admin/tenants", {"name": "x", "plan_id": "\x00"}),
     ):
-        assert (await client.post(path, json=body)).status_code == 400, body
+        url = away.listener_of(path) + path
+        assert (await client.post(url, json=body)).status_code == 400, body
 
 
 async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
@@ -121,3 +132,19 @@ async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
         return repeated.status_code == 200 and await status_with(away.url, created["key"]) == 401
 
     await eventually(is_refused, what="the revocation being heard of")
+
+
+async def test_gateway_is_not_ready_while_redis_is_full(
+    copy_sqlite: Callable[[Path], str], redis: "Redis", redis_server: RedisServer, tmp_path: Path
+) -> None:
+    database_url = SecretStr(copy_sqlite(tmp_path / "full.db"))
+    settings = Settings(database_url=database_url, redis_url=redis_server.url)
+    async with running_management(settings) as gateway:
+        await redis.config_set("maxmemory", 1)
+        try:
+            full = await gateway.call("", "GET", "/readyz")
+        finally:
+            await redis.config_set("maxmemory", 0)
+        ready = await gateway.call("", "GET", "/readyz")
+    assert (full.status_code, full.json()) == (503, {"status": "redis refuses writes"})
+    assert ready.status_code == 200

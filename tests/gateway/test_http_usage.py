@@ -46,8 +46,9 @@ def records(stack: Stack) -> list[UsageRecord]:
             tenant_id=TENANT,
             credential_id=ids["own"],
             model="@SUM(A1)",
-            outcome=Outcome.TIMED_OUT,
-            code="generation_timeout",
+            outcome=Outcome.FAILED,
+            code="engine_dead",
+            free_completion_tokens=3,
         ),
         record(NOON + 2 * DAY, tenant_id=TENANT, credential_id="jwt:-ann", is_prepaid=True),
         record(NOON, tenant_id=OTHER, credential_id=ids["other"]),
@@ -94,7 +95,8 @@ async def client_of(stack: Stack, records: list[UsageRecord]) -> AsyncIterator[C
 
         async def make(name: str) -> httpx.AsyncClient:
             key = await asyncio.to_thread(stack.key, **KEYS[name])
-            return await clients.enter_async_context(gateway_client(stack.url, key))
+            url = stack.operators if name == "operator" else stack.url
+            return await clients.enter_async_context(gateway_client(url, key))
 
         yield make
 
@@ -205,8 +207,8 @@ async def test_receipt_tells_everything_about_a_request(
         "dialect": "openai",
         "service_tier": "default",
         "stream": False,
-        "outcome": "timed_out",
-        "code": "generation_timeout",
+        "outcome": "failed",
+        "code": "engine_dead",
         "prompt_tokens": records[3].prompt_tokens,
         "cached_tokens": records[3].cached_tokens,
         "completion_tokens": 20,
@@ -215,9 +217,11 @@ async def test_receipt_tells_everything_about_a_request(
             "cached_micros": 75_000,
             "completion_micros": 600_000,
         },
-        "is_charged": False,
+        "free_prompt_tokens": 0,
+        "free_cached_tokens": 0,
+        "free_completion_tokens": 3,
         "is_prepaid": False,
-        "cost_micros": 0,
+        "cost_micros": records[3].cost_micros,
     }
     prepaid = await client.get(f"/v1/usage/requests/{records[4].request_id}")
     assert (prepaid.json()["is_prepaid"], prepaid.json()["cost_micros"]) == (
@@ -247,7 +251,9 @@ async def test_key_without_the_scope_sees_only_what_it_used_itself(
     assert {line["id"] for line in listed["data"]} == {each.request_id for each in mine}
     for path in ("/v1/usage", "/v1/usage/requests"):
         refused = await client.get(path, params={"key": records[1].credential_id})
-        message_of(refused, status=403, kind="permission_error", code="insufficient_scope")
+        message_of(
+            refused, status=403, kind="permission_error", code="insufficient_scope", param="key"
+        )
     assert (await client.get(f"/v1/usage/requests/{mine[0].request_id}")).status_code == 200
     assert (await client.get(f"/v1/usage/requests/{records[1].request_id}")).status_code == 404
 
@@ -265,12 +271,13 @@ async def test_key_without_the_scope_sees_only_what_it_used_itself(
     ],
 )
 async def test_other_credentials_see_nothing(stack: Stack, client_of: Client, path: str) -> None:
-    refused = await (await client_of("keys")).get(path)
+    url = stack.listener_of(path) + path
+    refused = await (await client_of("keys")).get(url)
     message_of(refused, status=403, kind="permission_error", code="insufficient_scope")
     async with gateway_client(stack.url, None) as anonymous:
-        assert (await anonymous.get(path)).status_code == 401
+        assert (await anonymous.get(url)).status_code == 401
     if path.startswith("/admin"):
-        assert (await (await client_of("usage")).get(path)).status_code == 403
+        assert (await (await client_of("usage")).get(url)).status_code == 403
 
 
 async def test_operator_sees_all_tenants(client_of: Client, records: list[UsageRecord]) -> None:

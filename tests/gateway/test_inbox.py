@@ -52,6 +52,15 @@ async def test_unread_text_beyond_the_bound_is_dropped_and_noted() -> None:
     assert len(await inbox.replies()) == 2
 
 
+async def test_chosen_candidates_need_no_room() -> None:
+    inbox = Generation(max_unread_bytes=1)
+    inbox.expect(0, job("j1", n=1, best_of=2))
+    end = JobFinished(1, 1, 3, 1, 0, chosen=[1])
+    assert all(inbox.push(0, each) for each in (delta("a"), delta("b", choice=1), end))
+    assert not inbox.overflowed
+    assert [message for _, message in await inbox.replies()] == [delta("b"), end]
+
+
 async def test_text_that_was_read_counts_no_more() -> None:
     inbox = Generation(max_unread_bytes=DELTA_BYTES + 10)
     for _ in range(5):

@@ -1,5 +1,7 @@
 """What a planned request may come to, which is reserved for it."""
 
+from array import array
+
 from contract.messages import WorkerCard, WorkerState
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
@@ -19,7 +21,8 @@ def plan(images: list[int], *, image_tokens: int) -> Plan:
         {"prompt": ["a"] * len(images)}, PROFILES[Dialect.VLLM], max_prompts=9
     )
     prompts = [
-        PreparedPrompt(token_ids=[5] * 5, max_tokens=7, cut_tokens=0, echo="") for _ in images
+        PreparedPrompt(token_ids=array("I", [5] * 5), max_tokens=7, cut_tokens=0, echo="")
+        for _ in images
     ]
     card = WorkerCard(
         *("w", "m", WorkerState.READY, "fake", 1), context_window=WINDOW, image_tokens=image_tokens

@@ -288,20 +288,31 @@ async def test_client_that_leaves_the_queue_pays_nothing(customer: Customer) -> 
     assert (record.prompt_tokens, record.completion_tokens, record.cost_micros) == (0, 0, 0)
 
 
-async def test_failed_request_is_recorded_with_the_engines_counts_and_costs_nothing(
-    customer: Customer,
+@pytest.mark.parametrize(
+    ("code", "status", "error", "free_tokens"),
+    [
+        (FailureCode.ENGINE_ERROR, 503, "engine_dead", 3),
+        # A grammar that the forbidden tokens of the same request leave no way out of.
+        (FailureCode.INVALID_REQUEST, 400, "invalid_value", 0),
+    ],
+    ids=["engine", "client"],
+)
+async def test_failed_request_is_recorded_with_the_engines_counts(
+    customer: Customer, code: FailureCode, status: int, error: str, free_tokens: int
 ) -> None:
-    worker = await serve(customer.store, "failing")
-    task = asyncio.create_task(complete(customer.client, model="failing"))
+    worker = await serve(customer.store, f"failing-{status}")
+    task = asyncio.create_task(complete(customer.client, model=f"failing-{status}"))
     claim = await worker.claim_one()
-    failed = JobFailed(claim.job.handle, claim.attempt, FailureCode.ENGINE_ERROR, "broken")
+    failed = JobFailed(claim.job.handle, claim.attempt, code, "broken")
     await worker.send(claim.job.gateway, failed=[failed])
     await worker.drop(claim, tokens=3)
-    assert (await task).status_code == 503
+    assert (await task).status_code == status
     [record] = await customer.records(1)
-    assert (record.outcome, record.code) == (Outcome.FAILED, "engine_dead")
-    assert record.prompt_tokens == len(claim.job.prompt_token_ids)
-    assert (record.completion_tokens, record.cost_micros) == (3, 0)
+    assert (record.outcome, record.code) == (Outcome.FAILED, error)
+    prompt_tokens = len(claim.job.prompt_token_ids)
+    assert (record.prompt_tokens, record.completion_tokens) == (prompt_tokens, 3)
+    assert record.free_prompt_tokens == (prompt_tokens if free_tokens else 0)
+    assert record.free_completion_tokens == free_tokens
 
 
 async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
@@ -320,7 +331,7 @@ async def test_part_that_was_streamed_counts_even_if_its_worker_never_reports(
     [record] = await customer.records(1)
     assert record.outcome is Outcome.FAILED
     assert (record.prompt_tokens, record.completion_tokens) == (len(job.prompt_token_ids), 2)
-    assert record.cost_micros == 0
+    assert (record.free_prompt_tokens, record.free_completion_tokens) == (0, 0)
 
 
 async def test_request_that_the_queue_refuses_is_not_recorded_and_uses_no_limit(

@@ -25,6 +25,7 @@ from contract.messages import (
     ReturnReason,
     SequenceProgress,
     TokenLogprob,
+    encode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim, JobQueue, LeaseReport, RequeueResult
@@ -68,7 +69,7 @@ async def test_another_worker_goes_on_behind_what_was_received(
 ) -> None:
     generation = await desk.request(score_prompt=True, logprobs=0)
     claim = await worker.claim_one()
-    scores = [TokenLogprob("x", None, 0)]
+    scores = [encode_logprobs([TokenLogprob("x", None, 0)])]
     await worker.send(
         GATEWAY,
         started=[JobStarted(claim.job.handle, 1, 3, 2)],

@@ -1,7 +1,6 @@
 """Prompts become the token ids that the model's own tokenizer gives."""
 
 import asyncio
-import threading
 import zlib
 
 import pytest
@@ -12,12 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, ServiceUnavailableError
-from gateway.prompt.tokenizers import (
-    THREAD_CHARACTERS,
-    PromptEncoder,
-    TokenizerStore,
-    run_beside_loop,
-)
+from gateway.prompt.tokenizers import PromptEncoder, TokenizerStore
 from gateway.structure.tools import has_tool_calls
 from tests.gateway.prompt.building import tiny_tokenizer
 from tests.support.cases import all_cases
@@ -110,15 +104,6 @@ def test_id_outside_the_vocabulary_is_refused_naming_place_bounds_and_value(
 def test_id_outside_the_vocabulary_in_a_mixed_prompt_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match=r"from 0 to 4\. Given: 5"):
         encoder().encode(["a", 5], param="prompt")
-
-
-async def test_long_work_is_done_beside_the_event_loop() -> None:
-    threads = [
-        await run_beside_loop(threading.current_thread, size=size)
-        for size in (THREAD_CHARACTERS, THREAD_CHARACTERS + 1)
-    ]
-    assert threads[0] is threading.main_thread()
-    assert threads[1] is not threading.main_thread()
 
 
 @all_cases(

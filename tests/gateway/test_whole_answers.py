@@ -8,8 +8,8 @@ import pytest
 from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
-from gateway.dispatch.generation import Generation, Reply
-from gateway.errors import GenerationFailedError, GenerationTimeoutError, ServiceUnavailableError
+from gateway.dispatch.generation import Reply
+from gateway.errors import GenerationFailedError, GenerationTimeoutError
 from gateway.stream.assembler import collect
 from gateway.stream.completion import Completion
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
@@ -143,10 +143,3 @@ async def test_failure_of_one_prompt_fails_the_whole(
     replies = [said("a", finish=STOP), ended(), failed(code, prompt=1)]
     with pytest.raises(expected):
         await collect(completion(prompts=2), inbox(*replies))
-
-
-async def test_answer_that_outgrows_the_inbox_fails() -> None:
-    small = Generation(max_unread_bytes=100)
-    small.push(0, said("x" * 200).message)
-    with pytest.raises(ServiceUnavailableError, match="larger than the gateway holds"):
-        await collect(completion(), small)

@@ -4,13 +4,22 @@ import contextlib
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from gateway.dialects.wire import MAX_DEPTH, parse_object, validate
-from gateway.errors import InvalidJsonError, InvalidParameterError
+from gateway.dialects import wire
+from gateway.dialects.wire import (
+    MAX_DEPTH,
+    MAX_MEMBERS,
+    SLICE_BYTES,
+    StructureMeter,
+    parse_object,
+    validate,
+)
+from gateway.errors import InvalidJsonError, InvalidParameterError, PayloadTooLargeError
 from tests.support.cases import all_cases
 
 
@@ -113,6 +122,34 @@ def test_any_object_is_read_as_the_standard_library_reads_it(value: dict[str, An
     assert parse_object(body) == json.loads(body)
 
 
+TORN = st.text(alphabet='a"\\\n\u00e9\u65e5\U0001f600ud8', max_size=200) | st.text(
+    alphabet="a\u00e9\u65e5\U0001f600", max_size=200
+)
+"""Texts whose escapes and characters take up to twelve bytes."""
+
+
+@given(st.dictionaries(st.text(), TORN | st.lists(TORN | st.integers()), max_size=3), st.booleans())
+def test_large_object_is_read_in_slices_that_cut_no_character(
+    value: dict[str, Any], escapes: bool
+) -> None:
+    body = json.dumps(value, ensure_ascii=escapes).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "SLICE_BYTES", 30)
+        assert parse_object(body) == value
+        # A slice that is no text by itself would make the whole body be decoded again.
+        assert wire._sliced(memoryview(body), 0) == value
+
+
+@all_cases("fault", [b"\xff", b"\\q", b"\\ud83d", b'"x', b"\n"])
+def test_fault_in_a_large_object_is_refused_with_its_place(fault: bytes) -> None:
+    body = b'{"a":"' + b"x" * 3 * SLICE_BYTES + fault + b"y" * 2 * SLICE_BYTES + b'"}'
+    with pytest.raises(InvalidJsonError) as caught:
+        parse_object(body)
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as expected:
+        msgspec.json.decode(body)
+    assert caught.value.message == f"The body is not valid JSON: {expected.value}."
+
+
 @given(st.binary(max_size=64))
 def test_any_bytes_give_an_object_or_an_api_error(body: bytes) -> None:
     with contextlib.suppress(InvalidJsonError):
@@ -127,3 +164,67 @@ def test_body_of_too_many_parameters_is_refused() -> None:
     with pytest.raises(InvalidParameterError) as caught:
         validate(Anything, body(257))
     assert caught.value.message == "The body must have at most 256 parameters. Given: 257."
+
+
+MOST_ITEMS = 100_000
+
+
+@all_cases(
+    ("unit", "most"),
+    [
+        (b"5,", MOST_ITEMS - 1),
+        (b"[],", MAX_MEMBERS - 3),
+        (b'{"a":5},', MAX_MEMBERS // 2 - 2),
+        (b'"\\\\\\"[],",', MOST_ITEMS - 1),
+    ],
+    ids=["numbers", "arrays", "members", "escapes"],
+)
+@all_cases("part", [1, 7, 10_000, 10**9])
+def test_what_a_body_consists_of_is_counted_while_it_arrives(
+    unit: bytes, most: int, part: int
+) -> None:
+    def feed(units: int) -> None:
+        body = b'{"a":[' + unit * units + b"5]}"
+        # Parts come in small pieces where an error may be, and else in few, to save time.
+        tail = len(body) - 60 * part if part < 10 else 0
+        meter = StructureMeter(most_items=MOST_ITEMS)
+        if tail > 0:
+            arrive(meter, body[:tail])
+        for start in range(max(tail, 0), len(body), part):
+            arrive(meter, body[start : start + part])
+
+    feed(most)
+    with pytest.raises(PayloadTooLargeError, match=r"must have at most \d+ .*Given: at least"):
+        feed(most + 1)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(alphabet='a"\\,[{:'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a"\\,[{:'), inner),
+    ),
+    st.integers(1, 9),
+)
+def test_what_stands_in_strings_does_not_count(value: Any, size: int) -> None:
+    body = json.dumps({"a": value}).encode()
+    meter = StructureMeter(most_items=1)
+    # A second item exceeds the bound of one.
+    items = _items({"a": value})
+    with pytest.raises(PayloadTooLargeError) if items else contextlib.nullcontext():
+        for start in range(0, len(body), size):
+            arrive(meter, body[start : start + size])
+
+
+def arrive(meter: StructureMeter, part: bytes) -> None:
+    """Feed a part, and count as long as there is doubt."""
+    meter.feed(part)
+    while meter.is_in_doubt:
+        meter.count()
+
+
+def _items(value: Any) -> int:
+    """Count the commas between the items of all arrays and objects."""
+    if not isinstance(value, list | dict):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return max(len(value) - 1, 0) + sum(map(_items, inner))

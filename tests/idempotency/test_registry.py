@@ -12,7 +12,7 @@ from gateway.idempotency.registry import Claim, IdempotencyRegistry, IdempotentR
 from tests.support.kinds import every_redis
 
 RETENTION = timedelta(hours=24)
-ASKED = IdempotentRequest("acme", "order-17", "digest-1")
+ASKED = IdempotentRequest("acme", None, "order-17", "digest-1")
 
 
 @pytest.fixture
@@ -36,10 +36,18 @@ async def test_of_many_claims_at_once_one_wins(registry: IdempotencyRegistry) ->
     assert len({claim.request_id for claim in claims}) == 1
 
 
-async def test_keys_of_tenants_are_apart(registry: IdempotencyRegistry) -> None:
+async def test_keys_of_tenants_and_projects_are_apart(registry: IdempotencyRegistry) -> None:
     await registry.claim(ASKED, "cmpl-1")
-    for other in (ASKED._replace(tenant_id="other"), ASKED._replace(key="order-18")):
-        assert (await registry.claim(other, "cmpl-2")).request_id == "cmpl-2"
+    for number, other in enumerate(
+        (
+            ASKED._replace(tenant_id="other"),
+            ASKED._replace(key="order-18"),
+            ASKED._replace(project_id="prj_1"),
+            ASKED._replace(project_id="prj_2"),
+        ),
+        start=2,
+    ):
+        assert (await registry.claim(other, f"cmpl-{number}")).request_id == f"cmpl-{number}"
 
 
 @every_redis

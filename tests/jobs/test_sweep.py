@@ -90,6 +90,8 @@ async def test_lost_request_is_settled_with_the_counts_of_its_receipts(redis: Re
     assert (record.outcome, record.code, record.cost_micros) == (Outcome.LOST, "gateway_lost", 0)
     counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
     assert counts == (30, 12, 5 + 6 + 7)
+    free = (record.free_prompt_tokens, record.free_cached_tokens, record.free_completion_tokens)
+    assert free == counts
     assert record.ended_ms >= admitted_ms
     assert await _states(queue, *ids) == [JobState.ABSENT] * 3, "the receipts are dropped"
     assert await _open(redis) == 0

@@ -20,15 +20,17 @@ from sqlalchemy import select, update
 from gateway.accounts.changes import ChangeAnnouncer
 from gateway.accounts.database import Database
 from gateway.accounts.records import Webhook
-from gateway.accounts.tables import WebhookEventRow
+from gateway.accounts.secret_box import SecretBox
+from gateway.accounts.tables import WebhookEventRow, WebhookRow
 from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.accounts.webhook_service import WebhookService
 from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.outbound import DeliveryError, Outbound
-from gateway.jobs.webhooks import WebhookSender
+from gateway.jobs.webhooks import WebhookSender, signature
 from tests.support.certificates import self_signed
 from tests.support.kinds import every_database
+from tests.support.secret_box import BOX, ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 Headers = dict[str, str]
@@ -98,7 +100,7 @@ def outbound() -> Outbound:
 async def webhook(database: Database, redis: Redis, receiver: Receiver) -> Webhook:
     """A webhook with one event that is due."""
     await TenantService(database, ChangeAnnouncer(redis)).create("Acme", tenant_id="acme")
-    service = WebhookService(database, allows_private=True)
+    service = WebhookService(database, BOX, allows_private=True)
     webhook = await service.create("acme", f"http://localhost:{receiver.port}/hook?x=1")
     await service.test("acme", webhook.id)
     return webhook
@@ -117,7 +119,7 @@ async def _make_due(database: Database) -> None:
 async def test_event_arrives_once_and_its_signature_is_right(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
-    sender = WebhookSender(database, outbound)
+    sender = WebhookSender(database, outbound, BOX)
     began = int(datetime.now(UTC).timestamp())
     assert await sender.run() == 1
     assert await sender.run() == 0
@@ -141,7 +143,7 @@ async def test_two_senders_at_once_send_an_event_once(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     receiver.delay_seconds = 0.2
-    sender = WebhookSender(database, outbound)
+    sender = WebhookSender(database, outbound, BOX)
     arrived = await asyncio.gather(*(sender.run() for _ in range(3)))
     assert (sum(arrived), len(receiver.requests)) == (1, 1)
 
@@ -150,7 +152,7 @@ async def test_failure_is_noted_and_tried_again_after_growing_pauses(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     receiver.status = 500
-    sender = WebhookSender(database, outbound)
+    sender = WebhookSender(database, outbound, BOX)
     for attempt, pause_seconds in enumerate((30, 60, 120), start=1):
         before = utc_now()
         assert await sender.run() == 0
@@ -181,7 +183,7 @@ async def test_event_is_given_up_after_a_day(
         await transaction.execute(
             update(WebhookEventRow).values(created_at=created_at, attempts=11)
         )
-    assert await WebhookSender(database, outbound).run() == 0
+    assert await WebhookSender(database, outbound, BOX).run() == 0
     event = await _event(database)
     assert (event.attempts, event.next_attempt_at, event.delivered_at) == (12, None, None)
     assert "given up" in caplog.text
@@ -203,8 +205,40 @@ async def test_more_events_than_are_sent_at_once_are_all_sent(
         for number in range(6):
             changed = {"id": f"evt_{number}", "threshold": number + 1}
             transaction.add(WebhookEventRow(**(columns | changed)))
-    assert await WebhookSender(database, outbound).run() == 7
+    assert await WebhookSender(database, outbound, BOX).run() == 7
     assert len(receiver.requests) == 7
+
+
+async def test_secret_of_an_unknown_key_fails_until_the_key_is_back(
+    database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
+) -> None:
+    for box in (SecretBox(), SecretBox([OTHER_ENCRYPTION_KEY])):
+        assert await WebhookSender(database, outbound, box).run() == 0
+        assert "SLUICE_ENCRYPTION_KEYS" in (await _event(database)).last_error
+        await _make_due(database)
+    assert receiver.requests == []
+    both = SecretBox([OTHER_ENCRYPTION_KEY, ENCRYPTION_KEY])
+    assert await WebhookSender(database, outbound, both).run() == 1
+
+
+async def test_plain_secret_of_an_earlier_release_signs_as_before(
+    database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
+) -> None:
+    async with database.writing() as transaction:
+        plain = {"secret": webhook.secret, "sealed_secret": None}
+        await transaction.execute(update(WebhookRow).values(**plain))
+    assert await WebhookSender(database, outbound, SecretBox()).run() == 1
+    [(_, headers, body)] = receiver.requests
+    time = int(headers["sluice-signature"].removeprefix("t=").partition(",")[0])
+    assert headers["sluice-signature"] == signature(webhook.secret, body, time)
+
+
+async def test_unusual_port_is_not_connected_to(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _resolve(monkeypatch, "93.184.216.34")
+    with pytest.raises(DeliveryError, match="a port that is not allowed"):
+        await Outbound(allows_private=False).post("https://example.com:22/", b"{}", {})
 
 
 async def test_redirect_is_not_followed(receiver: Receiver, outbound: Outbound) -> None:

@@ -188,7 +188,7 @@ def prove_that_kills_change_nothing(
 ) -> None:
     """Assert that each stream tells under kills what it tells undisturbed, of which `check` is given all."""
     start_workers(stack)
-    key, before = stack.key(), metric(stack.url, RESUMED)
+    key, before = stack.key(), metric(stack.operators, RESUMED)
 
     async def prove() -> list[int]:
         expected = await undisturbed(stack, key, streams)
@@ -196,7 +196,7 @@ def prove_that_kills_change_nothing(
         return await read_under_kills(stack, key, streams, expected, kills=kills)
 
     times = uvloop.run(prove())
-    resumed = metric(stack.url, RESUMED) - before
+    resumed = metric(stack.operators, RESUMED) - before
     print(  # noqa: T201  (figures for whoever runs pytest with -rP)
         f"{kills} kills, {sum(times)} streams, {resumed:.0f} jobs resumed"
     )

@@ -157,7 +157,7 @@ def test_streams_resume_in_the_engine_that_follows_a_killed_one(stack: Stack) ->
             # The next engine may still be starting if no stream waits for it.
             wait_for_metric(stack.worker_url(worker), RESTARTS, kills, seconds=ENGINE_START_SECONDS)
             assert not is_alive(core)
-            if metric(stack.url, ENGINES_DIED):
+            if metric(stack.operators, ENGINES_DIED):
                 break
         else:
             pytest.fail(f"none of {MOST_KILLS} kills met a stream")

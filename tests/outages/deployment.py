@@ -168,7 +168,7 @@ class Deployment:
         await books.nothing_left()
         for url in self.stack.gateways:
             for name in GATEWAY_METRICS:
-                await self._zero(url, name)
+                await self._zero(self.stack.operators_of(url), name)
         for worker in WORKERS:
             for name in WORKER_METRICS:
                 await self._zero(self.stack.worker_url(worker), name)

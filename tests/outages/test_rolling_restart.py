@@ -76,7 +76,8 @@ async def test_a_rolling_restart_of_every_process_fails_nothing(
             await restart(name, start)
         again = dict(restarts(deployment))
         # By chance all of a worker's requests may end within its grace.
-        while not sum(metric(url, "sluice_gateway_resumed_jobs_total") for url in stack.gateways):
+        resumed = "sluice_gateway_resumed_jobs_total"
+        while not sum(metric(stack.operators_of(url), resumed) for url in stack.gateways):
             await restart(WORKERS[0], again[WORKERS[0]])
         is_over = True
         await asyncio.gather(*clients)

@@ -183,12 +183,52 @@ async def test_too_long_target_gets_414(bounded: Stack, path: bytes) -> None:
     assert str(MAX_TARGET_BYTES) in message
 
 
-@pytest.mark.parametrize("request_", [b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET\r\n\r\n"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /healthz\r\n\r\n",
+        b"GET /healthz HTTP/2.0\r\nhost: gateway\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        GET + b"Host: gateway\r\n\r\n",
+        b"GET /healthz HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: a b\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: a/b\r\n\r\n",
+    ],
+    ids=[
+        *("tls", "no-target", "http-0.9", "http-2", "no-host", "two-hosts", "two-hosts-1.0"),
+        *("host-with-space", "host-with-path"),
+    ],
+)
 async def test_what_is_not_http_gets_400_in_the_envelope(bounded: Stack, request_: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(request_)
         response = await read_response(reader)
     assert message_of(response, status=400, kind=INVALID, code="invalid_value")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /healthz HTTP/1.0\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost:\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: [::1]:8080\r\n\r\n",
+    ],
+    ids=["1.0", "empty-host", "ipv6"],
+)
+async def test_head_without_a_fault_is_served(bounded: Stack, request_: bytes) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(request_)
+        assert (await read_response(reader)).status_code == 200
+
+
+async def test_no_answer_names_the_host_that_was_asked_for(bounded: Stack) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(b"GET /tokenize/ HTTP/1.1\r\nhost: attacker.example\r\n\r\n")
+        response = await read_response(reader)
+    assert response.status_code == 404
+    assert "attacker" not in f"{response.headers}{response.text}"
 
 
 # -- bodies ------------------------------------------------------------------------------------------
@@ -254,6 +294,24 @@ async def test_trailers_without_end_are_not_collected(
         await ended(reader)
 
 
+@pytest.mark.parametrize(
+    "chunks",
+    [b"zz\r\n", b"2\r\n{}xx\r\n", b"-2\r\n{}\r\n", b"2\r\n{}\r\n0\r\nx\r\n\r\n"],
+    ids=["size", "longer-than-its-size", "negative", "trailer"],
+)
+async def test_broken_chunks_get_400(bounded: Stack, key: str, chunks: bytes) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(head(key, "transfer-encoding: chunked"))
+        await writer.drain()
+        # The request is with the application before its body breaks.
+        await asyncio.sleep(0.1)
+        writer.write(chunks)
+        response = await read_response(reader)
+        assert response.headers["connection"] == "close"
+        assert message_of(response, status=400, kind=INVALID, code="invalid_value")
+        assert await ended(reader) == b""
+
+
 async def test_chunk_extension_without_end_is_not_read(bounded: Stack, key: str) -> None:
     async with connection(bounded.url) as (_, writer):
         writer.write(head(key, "transfer-encoding: chunked") + b"2;x=")
@@ -303,6 +361,9 @@ async def test_connections_beyond_the_bound_get_503_until_one_is_closed(bounded:
             message_of(response, status=503, kind="service_unavailable", code="overloaded")
             assert int(response.headers["retry-after"]) >= 1
             assert await ended(reader) == b""
+        # Those of operators are counted apart.
+        async with httpx.AsyncClient(base_url=bounded.operators_of(url)) as prometheus:
+            assert (await prometheus.get("/metrics")).status_code == 200
         kept[0][1].close()
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:

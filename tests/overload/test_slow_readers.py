@@ -123,7 +123,7 @@ async def test_some_that_never_read_do_not_harm_the_others_and_are_cut_off(
         told: Any = await store.lrange(keys.control("wordy", worker.name), 0, -1)
         assert {job_id.decode() for job_id in told} == {claim.job.id for claim in slow}
         # Nobody reads the error either: the connections are cut, and the requests end.
-        await asyncio.to_thread(wait_for_metric, bounded.url, IN_PROGRESS, 0)
+        await asyncio.to_thread(wait_for_metric, bounded.operators, IN_PROGRESS, 0)
         for claim in slow:
             await worker.drop(claim, tokens=5)
         for reader, writer in connections[:SLOW]:
@@ -159,7 +159,7 @@ async def test_whole_answer_that_nobody_reads_does_not_stay(bounded: Stack, stor
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         while _is_open(bounded, writer):
             await asyncio.sleep(0.1)
-        while metric(bounded.url, IN_PROGRESS):
+        while metric(bounded.operators, IN_PROGRESS):
             await asyncio.sleep(0.05)
 
 

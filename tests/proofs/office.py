@@ -20,6 +20,8 @@ from gateway.accounts.scopes import TENANT_SCOPES
 from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.webhook_service import WebhookService
 from gateway.auth.key_service import KeyService
+from tests.proofs.client import request
+from tests.support.secret_box import BOX
 from tests.support.stack import MODEL, Stack
 
 
@@ -45,7 +47,7 @@ class Office:
         self.plans = PlanService(database, announcer)
         self.prices = PriceService(database, announcer)
         self.credits = CreditService(database, announcer)
-        self.webhooks = WebhookService(database, allows_private=True)
+        self.webhooks = WebhookService(database, BOX, allows_private=True)
         self._stack = stack
 
     async def tenant(
@@ -82,6 +84,14 @@ class Office:
         tenant = await self.tenant(name, limits=of[LimitScope.TENANT], **options)
         project = await self.project(tenant, limits=of[LimitScope.PROJECT])
         return await self.key(tenant, project, limits=of[LimitScope.KEY])
+
+    async def limits(self, url: str, key: Credential) -> dict[str, Any]:
+        """Return what a gateway shows of the limits that a key meets: the tenant's to the whole tenant only."""
+        of_tenant = await self.key(key.tenant)
+        whole: dict[str, Any] = (await request(url, of_tenant.text, path="/v1/limits")).json
+        own = (await request(url, key.text, path="/v1/limits")).json
+        scopes = {each["scope"]: each for each in (*whole["scopes"], *own["scopes"])}
+        return whole | {"scopes": [scopes[scope] for scope in LimitScope if scope in scopes]}
 
     async def price(self, *, prompt: int, completion: int, cached: int | None = None) -> None:
         """Set what the model costs from now on, in micro-dollars per million tokens."""

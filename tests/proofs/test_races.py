@@ -11,7 +11,7 @@ import pytest
 from gateway.accounts.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.quota.answers import SubjectStatus
 from gateway.quota.store import QuotaStore
-from tests.proofs.client import Answer, ask, request
+from tests.proofs.client import Answer, ask
 from tests.proofs.conftest import Scale
 from tests.proofs.ledger import Books, totals
 from tests.proofs.office import Credential, Office
@@ -170,7 +170,7 @@ async def test_both_gateways_tell_customers_the_same(
     answers = await race(stack, key, [100] * REQUESTS)
     assert Counter(answer.status for answer in answers) == {200: REQUESTS}
     for url in stack.gateways:
-        limits = (await request(url, key.text, path="/v1/limits")).json
+        limits = await office.limits(url, key)
         told = {scope["scope"]: scope["limits"] for scope in limits["scopes"]}
         assert told["key"]["requests_per_minute"]["used"] == REQUESTS
         assert told["key"]["requests_per_minute"]["remaining"] == 0

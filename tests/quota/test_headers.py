@@ -2,7 +2,7 @@
 
 from gateway.accounts.limits import LimitName, SubjectLimits
 from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
-from gateway.quota.answers import Admitted, Meter, Refused
+from gateway.quota.answers import Admitted, Meter, Refused, sees_all, sees_key
 from gateway.quota.headers import dollars, duration, headers_of
 from gateway.quota.refusals import refusal_error
 from tests.quota.building import NOON, key_of, project_of, tenant_of
@@ -147,13 +147,13 @@ def test_retry_headers_are_never_early() -> None:
         assert milliseconds <= int(headers["retry-after"]) * 1000 < milliseconds + 1000
 
 
-@all_cases("limit", list(LimitName)[:7])
+@all_cases("limit", [name for name in LimitName if name is not LimitName.BUDGET])
 @all_cases("is_too_large", [False, True])
 def test_every_limit_is_told_in_plain_words(limit: LimitName, is_too_large: bool) -> None:
     wanted = 101 if is_too_large else 40
     answer = refused(limit, used=70, wanted=wanted, retry_ms=None if is_too_large else 1000)
     error = refusal_error(answer, is_openai=False)
-    assert error.code in ("requests", "tokens", "concurrency")
+    assert error.code in ("requests", "tokens", "concurrency", "stored_bytes")
     assert "the key 'key_ab'" in error.message
     assert "100" in error.message
     assert "  " not in error.message
@@ -215,6 +215,26 @@ def test_lack_of_credit_is_told_with_what_is_left() -> None:
     assert body["limit"] == "credit_micros"
     assert error.headers() == {"x-budget-remaining": "0", "x-should-retry": "false"}
     assert "0 dollars are left" in error.message
+
+
+def test_money_of_the_tenant_is_hidden_from_who_sees_the_key_alone() -> None:
+    key, tenant = key_of(budget_micros=9), tenant_of(budget_micros=1_900_000)
+    meters = (Meter(key, LimitName.BUDGET, 5), Meter(tenant, LimitName.BUDGET, 3))
+    for sees, left in ((sees_all, "0.000003"), (sees_key, "0.000005")):
+        assert headers_of(Admitted(NOON, meters), sees) == {"x-budget-remaining": left}
+    credit = (Meter(tenant, None, 3),)
+    assert headers_of(Admitted(NOON, credit), sees_key) == {}
+    for limit in (LimitName.BUDGET, None):
+        answer = refused(
+            limit, subject=tenant, value=1_900_000, used=1_800_000, wanted=250_000, meters=credit
+        )
+        error = refusal_error(answer, is_openai=False, sees=sees_key)
+        body = error.body()["error"]
+        assert (error.status, body["limit_value"], body["used"]) == (402, None, None)
+        assert error.headers() == {"x-should-retry": "false"}
+        assert "1.9" not in error.message
+        assert "1.8" not in error.message
+        assert "may cost 0.25" in error.message
 
 
 @all_cases("style", ErrorStyle)

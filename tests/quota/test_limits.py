@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
+from gateway.accounts.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.quota.answers import Admitted, NeedsSeed, Refused, Withdrawn
 from gateway.quota.store import QuotaStore
 from tests.quota.building import (
@@ -29,7 +29,7 @@ from tests.quota.building import (
 
 SLOT_MS = 250
 NONE = (key_of(), project_of(), tenant_of())
-EVERYTHING = {name.value: 1000 for name in LimitName}
+EVERYTHING = {name.value: 1000 for name in RESERVED_LIMITS}
 
 
 def desk(store: QuotaStore, *subjects: SubjectLimits, is_prepaid: bool = False) -> Desk:
@@ -50,7 +50,7 @@ async def test_without_limits_everything_is_admitted_and_leaves_nothing_but_the_
 
 
 async def test_limits_of_null_and_limits_of_zero(store: QuotaStore, clock: TestClock) -> None:
-    for name in LimitName:
+    for name in RESERVED_LIMITS:
         free = desk(store, key_of(**{name.value: None}))
         assert isinstance(await free.reserve(f"free {name}", cost=5), Admitted)
         closed = desk(store, key_of(**{name.value: 0}))
@@ -114,7 +114,7 @@ async def test_refused_request_changes_nothing(
     await one.admit("r1", prompt=100, completion=100, cost=100)
     before = await store.status(TENANT, subjects)
     there = await bucket_keys(any_redis)
-    for name in LimitName:
+    for name in RESERVED_LIMITS:
         tight = desk(
             store, *subjects[:2], tenant_of(**(EVERYTHING | {name.value: 1})), is_prepaid=True
         )
@@ -160,8 +160,8 @@ async def test_repeated_reserve_takes_nothing_and_answers_like_the_first(
     await store.unseed(TENANT, key_of().subject)
     assert (await one.admit("r1", cost=10)).created_ms == first.created_ms
     after = await store.status(TENANT, subjects)
-    assert [s.used(name) for s in after for name in LimitName] == [
-        s.used(name) for s in before for name in LimitName
+    assert [s.used(name) for s in after for name in RESERVED_LIMITS] == [
+        s.used(name) for s in before for name in RESERVED_LIMITS
     ]
 
 

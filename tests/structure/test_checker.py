@@ -21,7 +21,7 @@ from gateway.dialects.request import (
     ToolMode,
     ToolUse,
 )
-from gateway.errors import InvalidGrammarError, OverloadedError
+from gateway.errors import InvalidGrammarError, OverloadedError, TenantQueueFullError
 from gateway.structure.checker import GrammarChecker
 from gateway.structure.pool import SandboxSettings, TokenizerSource
 from tests.structure.conftest import EOS_ID
@@ -73,10 +73,12 @@ async def test_a_structure_becomes_a_grammar_and_a_wrong_one_an_error(
     checker: GrammarChecker, source: TokenizerSource, accepts: Callable[[str, str], bool]
 ) -> None:
     good = Structure(StructureKind.GBNF, 'root ::= "a" | "b"', "grammar")
-    assert accepts(await checker.compile(good, tokenizer=source), "b")
+    assert accepts(await checker.compile(good, tenant_id="acme", tokenizer=source), "b")
     with pytest.raises(InvalidGrammarError) as raised:
         await checker.compile(
-            Structure(StructureKind.GBNF, 'root ::= "a" x', "response_format"), tokenizer=source
+            Structure(StructureKind.GBNF, 'root ::= "a" x', "response_format"),
+            tenant_id="acme",
+            tokenizer=source,
         )
     assert raised.value.status == 400
     assert raised.value.code == "invalid_grammar"
@@ -90,12 +92,19 @@ async def test_tools_become_a_grammar_only_if_they_constrain(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     tools = [Tool("now", True, is_strict=False)]
-    assert await checker.compile(None, ToolUse(tools, ToolMode.AUTO), tokenizer=source) == ""
-    grammar = await checker.compile(None, ToolUse(tools, ToolMode.REQUIRED), tokenizer=source)
+    assert (
+        await checker.compile(
+            None, ToolUse(tools, ToolMode.AUTO), tenant_id="acme", tokenizer=source
+        )
+        == ""
+    )
+    grammar = await checker.compile(
+        None, ToolUse(tools, ToolMode.REQUIRED), tenant_id="acme", tokenizer=source
+    )
     assert "<[11]>" in grammar
     strict = ToolUse([Tool("now", {"type": "foo"}, is_strict=True)], ToolMode.AUTO)
     with pytest.raises(InvalidGrammarError, match="Invalid type: foo") as raised:
-        await checker.compile(None, strict, tokenizer=source)
+        await checker.compile(None, strict, tenant_id="acme", tokenizer=source)
     assert raised.value.param == "tools"
 
 
@@ -109,7 +118,9 @@ async def test_a_tool_is_blamed_for_what_is_wrong_with_it(
     ):
         wrong = ToolUse([Tool("now", schema, is_strict=True)], ToolMode.AUTO)
         with pytest.raises(InvalidGrammarError, match=f"^'tools' is refused: .*{reason}") as raised:
-            await checker.compile(good, wrong, tokenizer=source, reasoning=THINKING)
+            await checker.compile(
+                good, wrong, tenant_id="acme", tokenizer=source, reasoning=THINKING
+            )
         assert raised.value.param == "tools"
 
 
@@ -118,12 +129,12 @@ async def test_positions_are_those_in_the_clients_own_text(
 ) -> None:
     lark = Structure(StructureKind.LARK, 'start: "a" x\nx: "b" foo', "grammar")
     with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
-        await checker.compile(lark, tokenizer=source)
+        await checker.compile(lark, tenant_id="acme", tokenizer=source)
     with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
-        await checker.compile(lark, tokenizer=source, reasoning=THINKING)
+        await checker.compile(lark, tenant_id="acme", tokenizer=source, reasoning=THINKING)
     schema = Structure(StructureKind.JSON_SCHEMA, {"not": {}}, "json_schema")
     with pytest.raises(InvalidGrammarError, match=r"refused: failed to compile .*\[\"not\"\]"):
-        await checker.compile(schema, tokenizer=source)
+        await checker.compile(schema, tenant_id="acme", tokenizer=source)
 
 
 def gbnf_of(rules: str) -> tuple[StructureKind, str]:
@@ -230,7 +241,7 @@ async def answered(
 ) -> str:
     """Return the refusal, empty if there is none."""
     try:
-        await checker.compile(structure, tokenizer=source, reasoning=reasoning)
+        await checker.compile(structure, tenant_id="acme", tokenizer=source, reasoning=reasoning)
     except InvalidGrammarError as error:
         return error.message
     return ""
@@ -240,7 +251,7 @@ async def test_what_is_hostile_is_refused_or_bounded(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     harmless = Structure(StructureKind.CHOICE, ["a"], "structured_outputs.choice")
-    await checker.compile(harmless, tokenizer=source)
+    await checker.compile(harmless, tenant_id="acme", tokenizer=source)
     accepted, refused = [], {}
     for name, (kind, value) in (HOSTILE | BOUNDED).items():
         message = await answered(checker, Structure(kind, value, "grammar"), source)
@@ -251,7 +262,7 @@ async def test_what_is_hostile_is_refused_or_bounded(
         else:
             accepted.append(name)
     assert set(accepted) == set(BOUNDED), refused
-    assert await checker.compile(harmless, tokenizer=source)
+    assert await checker.compile(harmless, tenant_id="acme", tokenizer=source)
 
 
 @pytest.mark.parametrize(
@@ -279,15 +290,17 @@ async def test_a_sandbox_that_stands_still_is_not_waited_for(source: TokenizerSo
     settings = dataclasses.replace(PATIENT, processes=1)
     checker = GrammarChecker(settings)
     try:
-        await checker.compile(Structure(StructureKind.CHOICE, ["a"], "x"), tokenizer=source)
+        await checker.compile(
+            Structure(StructureKind.CHOICE, ["a"], "x"), tenant_id="acme", tokenizer=source
+        )
         (pid,) = children()
         os.kill(pid, signal.SIGSTOP)
         checker._pool._settings = dataclasses.replace(settings, task_seconds=0.1)
         another = Structure(StructureKind.CHOICE, ["b"], "x")
         with pytest.raises(OverloadedError, match="could not be compiled in time"):
-            await checker.compile(another, tokenizer=source)
+            await checker.compile(another, tenant_id="acme", tokenizer=source)
         checker._pool._settings = settings
-        assert await checker.compile(another, tokenizer=source)
+        assert await checker.compile(another, tenant_id="acme", tokenizer=source)
         assert pid not in children()
     finally:
         await checker.aclose()
@@ -310,14 +323,16 @@ async def test_many_at_once_are_served_or_told_that_it_is_too_much(source: Token
     checker = GrammarChecker(dataclasses.replace(PATIENT, processes=1, most_waiting=4))
     try:
         jobs = [
-            checker.compile(Structure(StructureKind.CHOICE, [f"a{i}"], "x"), tokenizer=source)
+            checker.compile(
+                Structure(StructureKind.CHOICE, [f"a{i}"], "x"), tenant_id="acme", tokenizer=source
+            )
             for i in range(12)
         ]
         results = await asyncio.gather(*jobs, return_exceptions=True)
     finally:
         await checker.aclose()
     served = [result for result in results if isinstance(result, str)]
-    shed = [result for result in results if isinstance(result, OverloadedError)]
+    shed = [result for result in results if isinstance(result, TenantQueueFullError)]
     assert (len(served), len(shed)) == (5, 7)
 
 
@@ -341,25 +356,31 @@ async def test_the_event_loop_goes_on_meanwhile(
 async def test_a_cancelled_structure_leaves_no_confusion(
     checker: GrammarChecker, source: TokenizerSource, accepts: Callable[[str, str], bool]
 ) -> None:
-    await checker.compile(Structure(StructureKind.CHOICE, ["a"], "x"), tokenizer=source)
+    await checker.compile(
+        Structure(StructureKind.CHOICE, ["a"], "x"), tenant_id="acme", tokenizer=source
+    )
     for number in range(4):
         bomb = Structure(BOMB.kind, {**BOMB.source, "title": str(number)}, "x")
-        task = asyncio.create_task(checker.compile(bomb, tokenizer=source))
-        while checker._pool._free.qsize() == PATIENT.processes:
+        task = asyncio.create_task(checker.compile(bomb, tenant_id="acme", tokenizer=source))
+        while len(checker._pool._free) == PATIENT.processes:
             await asyncio.sleep(0)
         for _ in range(number):
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    grammar = await checker.compile(Structure(StructureKind.CHOICE, ["b"], "x"), tokenizer=source)
+    grammar = await checker.compile(
+        Structure(StructureKind.CHOICE, ["b"], "x"), tenant_id="acme", tokenizer=source
+    )
     assert accepts(grammar, "b")
 
 
 async def test_a_killed_sandbox_is_replaced(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
-    await checker.compile(Structure(StructureKind.CHOICE, ["a"], "x"), tokenizer=source)
+    await checker.compile(
+        Structure(StructureKind.CHOICE, ["a"], "x"), tenant_id="acme", tokenizer=source
+    )
     (pid,) = children()
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + SandboxSettings().niceness)
     os.kill(pid, signal.SIGKILL)
@@ -387,7 +408,7 @@ async def test_sandboxes_end_with_the_process_that_started_them(
         "async def main():\n"
         f"    checker = GrammarChecker({PATIENT})\n"
         "    source = TokenizerSource('d', fetch, [1], 2048)\n"
-        "    await checker.compile(Structure(StructureKind.CHOICE, ['a'], 'x'), tokenizer=source)\n"
+        "    await checker.compile(Structure(StructureKind.CHOICE, ['a'], 'x'), tenant_id='acme', tokenizer=source)\n"
         "    print(checker._pool._all[-1]._process or checker._pool._all[0]._process, flush=True)\n"
         "    time.sleep(600)\n"
         "asyncio.run(main())\n"

@@ -22,6 +22,7 @@ from contract.messages import (
     TokenLogprob,
     WorkerCard,
     WorkerState,
+    encode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim, JobQueue, LeaseReport, Room
@@ -224,7 +225,7 @@ def delta(
         list(token_ids),
         finish_reason,
         None,
-        None if logprobs is None else list(logprobs),
+        encode_logprobs(logprobs or []),
         cumulative_logprob,
         reasoning,
         list(calls),

@@ -30,6 +30,7 @@ from tests.support.sentinels import WatchedRedis
 REPOSITORY = Path(__file__).parents[2]
 CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
 MODEL = "sluice-tiny"
+CACHE_SALT = "the salt of these tests"
 ENGINE_START_SECONDS = 600
 """After which an engine is taken to hang. Beside three others and two more tests, one took 246 s to start."""
 
@@ -52,6 +53,19 @@ class Stack:
     def url(self) -> str:
         """Base URL of the first gateway."""
         return self.gateways[0]
+
+    @property
+    def operators(self) -> str:
+        """Base URL at which the first gateway answers operators."""
+        return self.operators_of(self.url)
+
+    def operators_of(self, url: str) -> str:
+        """Base URL at which a gateway answers operators."""
+        return self.environment[f"operators of {url}"]
+
+    def listener_of(self, path: str) -> str:
+        """Base URL at which the first gateway answers a path."""
+        return self.operators if path.startswith(("/admin", "/metrics")) else self.url
 
     @property
     def database_url(self) -> str:
@@ -111,12 +125,13 @@ class Stack:
         self, name: str, environment: Mapping[str, str] | None = None, *, port: int
     ) -> str:
         """Start a gateway without waiting for it, and return the base URL at which it will be."""
+        url, operators = f"http://127.0.0.1:{port}", free_port()
+        ports = ("--port", str(port), "--operator-port", str(operators))
         self._start(
-            name,
-            [sys.executable, "-m", self.program, "gateway", "--port", str(port)],
-            environment or {},
+            name, [sys.executable, "-m", self.program, "gateway", *ports], environment or {}
         )
-        return f"http://127.0.0.1:{port}"
+        self.environment[f"operators of {url}"] = f"http://127.0.0.1:{operators}"
+        return url
 
     def start_jobs(self, name: str = "jobs", **environment: str) -> None:
         """Start a process that runs background jobs."""
@@ -199,9 +214,8 @@ class Stack:
             )
 
     def _variables(self) -> dict[str, str]:
-        return {
-            name: value for name, value in self.environment.items() if name.startswith("SLUICE_")
-        }
+        own = {name: text for name, text in self.environment.items() if name.startswith("SLUICE_")}
+        return {"SLUICE_CACHE_SALT_SECRET": CACHE_SALT, **own}
 
 
 @contextmanager
@@ -215,7 +229,13 @@ def running_stack(
     with tempfile.TemporaryDirectory(prefix="sluice-stack-") as folder:
         redis = redis or RedisServer(executable)
         redis.start()
-        stack = Stack(Path(folder), redis, {"SLUICE_REDIS_URL": redis.url})
+        environment = {
+            "SLUICE_REDIS_URL": redis.url,
+            # Tests send more of what is wrong, from one address, than anybody may.
+            "SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0",
+            "SLUICE_FAILED_LOGINS_PER_MINUTE": "0",
+        }
+        stack = Stack(Path(folder), redis, environment)
         try:
             if database_url is None:
                 database_url = create_sqlite(Path(folder) / "sluice.db")

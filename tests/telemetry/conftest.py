@@ -22,7 +22,10 @@ class Observed:
     """The deployment, and the base URLs of its processes."""
 
     stack: Stack
+    customers: str
+    """Where the gateway answers customers."""
     gateway: str
+    """Where it answers operators."""
     worker: str
     jobs: str
     beat: str
@@ -32,7 +35,7 @@ class Observed:
 def observed() -> Iterator[Observed]:
     """One of each process; the tenant `acme` has a label of its own."""
     with running_stack() as stack:
-        gateway = stack.start_gateway(
+        customers = stack.start_gateway(
             SLUICE_METRICS_TENANTS=f"{TOLD_TENANT},unknown",
             SLUICE_MAX_WAITING_JOBS=str(MOST_WAITING),
         )
@@ -42,7 +45,9 @@ def observed() -> Iterator[Observed]:
             SLUICE_MAX_SEQUENCES="2",
         )
         urls = start_background(stack)
-        yield Observed(stack, gateway, stack.worker_url(), urls["jobs"], urls["beat"])
+        yield Observed(
+            stack, customers, stack.operators, stack.worker_url(), urls["jobs"], urls["beat"]
+        )
 
 
 @pytest.fixture
@@ -57,5 +62,7 @@ async def client_of(observed: Observed, tenant: str) -> AsyncIterator[httpx.Asyn
     """A client that sends a key of a tenant."""
     key = await asyncio.to_thread(observed.stack.key, tenant)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=observed.gateway, headers=headers, timeout=30) as client:
+    async with httpx.AsyncClient(
+        base_url=observed.customers, headers=headers, timeout=30
+    ) as client:
         yield client

@@ -93,7 +93,7 @@ async def test_requests_are_counted_by_the_template_of_their_route(
 async def test_a_request_that_cannot_be_read_is_counted_without_its_route(
     observed: Observed, growth: Growth
 ) -> None:
-    url = httpx.URL(observed.gateway)
+    url = httpx.URL(observed.customers)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n")
     assert b" 431 " in await reader.readline()

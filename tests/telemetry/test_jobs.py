@@ -1,6 +1,7 @@
 """What `sluice jobs` and `sluice beat` tell of usage, reservations, keys, and of themselves."""
 
 import math
+import os
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,7 +19,7 @@ from gateway.accounts.tenant_service import TenantService
 from gateway.accounts.times import utc_now
 from gateway.accounts.usage import encode_usage
 from gateway.auth.key_service import KeyService
-from gateway.commands.health import answering
+from gateway.commands.health import SIGNALS, answering
 from gateway.errors import StartupError
 from gateway.jobs.app import Heartbeat, create_app
 from gateway.jobs.observing import OVERDUE_MS, Observer
@@ -115,12 +116,19 @@ async def test_what_the_sweep_has_ended_is_counted() -> None:
     assert told("sluice_quota_swept_reservations_total") - before == 3
 
 
-def test_sigterm_before_celery_has_started_is_an_orderly_end() -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_before_celery_has_started_is_an_orderly_end(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Since it answers, nobody takes it for a process that is only being started.
     settings = load_settings(metrics_port=str(free_port()))
-    with pytest.raises(SystemExit) as ended, answering(settings, lambda: True):
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 0
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    before = signal.getsignal(number)
+    with answering(settings, lambda: True):
+        signal.raise_signal(number)
+    assert exits == [0]
+    assert signal.getsignal(number) == before
     assert http_status(f"http://127.0.0.1:{settings.metrics_port}/healthz") == 0
 
 

@@ -34,6 +34,7 @@ NEED_A_MISHAP = {
     "sluice_gateway_resumed_jobs_total",
     "sluice_gateway_answers_taken_over_total",
     "sluice_gateway_image_fetches_total",
+    "sluice_gateway_loop_holds_total",
     "sluice_redis_errors_total",
     "sluice_sql_errors_total",
     "sluice_certificate_expiry_timestamp_seconds",
@@ -68,7 +69,7 @@ def test_the_labels_of_the_page_are_those_that_are_declared() -> None:
 def used(observed: Observed) -> Observed:
     """The deployment, after everything that needs no mishap has happened once."""
     headers = {"authorization": f"Bearer {observed.stack.key('acme')}"}
-    with httpx.Client(base_url=observed.gateway, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=observed.customers, headers=headers, timeout=30) as client:
         assert client.post("/v1/completions", json=asking()).status_code == 200
         assert client.post("/v1/completions", json=asking(stream=True)).status_code == 200
         assert client.post("/v1/completions", json=asking(max_tokens=0.5)).status_code == 400

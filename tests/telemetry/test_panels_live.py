@@ -85,7 +85,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         ):
             since = time.time()
             wait_until(
-                lambda: metric(stack.url, "sluice_gateway_requests_total") > ANSWERED,
+                lambda: metric(stack.operators, "sluice_gateway_requests_total") > ANSWERED,
                 what="the load",
             )
             _let_a_worker_die(stack, keys[0])
@@ -94,12 +94,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 def _start(stack: Stack, encrypted_redis: str) -> list[Target]:
     labels = {"namespace": NAMESPACE}
-    gateway = stack.start_gateway(
+    stack.start_gateway(
         SLUICE_METRICS_TENANTS="acme,unknown",
         SLUICE_MAX_WAITING_JOBS="4",
         SLUICE_REDIS_URL=encrypted_redis,
     )
-    targets = [Target(gateway, "sluice-gateway", labels)]
+    targets = [Target(stack.operators, "sluice-gateway", labels)]
     for name in ("steady", "mortal"):
         _start_worker(stack, name, port=free_port())
         worker = labels | {"pool": "scripted"}
@@ -131,7 +131,7 @@ def _let_a_worker_die(stack: Stack, key: str) -> None:
             _open_stream(client, streams)
         stack.kill("mortal")
         wait_until(
-            lambda: metric(stack.url, "sluice_gateway_resumption_pause_seconds_count") > 0,
+            lambda: metric(stack.operators, "sluice_gateway_resumption_pause_seconds_count") > 0,
             what="a job going on elsewhere",
         )
     port = stack.worker_url("mortal").rpartition(":")[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from contract.messages import GenerationJob, TokenLogprob
+from contract.messages import GenerationJob, TokenLogprob, decode_logprobs
 from contract.queue import Claim
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
@@ -89,7 +89,7 @@ class Results:
         return [each for d in deltas if d.choice == choice for each in d.token_ids]
 
     def logprobs(self, job: int) -> list[TokenLogprob]:
-        return [entry for d in self.outboxes[job].deltas for entry in d.logprobs or []]
+        return [entry for d in self.outboxes[job].deltas for entry in decode_logprobs(d.logprobs)]
 
 
 def generation_of(engine: VllmEngine, job: GenerationJob) -> Generation:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from contract.messages import Delta, Ranking
+from contract.messages import Delta, Ranking, decode_logprobs
 from contract.outcomes import FinishReason
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
@@ -105,7 +105,7 @@ def test_best_of_ranks_by_mean_logprob_and_counts_all(start: Any, tokenizer: Tok
             feed(generation, index, [token], end=end, logprobs=[[(token, logprob)]])
     told = [(each.choice, len(each.token_ids), each.cumulative_logprob) for each in outbox.deltas]
     assert told == [(0, 2, -2.0), (1, 1, -0.5), (2, 1, -9.0), (3, 1, -1.0)]
-    assert all(delta.logprobs is None for delta in outbox.deltas)
+    assert all(not delta.logprobs for delta in outbox.deltas)
     assert outbox.finished[0].completion_tokens == 5
     assert outbox.finished[0].chosen == [1, 0]
 
@@ -121,7 +121,7 @@ def test_max_tokens_zero_reads_the_prompt_and_drops_the_token(start: Any) -> Non
         (1, "", [], FinishReason.LENGTH),
     ]
     assert outbox.finished[0].completion_tokens == 0
-    first, second, third = outbox.prompts[0].logprobs
+    first, second, third = decode_logprobs(*outbox.prompts[0].logprobs)
     assert (first.logprob, first.top, first.offset) == (None, None, 0)
     assert second.logprob == -1.5
     assert [logprob for _, logprob in second.top or []] == [-0.5, -1.5]
@@ -134,7 +134,7 @@ def test_prompt_offsets_point_into_the_prompt(start: Any, tokenizer: Tokenizer) 
     generation, outbox = start(prompt_token_ids=ids, max_tokens=1, score_prompt=True, logprobs=0)
     scores = [[(token_id, -1.0)] for token_id in ids[1:]]
     feed(generation, 0, [400], end=SequenceEnd.LENGTH, prompt_logprobs=scores)
-    entries = outbox.prompts[0].logprobs
+    entries = decode_logprobs(*outbox.prompts[0].logprobs)
     assert "".join(entry.token for entry in entries) == text
     for entry in entries:
         assert text[entry.offset :].startswith(entry.token)
@@ -154,7 +154,7 @@ def test_stop_string_ends_the_sequence_before_the_engine_does(
     last = outbox.deltas[-1]
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, "wo th")
     assert generation.is_done
-    entries = [entry for delta in outbox.deltas for entry in delta.logprobs or []]
+    entries = [entry for delta in outbox.deltas for entry in decode_logprobs(delta.logprobs)]
     assert len(entries) == fed == outbox.finished[0].completion_tokens
     assert all(entry.offset <= len(" one t") for entry in entries)
 
@@ -182,8 +182,8 @@ def test_end_of_text_token_is_counted_but_not_shown(start: Any, tokenizer: Token
         None,
         [eos],
     )
-    assert last.logprobs is not None
-    assert (last.logprobs[0].token, last.logprobs[0].offset) == (
+    (entry,) = decode_logprobs(last.logprobs)
+    assert (entry.token, entry.offset) == (
         "</s>",
         len(tokenizer.decode([word])),
     )
@@ -234,7 +234,7 @@ def test_token_without_text_waits_for_its_character(start: Any, tokenizer: Token
         feed(generation, 0, [token_id], logprobs=[[(token_id, -1.0)]])
     (delta,) = outbox.deltas
     assert (delta.text, delta.token_ids) == ("日", ids)
-    assert [entry.offset for entry in delta.logprobs or []] == [0] * len(ids)
+    assert [entry.offset for entry in decode_logprobs(delta.logprobs)] == [0] * len(ids)
 
 
 def test_alternatives_of_equal_text_are_each_told(start: Any, tokenizer: Tokenizer) -> None:
@@ -243,7 +243,7 @@ def test_alternatives_of_equal_text_are_each_told(start: Any, tokenizer: Tokeniz
     generation, outbox = start(logprobs=3)
     scores = [(word, -3.0), (half_a, -1.0), (half_b, -2.0), (word, -3.0)]
     feed(generation, 0, [word], logprobs=[scores])
-    (entry,) = outbox.deltas[0].logprobs or []
+    (entry,) = decode_logprobs(outbox.deltas[0].logprobs)
     assert entry.top == [("\ufffd", -1.0), ("\ufffd", -2.0), (tokenizer.decode([word]), -3.0)]
 
 
@@ -258,8 +258,7 @@ def test_stop_token_that_was_asked_for_shows_where_stops_do(
         scores = [[(two, -1.0)]]
         feed(generation, 0, [two], end=SequenceEnd.STOP, stop_token_id=two, logprobs=scores)
         assert text_of(outbox.deltas) == tokenizer.decode(shown)
-        assert outbox.deltas[-1].logprobs is not None
-        assert outbox.deltas[-1].logprobs[0].token == tokenizer.decode([two])
+        assert decode_logprobs(outbox.deltas[-1].logprobs)[0].token == tokenizer.decode([two])
 
 
 def test_stop_string_shows_where_it_is_included(start: Any, tokenizer: Tokenizer) -> None:
@@ -379,7 +378,7 @@ def test_offsets_follow_the_text_across_split_characters(start: Any, tokenizer: 
     for token_id in ids:
         scores = [(token_id, -1.0), *((500 + rank, -2.0 - rank) for rank in range(20))]
         feed(generation, 0, [token_id], logprobs=[scores])
-    entries = [entry for delta in outbox.deltas for entry in delta.logprobs or []]
+    entries = [entry for delta in outbox.deltas for entry in decode_logprobs(delta.logprobs)]
     assert text_of(outbox.deltas) == "".join(entry.token for entry in entries) == text
     assert any(entry.token == "" for entry in entries), "a character is split between tokens"
     assert all(text[entry.offset :].startswith(entry.token) for entry in entries)

@@ -210,14 +210,14 @@ async def test_job_cancelled_on_its_way(
     assert not bench.gateway.ended_handles()
 
 
-async def test_job_cancelled_before_the_prompt_is_read(run: Callable[..., Any]) -> None:
+async def test_job_cancelled_while_the_prompt_is_read_counts_it(run: Callable[..., Any]) -> None:
     job = salted()
     bench = await run(job, script=Script(prefill_seconds_per_token=60.0))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not bench.engine._running:
             await asyncio.sleep(0.005)
     await bench.cancel(job)
-    assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 0, 0)
+    assert await bench.receipt(job) == JobReceipt(JobState.ENDED, 0, 3, 0)
 
 
 async def test_cancelled_job_whose_worker_was_not_told(

@@ -19,6 +19,7 @@ from contract.messages import (
     ReturnReason,
     SequenceProgress,
     TokenLogprob,
+    decode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import Claim
@@ -30,7 +31,7 @@ from worker.engine.base import SequenceEnd, SequenceOutput
 from worker.engine.scripted import Script
 from worker.generation import Generation
 from worker.logprobs import TokenTexts
-from worker.replies import MOST_DELTAS_IN_FRAME, Outbox
+from worker.replies import BYTES_OF_LOGPROB, MOST_DELTAS_IN_FRAME, Outbox
 from worker.text import Detokenizer
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
@@ -89,7 +90,7 @@ def told(deltas: list[Delta], choice: int = 0) -> Told:
     for delta in mine:
         assert delta.start == len(token_ids)
         token_ids += delta.token_ids
-        logprobs += delta.logprobs or []
+        logprobs += decode_logprobs(delta.logprobs)
         text += delta.text
     return Told(text, token_ids, logprobs, mine[-1].finish_reason, mine[-1].stop_reason)
 
@@ -307,6 +308,16 @@ def test_frame_that_is_cut_keeps_the_choices_of_a_token_together() -> None:
         assert len(frame.deltas) < MOST_DELTAS_IN_FRAME + 3
         seen += frame.deltas
     assert seen == expected
+
+
+def test_frame_is_cut_by_the_log_probabilities_that_it_has() -> None:
+    outbox = Outbox("g1")
+    logprobs = bytes(99 * BYTES_OF_LOGPROB)
+    outbox.deltas = [Delta(7, 1, 0, start, "a", [1], logprobs=logprobs) for start in range(50)]
+    numbers = []
+    while outbox.deltas:
+        numbers.append(len(outbox.take("w1").frame.deltas))
+    assert numbers == [MOST_DELTAS_IN_FRAME // 100] * 2 + [10]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from contract.messages import Feature, GenerationJob, JobFinished
+from contract.messages import Feature, GenerationJob, JobFinished, decode_logprobs
 from contract.sampling import SamplingSpec
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 from tests.worker.conftest import make_job
@@ -44,7 +45,7 @@ async def answers(engine: VllmEngine, *jobs: GenerationJob) -> list[Outbox]:
 
 
 def scores(outbox: Outbox) -> list[float | None]:
-    return [entry.logprob for delta in outbox.deltas for entry in delta.logprobs or []]
+    return [entry.logprob for delta in outbox.deltas for entry in decode_logprobs(delta.logprobs)]
 
 
 def finished(outbox: Outbox) -> JobFinished:
@@ -142,7 +143,8 @@ async def test_images_take_room_from_max_tokens(engine: VllmEngine) -> None:
     with pytest.raises(InvalidRequestError, match=r"at most 256 tokens. Given: \d+ \+ 240"):
         await answers(engine, strict)
     full = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=1)
-    full.prompt_token_ids.extend([300] * (CONTEXT_WINDOW - 20))
+    prompt = [*full.prompt_token_ids, *[300] * (CONTEXT_WINDOW - 20)]
+    full = msgspec.structs.replace(full, prompt_token_ids=prompt)
     with pytest.raises(InvalidRequestError, match="must be less than the context window of 256"):
         await answers(engine, full)
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from contract.messages import Feature, GenerationJob
+from contract.messages import Feature, GenerationJob, decode_logprobs
 from contract.sampling import (
     DEFAULT_SAMPLERS,
     Dry,
@@ -255,10 +255,11 @@ async def test_prompt_logprobs_equal_vllms_own(both: Both) -> None:
             continue
         (scored,) = both.ours.outboxes[index].prompts
         theirs = both.theirs[index][0].prompt_logprobs
-        assert len(scored.logprobs) == len(theirs) == len(job.prompt_token_ids)
-        assert scored.logprobs[0].logprob is None
+        ours = decode_logprobs(*scored.logprobs)
+        assert len(ours) == len(theirs) == len(job.prompt_token_ids)
+        assert ours[0].logprob is None
         for entry, values, token_id in zip(
-            scored.logprobs[1:], theirs[1:], job.prompt_token_ids[1:], strict=True
+            ours[1:], theirs[1:], job.prompt_token_ids[1:], strict=True
         ):
             assert entry.logprob == pytest.approx(values[token_id].logprob, abs=1e-6)
             compared += 1
@@ -278,7 +279,7 @@ async def test_max_tokens_zero_scores_the_prompt(engine: VllmEngine) -> None:
     results = await run_jobs(engine, [job])
     (finished,) = results.outboxes[0].finished
     assert (finished.prompt_tokens, finished.completion_tokens) == (len(DEF), 0)
-    assert len(results.outboxes[0].prompts[0].logprobs) == len(DEF)
+    assert len(decode_logprobs(*results.outboxes[0].prompts[0].logprobs)) == len(DEF)
 
 
 async def test_best_of_ranks_by_the_engines_logprobs(engine: VllmEngine) -> None:
@@ -287,7 +288,7 @@ async def test_best_of_ranks_by_the_engines_logprobs(engine: VllmEngine) -> None
     means = []
     for choice in results.outboxes[0].finished[0].chosen:
         deltas = [d for d in results.outboxes[0].deltas if d.choice == choice]
-        entries = [entry for delta in deltas for entry in delta.logprobs or []]
+        entries = [entry for delta in deltas for entry in decode_logprobs(delta.logprobs)]
         means.append(sum(entry.logprob or 0.0 for entry in entries) / len(entries))
     everyone = sorted((s.mean_logprob for s in results.generations[0].sequences), reverse=True)
     assert means == pytest.approx(everyone[:2])

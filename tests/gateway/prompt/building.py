@@ -1,6 +1,7 @@
 """Small tokenizers, cards and requests for the tests of prompts."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -11,6 +12,8 @@ from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.request import ContextLengthBehavior, GenerationRequest
 from gateway.prompt.tokenizers import PromptEncoder
 from tests.support.stack import CHECKPOINT
+
+T = TypeVar("T")
 
 BOS = 0
 LETTERS = "▁abcdefghijklmnopqrstuvwxyz☺.:\n"
@@ -57,6 +60,11 @@ def card_of(tokenizer: Tokenizer, **fields: Any) -> WorkerCard:
         "bos_token_id": BOS,
     }
     return WorkerCard("w1", "m1", WorkerState.READY, **(known | fields))
+
+
+async def at_once(work: Callable[[], T], *, size: int = 0) -> T:
+    """Do the work of a request where it is."""
+    return work()
 
 
 def request_of(

@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-import threading
 import zlib
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -26,11 +26,12 @@ from gateway.errors import (
 from gateway.prompt.chat import MAX_OPENING_TOKENS, RenderedChat, render_chat
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.preparation import prepare
-from gateway.templates.template import ChatTemplate
-from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
+from tests.gateway.prompt.building import at_once, card_of, request_of, tiny_tokenizer
 from tests.gateway.prompt.chatting import ANSWER, ASK, CHATS, SOURCES, TOOL, form_of
 from tests.support.cases import all_cases
 from tests.support.examples import examples
+
+T = TypeVar("T")
 
 TOKENIZER = tiny_tokenizer()
 MARKS: dict[str, Any] = {
@@ -79,7 +80,7 @@ async def render(
     )
     chat = ChatRequest(messages=messages, **fields)
     request = request_of("", chat=chat)
-    return await render_chat(request, card, store(source or SOURCES[name]), TOKENIZER)
+    return await render_chat(request, card, store(source or SOURCES[name]), TOKENIZER, at_once)
 
 
 async def test_a_chat_becomes_a_text_and_tokens(tokenizer: Tokenizer) -> None:
@@ -91,7 +92,7 @@ async def test_a_chat_becomes_a_text_and_tokens(tokenizer: Tokenizer) -> None:
     assert chat.opening_tokens == 1
     card = card_of(tokenizer, context_window=4096)
     request = request_of(chat.text, chat=ChatRequest(messages=[]), adds_special_tokens=False)
-    [prompt] = (await prepare(request, tokenizer, card)).prompts
+    [prompt] = (await prepare(request, tokenizer, card, at_once)).prompts
     assert tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == chat.text
     assert prompt.token_ids[-1] == tokenizer.token_to_id("<|assistant|>")
 
@@ -312,7 +313,7 @@ async def test_the_prompt_of_a_chat_keeps_marks_that_are_no_image_tokens(
         images=[[b"1"]],
         adds_special_tokens=False,
     )
-    [prompt] = (await prepare(request, tokenizer, card)).prompts
+    [prompt] = (await prepare(request, tokenizer, card, at_once)).prompts
     assert prompt.token_ids.count(tokenizer.encode("<|tool|>").ids[0]) == 1
 
 
@@ -397,24 +398,22 @@ async def test_deep_values_are_refused() -> None:
 async def test_too_long_a_prompt_names_the_messages(tokenizer: Tokenizer) -> None:
     request = request_of("a " * 99, chat=ChatRequest(messages=[]), adds_special_tokens=False)
     with pytest.raises(ContextLengthExceededError, match="the prompt has") as caught:
-        await prepare(request, tokenizer, card_of(tokenizer))
+        await prepare(request, tokenizer, card_of(tokenizer), at_once)
     assert caught.value.param == "messages"
 
 
-async def test_long_chats_are_rendered_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads: list[threading.Thread] = []
+async def test_chats_are_rendered_where_large_work_is_done(tokenizer: Tokenizer) -> None:
+    class NotDoneError(Exception):
+        pass
 
-    def told(*_args: Any, **_kwargs: Any) -> str:
-        threads.append(threading.current_thread())
-        return "a"
+    async def beside(work: Callable[[], T], *, size: int = 0) -> T:
+        del work
+        raise NotDoneError(size)
 
-    monkeypatch.setattr(ChatTemplate, "render", told)
-    for length in (10, 20_000):
-        await render([{"role": "user", "content": "a" * length}], marks={})
-    assert threads[0] is threading.main_thread()
-    assert threads[1] is not threading.main_thread()
+    request = request_of("", chat=ChatRequest(messages=[ASK]))
+    card = card_of(tokenizer, chat=form_of("roles"))
+    with pytest.raises(NotDoneError):
+        await render_chat(request, card, store(SOURCES["roles"]), tokenizer, beside)
 
 
 async def test_a_lost_redis_is_no_fault_of_the_client(tokenizer: Tokenizer) -> None:
@@ -427,10 +426,10 @@ async def test_a_lost_redis_is_no_fault_of_the_client(tokenizer: Tokenizer) -> N
     request = request_of("", chat=ChatRequest(messages=[ASK]))
     card = card_of(tokenizer, chat=form_of("roles"))
     with pytest.raises(StoreUnavailableError):
-        await render_chat(request, card, ChatTemplates(fetch, try_out), tokenizer)
+        await render_chat(request, card, ChatTemplates(fetch, try_out), tokenizer, at_once)
 
 
 async def test_a_model_without_a_template_takes_no_chat(tokenizer: Tokenizer) -> None:
     request = request_of("", chat=ChatRequest(messages=[ASK]))
     with pytest.raises(UnsupportedParameterError, match="has no chat template"):
-        await render_chat(request, card_of(tokenizer), store(""), tokenizer)
+        await render_chat(request, card_of(tokenizer), store(""), tokenizer, at_once)

@@ -12,6 +12,7 @@ from gateway.errors import (
 from gateway.prompt.infill import find_template
 from gateway.prompt.preparation import prepare
 from tests.gateway.prompt.building import (
+    at_once,
     card_of,
     encoder_of,
     letter_tokenizer,
@@ -87,35 +88,38 @@ async def test_demo_model_is_asked_as_it_was_trained() -> None:
     tokenizer = tiny_tokenizer()
     request = request_of("def add(a, b):\n", suffix="\n    return result")
     card = card_of(tokenizer, context_window=2048)
-    [prompt] = (await prepare(request, tokenizer, card)).prompts
+    [prompt] = (await prepare(request, tokenizer, card, at_once)).prompts
     trained = "<|fim_prefix|>def add(a, b):\n<|fim_suffix|>\n    return result<|fim_middle|>"
-    assert prompt.token_ids == tokenizer.encode(trained).ids
+    assert list(prompt.token_ids) == tokenizer.encode(trained).ids
     assert prompt.max_tokens == 4
 
 
 async def test_suffix_is_refused_by_a_model_without_infill_naming_both() -> None:
     tokenizer = letter_tokenizer()
     with pytest.raises(UnsupportedParameterError, match=r"'suffix'.*'m1'") as caught:
-        await prepare(request_of("ab", suffix="c"), tokenizer, card_of(tokenizer))
+        await prepare(request_of("ab", suffix="c"), tokenizer, card_of(tokenizer), at_once)
     assert caught.value.param == "suffix"
 
 
 async def test_suffix_needs_a_prompt_of_text() -> None:
     tokenizer = letter_tokenizer(*QWEN)
     with pytest.raises(InvalidParameterError, match=r"'prompt\[1\]' must be text"):
-        await prepare(request_of("a", [5], suffix="c"), tokenizer, card_of(tokenizer))
+        await prepare(request_of("a", [5], suffix="c"), tokenizer, card_of(tokenizer), at_once)
 
 
 async def test_prefix_is_cut_and_never_the_suffix_or_a_mark() -> None:
     tokenizer = letter_tokenizer(*QWEN)
     request = request_of("abcdefghij", suffix="xyz", prompt_tokens_kept=8)
-    prepared = await prepare(request, tokenizer, card_of(tokenizer))
+    prepared = await prepare(request, tokenizer, card_of(tokenizer), at_once)
     tokens = [tokenizer.id_to_token(token) for token in prepared.prompts[0].token_ids]
     assert tokens == [QWEN[0], "i", "j", QWEN[1], "x", "y", "z", QWEN[2]]
     assert prepared.cut_tokens == 8
     with pytest.raises(ContextLengthExceededError, match="suffix, has 6 tokens, but only 5") as e:
         await prepare(
-            request_of("ab", suffix="xyz", prompt_tokens_kept=5), tokenizer, card_of(tokenizer)
+            request_of("ab", suffix="xyz", prompt_tokens_kept=5),
+            tokenizer,
+            card_of(tokenizer),
+            at_once,
         )
     assert (e.value.n_prompt_tokens, e.value.n_ctx) == (8, 20)
 
@@ -123,5 +127,5 @@ async def test_prefix_is_cut_and_never_the_suffix_or_a_mark() -> None:
 async def test_literal_suffix_leaves_the_prompt_alone() -> None:
     tokenizer = letter_tokenizer()
     request = request_of("ab", suffix="c", dialect=Dialect.MISTRALRS)
-    [prompt] = (await prepare(request, tokenizer, card_of(tokenizer))).prompts
-    assert prompt.token_ids == tokenizer.encode("ab").ids
+    [prompt] = (await prepare(request, tokenizer, card_of(tokenizer), at_once)).prompts
+    assert list(prompt.token_ids) == tokenizer.encode("ab").ids

@@ -1,16 +1,19 @@
 """Prompts of a request: cut, fitted into the window, with image tokens, echoed."""
 
 import asyncio
-import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typing_extensions import override
 
 from contract.sampling import SamplingSpec
 from gateway.dialects.request import (
     FIT,
+    ChatRequest,
     ContextLengthBehavior,
     Structure,
     StructureKind,
@@ -19,14 +22,23 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.errors import (
-    ApiError,
     ContextLengthExceededError,
     InvalidParameterError,
     UnsupportedParameterError,
 )
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest, prepare
-from tests.gateway.prompt.building import BOS, card_of, letter_tokenizer, request_of, tiny_tokenizer
+from gateway.prompt.tokenizers import SLICE_CHARACTERS, PromptEncoder
+from tests.gateway.prompt.building import (
+    BOS,
+    at_once,
+    card_of,
+    letter_tokenizer,
+    request_of,
+    tiny_tokenizer,
+)
 from tests.support.cases import all_cases
+
+T = TypeVar("T")
 
 TRUNCATE = ContextLengthBehavior.TRUNCATE
 TOKENIZER = letter_tokenizer("<image>", "<|pad|>", adds_bos=True)
@@ -36,7 +48,7 @@ PICTURES = card_of(TOKENIZER, image_token="<|pad|>")
 
 async def prepared(*prompts: Any, card: Any = CARD, **fields: Any) -> PreparedRequest:
     """Prepare prompts of a request whose window has 20 tokens."""
-    return await prepare(request_of(*prompts, **fields), TOKENIZER, card)
+    return await prepare(request_of(*prompts, **fields), TOKENIZER, card, at_once)
 
 
 async def only(prompt: Any, **fields: Any) -> PreparedPrompt:
@@ -50,13 +62,13 @@ def ids(text: str) -> list[int]:
 
 
 async def test_special_tokens_are_added_unless_the_request_says_not() -> None:
-    assert (await only("ab")).token_ids == [BOS, *ids("ab")]
-    assert (await only("ab", adds_special_tokens=False)).token_ids == ids("ab")
-    assert (await only(["a", 5], adds_special_tokens=False)).token_ids == [*ids("a"), 5]
+    assert list((await only("ab")).token_ids) == [BOS, *ids("ab")]
+    assert list((await only("ab", adds_special_tokens=False)).token_ids) == ids("ab")
+    assert list((await only(["a", 5], adds_special_tokens=False)).token_ids) == [*ids("a"), 5]
 
 
 async def test_empty_prompt_without_special_tokens_is_refused() -> None:
-    assert (await only("")).token_ids == [BOS]
+    assert list((await only("")).token_ids) == [BOS]
     with pytest.raises(InvalidParameterError, match="'add_special_tokens' is false"):
         await only("", adds_special_tokens=False)
 
@@ -81,7 +93,7 @@ async def test_last_tokens_are_kept(
 ) -> None:
     prompt = [2 + n for n in range(length)]
     result = await only(prompt, prompt_tokens_kept=kept, max_tokens=max_tokens)
-    assert result.token_ids == prompt[length - expected :]
+    assert list(result.token_ids) == prompt[length - expected :]
     assert result.cut_tokens == length - expected
     if max_tokens > 0:
         assert result.max_tokens == max_tokens
@@ -117,7 +129,7 @@ def test_what_is_prepared_always_fits(
         assert kept != FIT or behavior is ContextLengthBehavior.ERROR
         return
     assert len(result.token_ids) + max(result.max_tokens, 1) <= 20
-    assert result.token_ids == prompt[result.cut_tokens :]
+    assert list(result.token_ids) == prompt[result.cut_tokens :]
     assert result.token_ids
 
 
@@ -169,14 +181,14 @@ async def test_echo_is_what_the_model_was_given(
 async def test_marks_become_the_models_image_tokens() -> None:
     pad = TOKENIZER.token_to_id("<|pad|>")
     result = await only("a<image>b<image>", images=[[b"1", b"2"]], card=PICTURES)
-    assert result.token_ids == [BOS, *ids("a"), pad, *ids("b"), pad]
+    assert list(result.token_ids) == [BOS, *ids("a"), pad, *ids("b"), pad]
     mixed = await only(["<image>", 5], images=[[b"1"]], card=PICTURES)
-    assert mixed.token_ids == [BOS, pad, 5]
+    assert list(mixed.token_ids) == [BOS, pad, 5]
 
 
 async def test_mark_without_images_is_a_text_like_any_other() -> None:
     mark = TOKENIZER.token_to_id("<image>")
-    assert (await only("a<image>", card=PICTURES)).token_ids == [BOS, *ids("a"), mark]
+    assert list((await only("a<image>", card=PICTURES)).token_ids) == [BOS, *ids("a"), mark]
 
 
 @all_cases("prompt", ["<image><|pad|>", ["<image>", 2], [2, 2]], ids=str)
@@ -214,7 +226,7 @@ async def test_biases_for_too_many_tokens_are_refused() -> None:
     tokenizer = tiny_tokenizer()
     texts = {tokenizer.decode([token]): 1.0 for token in range(20, 2048)}
     with pytest.raises(InvalidParameterError, match="at most 1024 tokens") as caught:
-        await prepare(request_of("a", bias_texts=texts), tokenizer, card_of(tokenizer))
+        await prepare(request_of("a", bias_texts=texts), tokenizer, card_of(tokenizer), at_once)
     assert caught.value.param == "logit_bias"
 
 
@@ -253,50 +265,67 @@ async def test_ids_outside_the_vocabulary_are_refused(param: str) -> None:
     assert e.value.param == param
 
 
-@pytest.mark.parametrize(
-    "request_fields",
-    [
-        {"prompts": ["a"], "suffix": "c" * 9_000},
-        {"prompts": ["abcd"] * 2_100, "images": [[]] * 2_100},
-        {"prompts": [[3] * 9_000]},
-        {"prompts": [["a" * 9_000, 3]]},
-        {"prompts": ["a"], "bias_texts": {"b" * n: 1.0 for n in range(1, 129)}},
-    ],
-    ids=["suffix", "prompts", "ids", "mixed", "biases"],
+async def test_a_chat_is_as_much_work_as_its_text_is_long() -> None:
+    sizes: list[int] = []
+
+    async def watch(work: Callable[[], T], *, size: int = 0) -> T:
+        sizes.append(size)
+        return work()
+
+    for chat in (None, ChatRequest(messages=[])):
+        await prepare(request_of("abc", chat=chat), TOKENIZER, CARD, watch)
+    assert sizes == [0, 3]
+
+
+WINDOW = 20
+LONG = "ab\n" * 40_000
+"""Far longer than any text of as many tokens as the window has."""
+
+
+@all_cases("prompt", [LONG, ["a", LONG, 5], ["ab\n"] * 40_000], ids=["text", "mixed", "pieces"])
+@all_cases(
+    ("kept", "tokens"), [(None, 0), (FIT, WINDOW - 4), (7, 7)], ids=["refused", "fitted", "kept"]
 )
-async def test_much_work_is_done_beside_the_event_loop(
-    request_fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+async def test_of_a_prompt_that_is_far_too_long_only_its_end_is_encoded(
+    prompt: Any, kept: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = []
+    encoded = 0
 
-    def watch(*_: Any, **__: Any) -> Any:
-        threads.append(threading.current_thread())
-        raise InvalidParameterError("Seen.")
+    class Watched(PromptEncoder):
+        @override
+        def _encode_batch(self, texts: list[str], **options: Any) -> Any:
+            nonlocal encoded
+            encoded += sum(map(len, texts))
+            return super()._encode_batch(texts, **options)
 
-    monkeypatch.setattr("gateway.prompt.preparation.resolve_sampling", watch)
-    for fields in ({"prompts": ["a"]}, request_fields):
-        with pytest.raises(ApiError, match="Seen"):
-            await prepared("", **fields)
-    assert threads[0] is threading.main_thread()
-    assert threads[1] is not threading.main_thread()
+    monkeypatch.setattr("gateway.prompt.preparation.PromptEncoder", Watched)
+    if kept is None:
+        with pytest.raises(ContextLengthExceededError, match="window is 20 tokens, but the prompt"):
+            await only(prompt)
+    else:
+        whole = PromptEncoder(TOKENIZER, vocabulary_size=CARD.vocabulary_size, bos_token_id=BOS)
+        expected = whole.encode(prompt, param="prompt")[-tokens:]
+        assert list((await only(prompt, prompt_tokens_kept=kept)).token_ids) == expected
+    assert encoded <= 3 * SLICE_CHARACTERS
 
 
-async def test_event_loop_runs_while_a_long_text_is_encoded() -> None:
-    tokenizer = tiny_tokenizer()
-    turns, stop = 0, False
+async def test_a_long_text_of_few_tokens_is_not_too_long() -> None:
+    # Spaces are nothing to this tokenizer.
+    tokenizer = Tokenizer(models.WordLevel({"<s>": BOS, "a": 1}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    text = "a" + " " * 3 * SLICE_CHARACTERS + "a"
+    prepared = await prepare(request_of(text), tokenizer, card_of(tokenizer), at_once)
+    assert list(prepared.prompts[0].token_ids) == [1, 1]
 
-    async def watch() -> None:
-        nonlocal turns
-        while not stop:
-            await asyncio.sleep(0.001)
-            turns += 1
 
-    watching = asyncio.create_task(watch())
-    card = card_of(tokenizer, context_window=10**6)
-    result = await prepare(request_of("a b c\n" * 100_000), tokenizer, card)
-    stop = True
-    await watching
+async def test_a_suffix_that_is_far_too_long_is_refused() -> None:
+    tokenizer = letter_tokenizer("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    request = request_of("a", suffix=LONG, prompt_tokens_kept=FIT)
+    with pytest.raises(ContextLengthExceededError, match="'suffix' has more"):
+        await prepare(request, tokenizer, card_of(tokenizer), at_once)
 
-    assert len(result.prompts[0].token_ids) == 400_000
-    # It takes hundreds of milliseconds. Were the loop busy with it, there would be hardly a turn.
-    assert turns > 10
+
+async def test_an_image_is_not_lost_with_what_is_not_encoded() -> None:
+    fields = {"images": [[b"image"]], "image_params": [[""]], "prompt_tokens_kept": FIT}
+    with pytest.raises(ContextLengthExceededError, match="would lose an image"):
+        await prepared("<image>" + LONG, card=PICTURES, **fields)

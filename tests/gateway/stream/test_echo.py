@@ -1,7 +1,8 @@
 """What is echoed of a prompt, and where tokens stand in the text that is returned."""
 
-import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ async def test_log_probabilities_of_echoed_prompts_are_bounded_over_all_choices(
         await collect(answer, inbox(*replies))
 
 
-async def test_large_choices_are_encoded_one_by_one() -> None:
+async def test_large_choices_are_encoded_in_a_turn_for_each() -> None:
     entries = [TokenLogprob("token", -1.0, 5 * place) for place in range(3000)]
     answer = completion(n=4, prompt_texts=["token" * 3000], logprobs=0)
     replies = [
@@ -257,16 +258,17 @@ async def test_large_choices_are_encoded_one_by_one() -> None:
         *(said("d", choice=choice, finish=STOP) for choice in range(4)),
         ended(),
     ]
-    others = 0
+    turns = 0
 
-    async def count() -> None:
-        nonlocal others
-        while True:
-            others += 1
-            await asyncio.sleep(0)
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        nonlocal turns
+        turns += 1
+        yield
 
-    beside = asyncio.create_task(count())
-    body = json.loads((await collect(answer, inbox(*replies))).content)
-    beside.cancel()
-    assert others == 4
+    generation = inbox(*replies)
+    generation.turn = turn
+    body = json.loads((await collect(answer, generation)).content)
+    # One for the long prompt, and one for each choice.
+    assert turns == 5
     assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [3000] * 4

@@ -67,9 +67,9 @@ def stream_over_an_end(stack: Stack, collector: Collector, *, is_killed: bool) -
     """Read a stream whose worker ends when it has begun."""
     # On a busy machine a stream may end before its worker is found or has ended, or be resumed more than once.
     for _ in range(MOST_STREAMS):
-        before = metric(stack.url, RESUMED)
+        before = metric(stack.operators, RESUMED)
         trace_id, first = _end_a_worker(stack, is_killed=is_killed)
-        if metric(stack.url, RESUMED) == before + 1:
+        if metric(stack.operators, RESUMED) == before + 1:
             return Told(trace_id, first, *{*WORKERS} - {first})
         if first:
             start_worker(stack, collector, first)

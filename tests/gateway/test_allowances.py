@@ -1,0 +1,161 @@
+"""What nobody pays for is limited for each key, and wrong credentials for each address."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from redis.asyncio import Redis
+
+from gateway.accounts.scopes import Scope
+from gateway.accounts.tenant_service import TenantService
+from gateway.api import allowances
+from gateway.api.allowances import Allowance, network_of
+from gateway.errors import TooManyUnpaidError
+from gateway.settings import Settings
+from tests.gateway.conftest import serve
+from tests.gateway.http import message_of
+from tests.gateway.management import Management, running_management
+from tests.support.cases import all_cases
+from tests.support.redis_server import RedisServer
+
+UNPAID = 4
+LOGINS = 3
+MODEL = "unpaid"
+
+
+class Clock:
+    """A time that the test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def allowance(clock: Clock, per_minute: int = 6) -> Allowance:
+    """Return an allowance of one in ten seconds."""
+    return Allowance(per_minute=per_minute, code="tries", what="Tries", monotonic=clock)
+
+
+def test_so_much_is_allowed_in_a_minute_and_comes_back_bit_by_bit() -> None:
+    clock = Clock()
+    some = allowance(clock)
+    for _ in range(6):
+        some.require("a")
+        some.use("a")
+    with pytest.raises(TooManyUnpaidError, match="Tries: at most 6 a minute") as caught:
+        some.require("a")
+    assert (caught.value.code, caught.value.retry_after_seconds) == ("tries", 10.0)
+    some.require("b")
+    clock.now += 10.0
+    some.require("a")
+    some.use("a")
+    assert not some.is_left("a")
+    # Nobody has more than a minute's worth, however long nothing was asked for.
+    clock.now += 3600.0
+    for _ in range(6):
+        some.use("a")
+    assert not some.is_left("a")
+
+
+def test_what_is_paid_makes_up_for_what_is_not() -> None:
+    some = allowance(Clock())
+    for _ in range(6):
+        some.use("a")
+    some.use("a", -1)
+    assert some.is_left("a")
+    for _ in range(20):
+        some.use("a", -1)
+    for _ in range(6):
+        some.use("a")
+    assert not some.is_left("a")
+
+
+def test_no_bound_and_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    unbounded = allowance(clock, per_minute=0)
+    for _ in range(1000):
+        unbounded.use("a")
+    assert unbounded.is_left("a")
+    monkeypatch.setattr(allowances, "MOST_REMEMBERED", 2)
+    few = allowance(clock, per_minute=1)
+    for caller in ("a", "b", "c"):
+        few.use(caller)
+    assert [few.is_left(caller) for caller in ("a", "b", "c")] == [True, False, False]
+
+
+@all_cases(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "::ffff:192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("", ""),
+        ("unix", "unix"),
+    ],
+)
+def test_addresses_of_one_client_count_together(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+@pytest.fixture
+async def gateway(
+    copy_sqlite: Callable[[Path], str], redis: "Redis", redis_server: RedisServer, tmp_path: Path
+) -> AsyncIterator[Management]:
+    """A gateway that allows little."""
+    settings = Settings(
+        database_url=SecretStr(copy_sqlite(tmp_path / "sluice.db")),
+        redis_url=redis_server.url,
+        unpaid_requests_per_minute=UNPAID,
+        failed_logins_per_minute=LOGINS,
+    )
+    async with running_management(settings) as gateway:
+        clock = Clock()
+        gateway.context.unpaid._monotonic = clock
+        gateway.context.failed_logins._monotonic = clock
+        tenants = TenantService(gateway.context.database, gateway.context.announcer)
+        await tenants.create("acme", tenant_id="acme")
+        await serve(redis, MODEL)
+        yield gateway
+
+
+ASK = {"model": MODEL, "prompt": "a"}
+
+
+@all_cases(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", ASK | {"n": 0}, 400),
+        ("/v1/completions", ASK | {"model": "none"}, 404),
+        ("/v1/completions:estimate", ASK, 200),
+        ("/tokenize", ASK, 200),
+        ("/detokenize", {"model": MODEL, "tokens": [5]}, 200),
+        ("/v1/completions/cmpl-" + "a" * 26, None, 404),
+    ],
+)
+async def test_what_nobody_pays_for_is_limited_for_each_key(
+    gateway: Management, path: str, body: dict[str, object] | None, status: int
+) -> None:
+    key = await gateway.key("acme", Scope.COMPLETIONS)
+    method = "GET" if body is None else "POST"
+    for _ in range(UNPAID):
+        assert (await gateway.call(key, method, path, body)).status_code == status
+    refused = await gateway.call(key, method, path, body)
+    message_of(refused, status=429, kind="rate_limit_error", code="unpaid_requests")
+    assert int(refused.headers["retry-after"]) == 60 / UNPAID
+    other = await gateway.key("acme", Scope.COMPLETIONS)
+    assert (await gateway.call(other, method, path, body)).status_code == status
+
+
+async def test_wrong_credentials_are_limited_for_each_address_but_known_keys_are_served(
+    gateway: Management,
+) -> None:
+    known, unknown = [await gateway.key("acme", Scope.COMPLETIONS) for _ in range(2)]
+    assert (await gateway.call(known, "GET", "/v1/models")).status_code == 200
+    for _ in range(LOGINS):
+        assert (await gateway.call("sk-wrong", "GET", "/v1/models")).status_code == 401
+    for key in ("sk-wrong", unknown):
+        refused = await gateway.call(key, "GET", "/v1/models")
+        message_of(refused, status=429, kind="rate_limit_error", code="failed_logins")
+    assert (await gateway.call(known, "GET", "/v1/models")).status_code == 200

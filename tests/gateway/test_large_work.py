@@ -1,0 +1,250 @@
+"""What takes long is done beside the event loop, and the tenants that ask for it take turns."""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway.api.intake import Intake
+from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
+from gateway.large_work import INLINE_SIZE, LargeWork
+from gateway.prompt.preparation import prepare
+from gateway.turns import FairTurns, LoopTurns
+from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
+from tests.support.patience import PATIENCE_SECONDS
+
+LARGE = INLINE_SIZE + 1
+ONE, OTHER = "one", "other"
+
+
+def turns(places: int = 1, *, most: int = 100, wait_seconds: float = PATIENCE_SECONDS) -> FairTurns:
+    """Return places, of which all are free."""
+    return FairTurns(places, most_waiting_size=most, wait_seconds=wait_seconds, what="tasks")
+
+
+class Order:
+    """Records the tenants that get places, and gives places back on request."""
+
+    def __init__(self, turns: FairTurns) -> None:
+        self.turns = turns
+        self.begun: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def ask(self, *tenants: str) -> None:
+        for tenant in tenants:
+            self.tasks.append(asyncio.create_task(self._take(tenant)))
+            await asyncio.sleep(0)
+
+    async def _take(self, tenant: str) -> None:
+        await self.turns.take(tenant)
+        self.begun.append(tenant)
+
+    async def end(self, tenant: str, seconds: float) -> None:
+        """End a task of a tenant that took so long, and let the next one begin."""
+        self.turns.give_back(tenant, seconds=seconds)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def test_the_tenant_that_has_used_least_is_next() -> None:
+    order = Order(turns())
+    await order.ask(ONE, ONE, ONE, OTHER, OTHER, OTHER)
+    assert order.begun == [ONE]
+    await order.end(ONE, 5.0)
+    await order.end(OTHER, 1.0)
+    await order.end(OTHER, 1.0)
+    await order.end(OTHER, 4.0)
+    await order.end(ONE, 5.0)
+    assert order.begun == [ONE, OTHER, OTHER, OTHER, ONE, ONE]
+
+
+async def test_who_comes_back_has_no_time_saved_up() -> None:
+    order = Order(turns())
+    await order.ask(OTHER)
+    await order.end(OTHER, 0.0)
+    for _ in range(10):
+        await order.ask(ONE)
+        await order.end(ONE, 1.0)
+    await order.ask(ONE, OTHER, OTHER, ONE)
+    await order.end(ONE, 2.0)
+    await order.end(OTHER, 4.0)
+    assert order.begun[-3:] == [ONE, OTHER, ONE]
+
+
+async def test_no_tenant_has_all_places() -> None:
+    order = Order(turns(3))
+    await order.ask(ONE, ONE, ONE)
+    assert order.begun == [ONE, ONE]
+    await order.ask(OTHER)
+    assert order.begun == [ONE, ONE, OTHER]
+    await order.end(OTHER, 0.0)
+    assert order.begun == [ONE, ONE, OTHER]
+    await order.end(ONE, 9.0)
+    assert order.begun == [ONE, ONE, OTHER, ONE]
+
+
+async def test_slices_of_long_work_leave_the_loop_to_others() -> None:
+    turns = LoopTurns()
+    order: list[str] = []
+
+    async def work(tenant: str, slices: int) -> None:
+        for _ in range(slices):
+            async with turns.slice_of(tenant):
+                order.append(tenant)
+                time.sleep(0.002)  # noqa: ASYNC251 - it holds the loop, as such work does
+
+    async def watch() -> None:
+        while True:
+            order.append("loop")
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(work(ONE, 4) for _ in range(5)), work(OTHER, 4))
+    watching.cancel()
+    # Between two slices the loop served others, and for longer than a turn.
+    between = [len(list(group)) for name, group in itertools.groupby(order) if name == "loop"]
+    assert len(between) >= 24
+    assert all(turns > 1 for turns in between[1:-1])
+    # The tenant with one request waits for one slice of the other at a time.
+    tenants = [name for name in order if name != "loop"]
+    assert tenants[:9].count(OTHER) == 4
+
+
+async def test_what_waits_is_bounded_for_each_tenant() -> None:
+    places = turns(most=10)
+    await places.take(ONE, size=99)
+    waiting = [asyncio.create_task(places.take(tenant, size=6)) for tenant in (ONE, OTHER)]
+    await asyncio.sleep(0)
+    with pytest.raises(TenantQueueFullError, match=r"may be 10\. Given: 6, and 5"):
+        await places.take(ONE, size=5)
+    waiting.append(asyncio.create_task(places.take(ONE, size=4)))
+    for tenant in (ONE, OTHER, ONE):
+        await asyncio.sleep(0)
+        places.give_back(tenant, seconds=1.0)
+    await asyncio.gather(*waiting)
+
+
+async def test_who_waits_too_long_or_goes_away_leaves_its_place_to_others() -> None:
+    hasty = turns(wait_seconds=0.01)
+    await hasty.take(ONE)
+    with pytest.raises(OverloadedError):
+        await hasty.take(OTHER)
+    places = turns()
+    await places.take(ONE)
+    gone = asyncio.create_task(places.take(OTHER))
+    await asyncio.sleep(0)
+    places.give_back(ONE, seconds=0.0)
+    # It has its place already, and does not know yet.
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    await places.take(ONE)
+    gone, next_one = (asyncio.create_task(places.take(OTHER)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    # A place is free before the task knows that it was cancelled.
+    places.give_back(ONE, seconds=0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    await next_one
+
+
+@pytest.fixture
+async def work() -> AsyncIterator[LargeWork]:
+    """Threads that end with the test."""
+    work = LargeWork(most_waiting_bytes=10**9)
+    yield work
+    work.close()
+
+
+async def test_only_large_work_is_done_in_threads(work: LargeWork) -> None:
+    main = threading.main_thread()
+    small, large = work.of(ONE, size=INLINE_SIZE), work.of(ONE, size=LARGE)
+    assert await small(threading.current_thread) is main
+    assert await small(threading.current_thread, size=LARGE) is not main
+    assert await large(threading.current_thread) is not main
+
+
+async def test_event_loop_runs_while_a_long_text_is_encoded(work: LargeWork) -> None:
+    tokenizer = tiny_tokenizer()
+    turns, stop = 0, False
+
+    async def watch() -> None:
+        nonlocal turns
+        while not stop:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    watching = asyncio.create_task(watch())
+    card = card_of(tokenizer, context_window=10**6)
+    request = request_of("a b c\n" * 100_000)
+    result = await prepare(request, tokenizer, card, work.of(ONE, size=LARGE))
+    stop = True
+    await watching
+
+    assert len(result.prompts[0].token_ids) == 400_000
+    # It takes hundreds of milliseconds. Were the loop busy with it, there would be hardly a turn.
+    assert turns > 10
+
+
+async def test_what_large_work_raises_is_raised_and_frees_its_place(work: LargeWork) -> None:
+    def fail() -> None:
+        raise InvalidParameterError("Seen.")
+
+    for _ in range(20):
+        with pytest.raises(InvalidParameterError, match="Seen"):
+            await work.of(ONE, size=LARGE)(fail)
+
+
+async def test_one_tenants_work_does_not_keep_another_waiting(work: LargeWork) -> None:
+    may_end = threading.Event()
+    ended: list[str] = []
+
+    def waits(tenant: str) -> Callable[[], None]:
+        def run() -> None:
+            assert may_end.wait(PATIENCE_SECONDS)
+            ended.append(tenant)
+
+        return run
+
+    tasks = [asyncio.create_task(work.of(ONE, size=LARGE)(waits(ONE))) for _ in range(20)]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(work.of(OTHER, size=LARGE)(waits(OTHER))))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(*tasks)
+    # Behind what had begun already, and what begins while that ends.
+    assert ended.index(OTHER) < 10
+
+
+async def test_a_thread_whose_request_is_gone_keeps_its_place_until_it_ends(
+    work: LargeWork,
+) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        begun.release()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    tasks = [asyncio.create_task(work.of(str(i), size=LARGE)(wait)) for i in range(20)]
+    assert await asyncio.to_thread(begun.acquire, timeout=PATIENCE_SECONDS)
+    tasks[0].cancel()
+    may_end.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1:] == [None] * 19
+
+
+async def test_bodies_of_a_sender_are_bounded_together() -> None:
+    intake = Intake(most_bytes=10)
+    with intake.body_of(ONE) as first:
+        first(6)
+        with intake.body_of(ONE) as second, intake.body_of(OTHER) as others:
+            others(10)
+            second(4)
+            with pytest.raises(TenantQueueFullError, match=r"at most 10 bytes in all\. Given: 11"):
+                first(1)
+        first(4)
