@@ -41,8 +41,6 @@ LOG_SECONDS: Final = 1.0
 TRIM_SECONDS: Final = 5.0
 TRIMMED_BYTES: Final = 16 * 1024 * 1024
 """Free memory is returned to the system when the process uses so much more than before."""
-BACKGROUND: Final = "background"
-"""The route of work that belongs to no request."""
 
 _CONNECTIONS: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -187,7 +185,7 @@ class Lifeline:
         """Return the route of the request that the loop is busy with."""
         task = asyncio.current_task(self._served_by)
         scope = None if task is None else served.get(task)
-        return BACKGROUND if scope is None else telemetry.route_label(scope)
+        return telemetry.BACKGROUND if scope is None else telemetry.route_label(scope)
 
     def _place(self) -> str:
         """Return where in the code the loop is."""

@@ -188,6 +188,10 @@ _LOOP_HOLDS = Counter(
     "Times that something was seen to hold the event loop for more than 20 ms, by route.",
     ["route"],
 )
+BACKGROUND: Final = "background"
+"""The route of work that belongs to no request."""
+# The metric has a value before anything is held.
+_LOOP_HOLDS.labels(BACKGROUND)
 REPLY_FRAMES = Counter(
     "sluice_gateway_reply_frames_total", "Reply frames read from workers, and from other gateways."
 )

@@ -11,6 +11,8 @@ from gateway.errors import TooManyUnpaidError
 
 MOST_REMEMBERED: Final = 100_000
 """Callers whose use is stored. Beyond them, the least recent one is dropped."""
+BYTES_OF_USE: Final = 16_384
+"""So many bytes of a body that nobody pays for count as one more request: reading and checking them takes as long."""
 _IPV6_PREFIX: Final = 64
 """The smallest network that one client has."""
 
@@ -56,8 +58,8 @@ class Allowance:
             )
 
     def use(self, caller: str, times: int = 1) -> None:
-        """Count one use of a caller, or take one back with -1."""
-        if self._most == 0 or (times < 0 and caller not in self._used):
+        """Count uses of a caller, or take one back with -1."""
+        if self._most == 0 or times == 0 or (times < 0 and caller not in self._used):
             return
         used = self._now_used(caller) + times
         if used <= 0:

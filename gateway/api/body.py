@@ -1,6 +1,8 @@
 """Reading a request body within bounds of size, structure and time."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import Request
 
@@ -36,7 +38,7 @@ async def read_json_body(
 
 async def _read(request: Request, context: ProcessContext, sender: str, most: int) -> bytearray:
     meter = StructureMeter(most_items=context.settings.max_body_items)
-    with context.intake.body_of(sender) as add:
+    with context.intake.body_of(sender) as add, _noting_size(request, meter):
         async for part in request.stream():
             if len(meter.text) + len(part) > most:
                 raise _too_large(most)
@@ -51,6 +53,14 @@ async def _read(request: Request, context: ProcessContext, sender: str, most: in
                 async with context.loop_turns.slice_of(sender):
                     meter.count()
     return meter.text
+
+
+@contextmanager
+def _noting_size(request: Request, meter: StructureMeter) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        request.state.body_bytes = len(meter.text)
 
 
 def _too_large(most: int) -> PayloadTooLargeError:

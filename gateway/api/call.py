@@ -6,11 +6,12 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
 
 from contract.tracing import AUTHENTICATE, TENANT_ID
 from gateway import tracing
 from gateway.accounts.scopes import Scope
-from gateway.api.allowances import network_of
+from gateway.api.allowances import BYTES_OF_USE, network_of
 from gateway.api.body import read_json_body
 from gateway.api.choosing import profile_of
 from gateway.api.context import ProcessContext, context_of
@@ -37,13 +38,19 @@ class Call:
 async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
 
-    What is not `is_paid` counts as asked for without paying, and so does what fails. From then on the client
-    gets its errors in its own dialect.
+    What is not `is_paid` counts as unpaid, and so does what fails. From then on the client gets its errors in its
+    own dialect.
     """
     context = context_of(request)
     principal = await authorize(request, Scope.COMPLETIONS)
     allow_unpaid(request, principal, is_paid=is_paid)
-    content = await read_json_body(request, context, sender=principal.tenant_id)
+    try:
+        content = await read_json_body(request, context, sender=principal.tenant_id)
+    except ClientDisconnect:
+        count_unpaid(request)
+        raise
+    if not is_paid:
+        count_unpaid(request)
     beside = context.large_work.of(principal.tenant_id, size=len(content))
     body: dict[str, Any] = await beside(partial(parse_object, content))
     header = request.headers.get(DIALECT_HEADER)
@@ -86,10 +93,22 @@ def allow_unpaid(request: Request, principal: Principal, *, is_paid: bool = Fals
     allowance = context_of(request).unpaid
     caller = f"{principal.tenant_id} {principal.credential_id}"
     allowance.require(caller)
-    if is_paid:
-        request.state.pays = caller
-    else:
+    request.state.caller, request.state.is_paid = caller, is_paid
+    if not is_paid:
         allowance.use(caller)
+
+
+def count_unpaid(request: Request, *, is_fault: bool = False) -> None:
+    """Count what has been read of the body of a request that nobody pays.
+
+    `is_fault`: whether the request itself counts, too, unless it has been counted. Nothing counts before
+    `allow_unpaid`.
+    """
+    state = request.state
+    if hasattr(state, "caller"):
+        uses = getattr(state, "body_bytes", 0) // BYTES_OF_USE + (is_fault and state.is_paid)
+        state.body_bytes = 0
+        context_of(request).unpaid.use(state.caller, uses)
 
 
 def requires(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awaitable[Principal]]:

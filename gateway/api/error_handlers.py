@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from contract.dialect import Dialect
 from contract.tracing import ERROR_TYPE
 from gateway import tracing
+from gateway.api.call import count_unpaid
 from gateway.api.context import ProcessContext
 from gateway.dialects.choice import DIALECT_HEADER, dialect_of
 from gateway.dialects.profile import PROFILES
@@ -32,7 +33,7 @@ from gateway.errors import (
 logger = logging.getLogger(__name__)
 
 _FAULTS_OF_CLIENTS = (BadRequestError, NotFoundError, PayloadTooLargeError)
-"""Failures that count against a key. Rejections by limits, for lack of money or of room do not."""
+"""Failures that count against a key. Of rejections by limits, or for lack of money, only large bodies do."""
 
 CLIENT_CLOSED_REQUEST = 499
 """Never seen by anybody; tells logs and metrics that the client had gone."""
@@ -80,10 +81,8 @@ def _default_dialect(request: Request) -> Dialect:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - FastAPI's registration guarantees it
-    caller = getattr(request.state, "pays", None)
-    if caller is not None and isinstance(error, _FAULTS_OF_CLIENTS):
-        context: ProcessContext = request.app.state.context
-        context.unpaid.use(caller)
+    if error.status < InternalError.status:
+        count_unpaid(request, is_fault=isinstance(error, _FAULTS_OF_CLIENTS))
     return to_response(error, error_style_of(request))
 
 

@@ -12,7 +12,7 @@ from contract.tracing import PLAN
 from gateway import tracing
 from gateway.answers.answers import Answer
 from gateway.api.answering import answer_streamed, answer_whole, measured
-from gateway.api.call import Call, read_call
+from gateway.api.call import Call, count_unpaid, read_call
 from gateway.api.choosing import choose_allowed
 from gateway.api.completion_service import Submission, submit
 from gateway.api.endpoint import ENDPOINTS, Endpoint
@@ -73,14 +73,14 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
         choose_allowed(call.context, call.principal, name, profile=call.profile)
         earlier = await find_earlier(call, idempotent, request_id)
         if earlier is not None:
-            call.context.unpaid.use(request.state.pays)
+            count_unpaid(request, is_fault=True)
             return await _replay(request, call, endpoint, earlier, measure)
         submission = await _submit_with_key(
             request, call, endpoint, idempotent, request_id=request_id
         )
     measure.accepted(submission.plan.card.model)
     # Each paid request allows one more failure.
-    call.context.unpaid.use(request.state.pays, -1)
+    call.context.unpaid.use(request.state.caller, -1)
     return await _answer(request, call, endpoint, submission, measure)
 
 

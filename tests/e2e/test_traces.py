@@ -36,7 +36,9 @@ def test_streamed_request_is_one_trace_from_the_client_to_the_engine(
     trace = by_name(collector.wait_for(asked.trace_id, *WHOLE))
     check_parents(trace, asked)
     check_order(trace)
-    assert all(span.end > span.start for span in trace.values()), "each takes time"
+    # The time in the queue is known in whole milliseconds.
+    instants = {name for name, span in trace.items() if span.end == span.start}
+    assert instants <= {"queue"}, "the others take time"
     for name in (REQUEST, "generate"):
         assert trace[name].attributes["gen_ai.usage.output_tokens"] == TOKENS
     assert trace["generate"].attributes["gen_ai.response.finish_reasons"] == ["length"]

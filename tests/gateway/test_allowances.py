@@ -1,5 +1,6 @@
 """What nobody pays for is limited for each key, and wrong credentials for each address."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
+from gateway.accounts.limits import LimitName
 from gateway.accounts.scopes import Scope
 from gateway.accounts.tenant_service import TenantService
 from gateway.api import allowances
-from gateway.api.allowances import Allowance, network_of
+from gateway.api.allowances import BYTES_OF_USE, Allowance, network_of
 from gateway.errors import TooManyUnpaidError
 from gateway.settings import Settings
 from tests.gateway.conftest import serve
@@ -22,6 +24,7 @@ from tests.support.redis_server import RedisServer
 UNPAID = 4
 LOGINS = 3
 MODEL = "unpaid"
+MOST_BYTES = (UNPAID + 1) * BYTES_OF_USE
 
 
 class Clock:
@@ -109,6 +112,7 @@ async def gateway(
         redis_url=redis_server.url,
         unpaid_requests_per_minute=UNPAID,
         failed_logins_per_minute=LOGINS,
+        max_body_bytes=MOST_BYTES,
     )
     async with running_management(settings) as gateway:
         clock = Clock()
@@ -146,6 +150,31 @@ async def test_what_nobody_pays_for_is_limited_for_each_key(
     assert int(refused.headers["retry-after"]) == 60 / UNPAID
     other = await gateway.key("acme", Scope.COMPLETIONS)
     assert (await gateway.call(other, method, path, body)).status_code == status
+
+
+@all_cases(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", ASK | {"n": 0}, 400),
+        ("/v1/completions", ASK, 429),
+        ("/v1/completions", ASK | {"prompt": "a" * MOST_BYTES}, 413),
+        ("/v1/completions:estimate", ASK, 200),
+    ],
+)
+async def test_bytes_of_a_large_body_count_unless_it_is_paid(
+    gateway: Management, path: str, body: dict[str, object], status: int
+) -> None:
+    key = await gateway.key("acme", Scope.COMPLETIONS, limits={LimitName.TOKENS_PER_MINUTE: 1})
+    content = json.dumps(body).encode()
+    content += b" " * (UNPAID * BYTES_OF_USE - len(content))
+
+    async def parts() -> AsyncIterator[bytes]:
+        for begin in range(0, len(content), 4096):
+            yield content[begin : begin + 4096]
+
+    assert (await gateway.call(key, "POST", path, content=parts())).status_code == status
+    refused = await gateway.call(key, "POST", path, ASK)
+    message_of(refused, status=429, kind="rate_limit_error", code="unpaid_requests")
 
 
 async def test_wrong_credentials_are_limited_for_each_address_but_known_keys_are_served(
