@@ -237,13 +237,17 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
 @click.command("attacks")
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 @click.option("--seconds", default=20.0, show_default=True, help="Length of each attack.")
-def main(*, names: tuple[str, ...], seconds: float) -> None:
+@click.option(
+    "--unlimited",
+    is_flag=True,
+    help="Measure what rejected requests cost without the limit that a key has for them.",
+)
+def main(*, names: tuple[str, ...], seconds: float, unlimited: bool) -> None:
     """Attack a gateway with the scripted engine, in each way or in those that are named."""
     deployment = Deployment(
         engine=Engine.SCRIPTED, max_sequences=256, context_window=2048, step_seconds=0.001
     )
-    # The refusals that a key gets for failing often would hide what a failing request costs.
-    settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"}
+    settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
     click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
     click.echo("|---|---|---|---|---|---|---|---|")
     missed = []

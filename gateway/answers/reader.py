@@ -117,6 +117,8 @@ class Attachment:
         self._library.forget_reader(self._handle)
         for task in self._tasks:
             await end_task(task)
+        # Their cancellations keep what they read, and this attachment; a cycle would last until it is collected.
+        self._tasks.clear()
         if self._owner and not self._is_complete:
             self._tell_owner(is_over=True)
 

@@ -1,5 +1,8 @@
 """Whoever attaches to an answer gets all of it, from its beginning, wherever its owner is."""
 
+import gc
+import weakref
+
 import pytest
 from redis.asyncio import Redis
 
@@ -44,6 +47,24 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     assert plain(reader.replies) == plain(direct.replies)
     assert attachment.completion.head() == request.completion.head()
     await attachment.aclose()
+
+
+async def test_attachment_is_freed_when_its_reader_has_left(
+    first: House, second: House, worker: FakeWorker
+) -> None:
+    request = await first.submit()
+    await worker.say(await worker.claim_one(), "a")
+    attachment = await second.attach(request.id)
+    await Reader(attachment.generation).until_text("a")
+    left = weakref.ref(attachment)
+    # Attachments hold a page of the answer each: they do not wait for the collection of cycles.
+    gc.disable()
+    try:
+        await attachment.aclose()
+        del attachment
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_follower_does_not_wait_for_the_journals_turn(
