@@ -119,6 +119,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._silent_bytes > MAX_HEAD_BYTES:
             self._refuse(_headers_too_large())
+        elif self._is_in_head and self._has_no_version(data):
+            self._refuse(BadRequestError(_fault("0.9", [])))
         elif self._is_in_head or (self._silent_bytes and self._is_idle()):
             # Empty lines between requests, which begin none, do not keep a connection open either.
             self._start_head_timer()
@@ -311,6 +313,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 timer.cancel()
         self._head_timer = self._linger_timer = self._send_timer = None
         self._unset_keepalive_if_required()
+
+    def _has_no_version(self, data: bytes) -> bool:
+        """Whether a request line without a version has ended: HTTP/0.9, which has no headers to wait for."""
+        return data.endswith(b"\n") and not self.headers and self.parser.get_http_version() == "0.0"
 
     def _is_idle(self) -> bool:
         return not self._is_in_body and not self._is_answering()

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, suppress
 
 import httpx
 import pytest
+from uvicorn.main import STARTUP_FAILURE
 
 from gateway.http_protocol import (
     LINGER_SECONDS,
@@ -15,6 +16,7 @@ from gateway.http_protocol import (
 )
 from tests.gateway.http import connection, head, message_of, post, read_response
 from tests.overload.conftest import HEADER_SECONDS, MAX_BODY_BYTES, MOST_CONNECTIONS
+from tests.support.processes import free_port
 from tests.support.stack import MODEL, Stack
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n"
@@ -189,6 +191,7 @@ async def test_too_long_target_gets_414(bounded: Stack, path: bytes) -> None:
         b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
         b"GET\r\n\r\n",
         b"GET /healthz\r\n\r\n",
+        b"GET /healthz\r\n",
         b"GET /healthz HTTP/2.0\r\nhost: gateway\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\n\r\n",
         GET + b"Host: gateway\r\n\r\n",
@@ -197,7 +200,16 @@ async def test_too_long_target_gets_414(bounded: Stack, path: bytes) -> None:
         b"GET /healthz HTTP/1.1\r\nhost: a/b\r\n\r\n",
     ],
     ids=[
-        *("tls", "no-target", "http-0.9", "http-2", "no-host", "two-hosts", "two-hosts-1.0"),
+        *(
+            "tls",
+            "no-target",
+            "http-0.9",
+            "http-0.9-line",
+            "http-2",
+            "no-host",
+            "two-hosts",
+            "two-hosts-1.0",
+        ),
         *("host-with-space", "host-with-path"),
     ],
 )
@@ -229,6 +241,15 @@ async def test_no_answer_names_the_host_that_was_asked_for(bounded: Stack) -> No
         response = await read_response(reader)
     assert response.status_code == 404
     assert "attacker" not in f"{response.headers}{response.text}"
+
+
+@pytest.mark.parametrize("which", ["port", "operators"])
+def test_gateway_does_not_start_on_a_taken_port(bounded: Stack, which: str) -> None:
+    ports = {"port": free_port(), "operators": free_port()}
+    ports[which] = int(bounded.url.rpartition(":")[2])
+    bounded.launch_gateway("late", **ports)
+    assert bounded.processes.pop("late").wait(PATIENCE_SECONDS) == STARTUP_FAILURE
+    assert f"('127.0.0.1', {ports[which]}): address already in use" in bounded.log("late")
 
 
 # -- bodies ------------------------------------------------------------------------------------------

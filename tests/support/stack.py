@@ -122,10 +122,18 @@ class Stack:
             self.gateways.append(url)
 
     def launch_gateway(
-        self, name: str, environment: Mapping[str, str] | None = None, *, port: int
+        self,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        port: int,
+        operators: int | None = None,
     ) -> str:
-        """Start a gateway without waiting for it, and return the base URL at which it will be."""
-        url, operators = f"http://127.0.0.1:{port}", free_port()
+        """Start a gateway without waiting for it, and return the base URL at which it will be.
+
+        `operators` is the operators' port, by default a free one.
+        """
+        url, operators = f"http://127.0.0.1:{port}", operators or free_port()
         ports = ("--port", str(port), "--operator-port", str(operators))
         self._start(
             name, [sys.executable, "-m", self.program, "gateway", *ports], environment or {}
