@@ -34,7 +34,6 @@ NEED_A_MISHAP = {
     "sluice_gateway_resumed_jobs_total",
     "sluice_gateway_answers_taken_over_total",
     "sluice_gateway_image_fetches_total",
-    "sluice_gateway_loop_holds_total",
     "sluice_redis_errors_total",
     "sluice_sql_errors_total",
     "sluice_certificate_expiry_timestamp_seconds",
