@@ -10,7 +10,7 @@ from contract import clock, messages
 from contract.dialect import Dialect
 from contract.messages import GenerationJob
 from gateway.accounts.limits import SubjectLimits
-from gateway.accounts.usage import UsageRecord
+from gateway.accounts.usage import Counts, UsageRecord
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.stream.completion import Completion, Usage
@@ -56,6 +56,8 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Draft of the usage record; it has the time of the admission."""
     subjects: tuple[SubjectLimits, ...]
     """Whose limits the request met."""
+    most: Counts = Counts()
+    """The most tokens that the request may use."""
     weight: float
     shows_cost: bool = False
     is_background: bool = False
@@ -75,6 +77,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         jobs: list[GenerationJob],
         record: UsageRecord,
         subjects: tuple[SubjectLimits, ...],
+        most: Counts,
         weight: float,
         is_background: bool,
         retention_ms: int,
@@ -107,6 +110,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             jobs=jobs,
             record=record,
             subjects=subjects,
+            most=most,
             weight=weight,
             shows_cost=completion.cost_of is not None,
             is_background=is_background,

@@ -246,11 +246,7 @@ def _with_new_deadline(head: AnswerHead) -> AnswerHead:
 
 def _reservation_request(head: AnswerHead, draft: UsageRecord) -> ReservationRequest:
     """Return the most that an answer may use which was settled before."""
-    prompt_tokens = sum(len(job.prompt_token_ids) for job in head.jobs)
-    completion_tokens = sum(job.max_tokens * job.best_of for job in head.jobs)
-    most = draft.used(
-        prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=completion_tokens
-    )
+    most = draft.used(**head.most._asdict())
     return ReservationRequest.of(
         draft,
         head.subjects,

@@ -65,17 +65,18 @@ async def submit(
     """
     context, principal = call.context, call.principal
     # A whole answer is collected as it comes.
-    most = context.settings.max_unread_bytes if plan.request.stream else sys.maxsize
+    most_unread = context.settings.max_unread_bytes if plan.request.stream else sys.maxsize
     turn = partial(context.loop_turns.slice_of, principal.tenant_id)
-    generation = Generation(max_unread_bytes=most, turn=turn)
+    generation = Generation(max_unread_bytes=most_unread, turn=turn)
+    most = plan.most
     record = draft_record(call, plan, request_id)
     with tracing.span(RESERVE):
         admission = await context.reservations.reserve(
             ReservationRequest.of(
                 record,
                 principal.limits,
-                prompt_tokens=plan.most_prompt_tokens,
-                completion_tokens=plan.most_completion_tokens,
+                prompt_tokens=most.prompt_tokens,
+                completion_tokens=most.completion_tokens,
             ),
             is_openai=call.profile.name is Dialect.OPENAI,
             sees=principal.sees_use_of,
@@ -103,6 +104,7 @@ async def submit(
             jobs=jobs,
             record=account.record,
             subjects=principal.limits,
+            most=most,
             weight=principal.tenant_weight,
             is_background=plan.request.is_background,
             retention_ms=int(retention.total_seconds() * 1000),

@@ -20,8 +20,8 @@ def estimate(call: Call, plan: Plan) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "prompt_truncated": plan.prepared.cut_tokens,
         "max_tokens": plan.prepared.applied_max_tokens,
-        "completion_tokens_max": plan.most_completion_tokens,
-        "total_tokens_max": prompt_tokens + plan.most_completion_tokens,
+        "completion_tokens_max": plan.most.completion_tokens,
+        "total_tokens_max": prompt_tokens + plan.most.completion_tokens,
         "context_window": plan.card.context_window,
         "parameters": effective_parameters(request, plan.prepared.sampling),
         "ignored_parameters": list(request.ignored_parameters),
@@ -37,15 +37,8 @@ def estimate(call: Call, plan: Plan) -> dict[str, Any]:
 
 def _cost(call: Call, plan: Plan) -> dict[str, int]:
     """Return what the prompt alone costs, and the most that everything may cost."""
-    record = draft_record(call, plan, "")
-    prompt_tokens = plan.most_prompt_tokens
+    record, most = draft_record(call, plan, ""), plan.most
     return {
-        "prompt_micros": record.cost_of(
-            prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=0
-        ),
-        "max_micros": record.cost_of(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=plan.most_completion_tokens,
-        ),
+        "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
+        "max_micros": record.cost_of(**most._asdict()),
     }

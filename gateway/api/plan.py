@@ -11,6 +11,7 @@ from contract.messages import Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
 from contract.tracing import FETCH_IMAGES
 from gateway import tracing
+from gateway.accounts.usage import Counts
 from gateway.api.call import Call
 from gateway.api.chat_plan import PlannedChat, plan_chat
 from gateway.api.choosing import choose_allowed
@@ -52,11 +53,15 @@ class Plan:
         return self.request.model or self.card.model
 
     @property
-    def most_prompt_tokens(self) -> int:
-        """Prompt tokens that the request may come to."""
+    def most(self) -> Counts:
+        """The most tokens that the request may use, those that `best_of` discards included."""
         prompts = zip(self.prepared.prompts, self.request.images, strict=True)
-        return sum(
-            self._most_tokens(len(prompt.token_ids), len(images)) for prompt, images in prompts
+        completion_tokens = sum(prompt.max_tokens for prompt in self.prepared.prompts)
+        return Counts(
+            prompt_tokens=sum(
+                self._most_tokens(len(prompt.token_ids), len(images)) for prompt, images in prompts
+            ),
+            completion_tokens=completion_tokens * self.request.best_of,
         )
 
     def _most_tokens(self, tokens: int, images: int) -> int:
@@ -65,11 +70,6 @@ class Plan:
         if not images:
             return tokens
         return min(tokens + images * per_image, most) if per_image else most
-
-    @property
-    def most_completion_tokens(self) -> int:
-        """Completion tokens that the request may come to, those that `best_of` discards included."""
-        return sum(prompt.max_tokens for prompt in self.prepared.prompts) * self.request.best_of
 
 
 async def make_plan(call: Call, endpoint: Endpoint) -> Plan:

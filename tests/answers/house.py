@@ -15,7 +15,7 @@ from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Rank
 from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.usage import UsageRecord, decode_usage
+from gateway.accounts.usage import Counts, UsageRecord, decode_usage
 from gateway.answers.answers import Answer, Answers, AnswerState
 from gateway.answers.head import AnswerHead
 from gateway.answers.reader import Attachment
@@ -134,6 +134,7 @@ class House:
         is_kept: bool = True,
         limits: Limits | None = None,
         max_tokens: int = 16,
+        image_tokens: int = 0,
         **parameters: Any,
     ) -> Submitted:
         """Admit a request as the API does, and put its jobs on the queue."""
@@ -158,12 +159,16 @@ class House:
             cached_price=COMPLETION_PRICE,
             completion_price=COMPLETION_PRICE,
         )
+        most = Counts(
+            prompt_tokens=prompts * len(PROMPT) + image_tokens,
+            completion_tokens=prompts * best_of * max_tokens,
+        )
         admission = await self.reservations.reserve(
             ReservationRequest.of(
                 draft,
                 subjects,
-                prompt_tokens=prompts * len(PROMPT),
-                completion_tokens=prompts * best_of * max_tokens,
+                prompt_tokens=most.prompt_tokens,
+                completion_tokens=most.completion_tokens,
             ),
             is_openai=False,
         )
@@ -203,6 +208,7 @@ class House:
                 jobs=jobs,
                 record=account.record,
                 subjects=subjects,
+                most=most,
                 weight=1.0,
                 is_background=is_background,
                 retention_ms=60_000,

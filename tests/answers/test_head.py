@@ -6,7 +6,7 @@ from typing import Any
 from contract.messages import GenerationJob
 from contract.sampling import SamplingSpec
 from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.usage import UsageRecord
+from gateway.accounts.usage import Counts, UsageRecord
 from gateway.answers.head import AnswerHead, decode_head, encode_head
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
@@ -76,6 +76,7 @@ def head_of(completion: Completion) -> AnswerHead:
         jobs=jobs,
         record=record,
         subjects=SUBJECTS,
+        most=Counts(prompt_tokens=9, completion_tokens=16),
         weight=2.0,
         is_background=True,
         retention_ms=5000,

@@ -19,6 +19,7 @@ from gateway.dispatch import dispatcher as dispatching
 from gateway.errors import RateLimitError
 from tests.answers.conftest import OpenHouse
 from tests.answers.house import (
+    PROMPT,
     House,
     Reader,
     Submitted,
@@ -259,6 +260,16 @@ async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later
     await eventually(goes_on, what="going on")
     claim = await worker.claim_one()
     assert claim.job.id == f"{request.id}-0"
+
+
+async def test_rest_of_an_answer_reserves_the_tokens_of_its_images_again(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    # Enough for the request, but not for what it has used and the prompt again.
+    limits = Limits(tokens_per_minute=len(PROMPT) + 100 + 16)
+    request = await left(first, worker, redis, limits=limits, image_tokens=100)
+    with pytest.raises(RateLimitError):
+        await second.attach(request.id)
 
 
 async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_when_it_goes_on(

@@ -48,8 +48,8 @@ def plan(images: list[int], *, image_tokens: int) -> Plan:
 def test_prompt_may_come_to_its_tokens_and_those_of_its_images(
     images: list[int], image_tokens: int, expected: int
 ) -> None:
-    assert plan(images, image_tokens=image_tokens).most_prompt_tokens == expected
+    assert plan(images, image_tokens=image_tokens).most.prompt_tokens == expected
 
 
 def test_completion_may_come_to_max_tokens_for_each_prompt() -> None:
-    assert plan([0, 0], image_tokens=0).most_completion_tokens == 14
+    assert plan([0, 0], image_tokens=0).most.completion_tokens == 14
