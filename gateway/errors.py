@@ -29,7 +29,9 @@
     ├── UnsupportedMediaTypeError 415
     ├── RateLimitError 429
     ├── TenantQueueFullError 429
+    ├── TooManyUnpaidError 429
     ├── InternalError 500
+    ├── PoisonousRequestError 500
     ├── ServiceUnavailableError 503
     │   ├── UnservedModelError
     │   │   ├── NoWorkerError
@@ -107,6 +109,8 @@ class ApiError(Exception):
     status: int = 500
     type: ClassVar[str] = "server_error"
     code: str = "internal_error"
+    should_retry: bool | None = None
+    """Whether a retry makes sense; None if the status says so."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
@@ -143,17 +147,18 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body(style))
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers that tell OpenAI's clients whether and when to retry."""
-        if self.retry_after_seconds is None:
-            retryable = self.status in (408, 409, 429) or self.status >= 500
-            return {"x-should-retry": "true" if retryable else "false"}
-        # Rounded up, as whoever comes back early is refused again, but not for a float's last digits.
-        milliseconds = math.ceil(round(self.retry_after_seconds * 1000, 3))
-        return {
-            "x-should-retry": "true",
-            "retry-after": str(-(-milliseconds // 1000)),
-            "retry-after-ms": str(milliseconds),
-        }
+        """Return whether and when to retry, in the headers that OpenAI's clients read."""
+        retries = self.should_retry
+        if retries is None:
+            is_temporary = self.status in (408, 409, 429) or self.status >= 500
+            retries = is_temporary or self.retry_after_seconds is not None
+        headers = {"x-should-retry": "true" if retries else "false"}
+        if self.retry_after_seconds is not None:
+            # Rounded up, since an early retry is rejected again, but not for a float's last digits.
+            milliseconds = math.ceil(round(self.retry_after_seconds * 1000, 3))
+            headers["retry-after"] = str(-(-milliseconds // 1000))
+            headers["retry-after-ms"] = str(milliseconds)
+        return headers
 
 
 class BadRequestError(ApiError):
@@ -324,28 +329,20 @@ class RequestCancelledError(ConflictError):
     """What is to be read was cancelled, so there is no more of it."""
 
     code = "request_cancelled"
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Tell clients not to try again."""
-        return {"x-should-retry": "false"}
+    should_retry = False
 
 
 class IdempotencyConflictError(ConflictError):
     """The Idempotency-Key stands for a request that asks for something else."""
 
     code = "idempotency_conflict"
+    should_retry = False
 
     def __init__(self) -> None:
         super().__init__(
             "The Idempotency-Key was used with another body, path or dialect before.",
             param="Idempotency-Key",
         )
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Say that trying again does not help."""
-        return {"x-should-retry": "false"}
 
 
 class IdempotencyInProgressError(ConflictError):
@@ -441,6 +438,7 @@ class InsufficientQuotaError(_LimitError):
     status = 402
     type = "insufficient_quota"
     code = "budget_exceeded"
+    should_retry = False
 
     def __init__(
         self,
@@ -456,11 +454,6 @@ class InsufficientQuotaError(_LimitError):
         self._refused_by(refusing, headers)
         self.status = 429 if is_openai else 402
         self.code = self.type if is_openai else code
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Say that trying again does not help."""
-        return {**super().headers(), "x-should-retry": "false"}
 
 
 class RateLimitError(_LimitError):
@@ -483,13 +476,7 @@ class RateLimitError(_LimitError):
         super().__init__(message, retry_after_seconds=refusing.reset_seconds)
         self._refused_by(refusing, headers)
         self.code = code
-        self._is_retryable = is_retryable
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Say when, or that trying again does not help."""
-        told = "true" if self._is_retryable else "false"
-        return {**super().headers(), "x-should-retry": told}
+        self.should_retry = is_retryable
 
 
 class TenantQueueFullError(ApiError):
@@ -561,11 +548,7 @@ class ModelMisconfiguredError(ServiceUnavailableError):
     """The model was published with a part that cannot be used, which its operator has to mend."""
 
     code = "model_misconfigured"
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Say that trying again does not help."""
-        return {"x-should-retry": "false"}
+    should_retry = False
 
 
 class OverloadedError(ServiceUnavailableError):
@@ -600,11 +583,7 @@ class PoisonousRequestError(ApiError):
     """Engines died while they ran the request, so it is given to no further one."""
 
     code = "poisonous_request"
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Tell clients not to try again."""
-        return {"x-should-retry": "false"}
+    should_retry = False
 
 
 class SlowReaderError(ServiceUnavailableError):

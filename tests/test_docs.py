@@ -56,6 +56,24 @@ def test_every_error_of_the_api_is_documented() -> None:
     assert missing == []
 
 
+def test_errors_are_drawn_as_they_are_derived() -> None:
+    branches: list[type[errors.ApiError]] = []
+    seen = set()
+    for line in (errors.__doc__ or "").splitlines():
+        if drawn := re.fullmatch(r"    ([ │├└─]*)(\w+Error)(?: (\d+))?", line):
+            depth, error = len(drawn[1]) // 4, getattr(errors, drawn[2])
+            del branches[depth:]
+            above = [each for each in error.__mro__[1:] if not each.__name__.startswith("_")]
+            assert above[0] is (branches[-1] if branches else Exception)
+            assert error.status == int(drawn[3] or branches[-1].status if branches else 500)
+            branches.append(error)
+            seen.add(error)
+    classes = [errors.ApiError]
+    for each in classes:
+        classes += each.__subclasses__()
+    assert seen == {each for each in classes if not each.__name__.startswith("_")}
+
+
 @all_cases("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
