@@ -127,8 +127,8 @@ def test_times_to_stop_are_those_that_are_given() -> None:
     section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
     told = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
     assert dict(told[1:]) == {
-        "gateway": f"both together and {plan.DRAIN_MARGIN_SECONDS:.0f} s",
-        "worker": f"that and {worker_margin:.0f} s",
+        "gateway": f"both settings plus {plan.DRAIN_MARGIN_SECONDS:.0f} s",
+        "worker": f"the setting plus {worker_margin:.0f} s",
         "`sluice jobs`": f"{plan.JOBS_STOP_SECONDS:.0f} s",
         "`sluice beat`": f"{plan.BEAT_STOP_SECONDS:.0f} s",
     }
