@@ -124,13 +124,13 @@ def default(path: str) -> Any:
 def test_defaults_are_those_of_the_capacity_page() -> None:
     told = {row[0].strip("`"): row[1] for row in rows("The chart's defaults")}
     assert len(told) >= 15
-    assert told.pop("worker.defaults.autoscaling.jobsPerReplica") == "four fifths of it"
+    assert told.pop("worker.defaults.autoscaling.jobsPerReplica") == "four fifths of `maxSequences`"
     assert default("worker.defaults.autoscaling.jobsPerReplica") is None
     assert {path: str(default(path)) for path in told} == told
 
 
 def test_worked_example_follows_from_its_formulas() -> None:
-    told = {row[0]: row[-1] for row in rows("A load calculated through")}
+    told = {row[0]: row[-1] for row in rows("Worked example")}
     requests, prompt, completion, gap, first = 40, 1200, 400, 0.025, 0.5
     at_once = requests * (first + completion * gap)
     assert told["run at once, `N`"] == f"{at_once:.0f}"
