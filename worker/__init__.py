@@ -1,1 +1,1 @@
-"""The worker: claims jobs of one model, continues them in batches, and sends the text to the gateways."""
+"""The worker: claims jobs of one model, runs them in batches, and sends the output to gateways."""

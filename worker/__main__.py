@@ -1,4 +1,4 @@
-"""The worker's command line: `python -m worker`. Every option can also be set by environment."""
+"""The worker's command line: `python -m worker`. Environment variables can set every option."""
 
 import logging
 import os
@@ -24,13 +24,13 @@ def _option(name: str, field: FieldInfo) -> click.Option:
 
 
 def _start(**given: Any) -> None:
-    """Run a worker: claim jobs of one model from Redis, continue them in batches, send the text back."""
+    """Run a worker: claim jobs of one model from Redis, run them in batches, send back the text."""
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise click.UsageError(_describe(error)) from None
     code = run(settings)
-    # Engine libraries leave threads and finalisers behind that speak up, or wait, at interpreter exit.
+    # Threads and finalizers of engine libraries may log or block at interpreter exit.
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

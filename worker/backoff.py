@@ -1,4 +1,4 @@
-"""Doing things again when Redis does not answer."""
+"""Retries with exponential backoff while Redis is unavailable."""
 
 import asyncio
 import logging
@@ -13,29 +13,29 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Backoff:
-    """Pauses that double with every failure in a row. One line is logged when failures start, one when they end."""
+    """Exponential backoff that logs the first failure of a series and the recovery."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._pause_seconds = 0.0
 
     async def pause(self, error: Exception) -> None:
-        """Wait before the next try."""
+        """Wait before the next attempt."""
         if not self._pause_seconds:
-            _log.warning("Could not %s, trying again: %s", self._what, error)
+            _log.warning("Could not %s, retrying: %s", self._what, error)
         doubled = max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS)
         self._pause_seconds = min(doubled, _LONGEST_PAUSE_SECONDS)
         await asyncio.sleep(self._pause_seconds)
 
     def recovered(self) -> None:
-        """Note that it worked."""
+        """Reset the backoff after a success."""
         if self._pause_seconds:
-            _log.info("Works again: %s", self._what)
+            _log.info("Recovered: %s", self._what)
             self._pause_seconds = 0.0
 
 
 async def keep_doing(what: str, action: Callable[[], Awaitable[None]]) -> None:
-    """Do something over and over until cancelled, whatever Redis does."""
+    """Repeat an action until cancelled, retrying after Redis errors."""
     backoff = Backoff(what)
     while True:
         try:
@@ -46,7 +46,7 @@ async def keep_doing(what: str, action: Callable[[], Awaitable[None]]) -> None:
 
 
 async def until_done(what: str, action: Callable[[], Awaitable[None]]) -> None:
-    """Do something once, trying again until Redis takes it."""
+    """Run an action once, retrying until Redis accepts it."""
     backoff = Backoff(what)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What the worker tells the world about itself: its card, and its model's tokenizer and chat template."""
+"""The worker's catalogue entry in Redis: its card, the model's tokenizer and chat templates."""
 
 import hashlib
 import logging
@@ -27,7 +27,7 @@ _FILE_TTL_SECONDS = 600
 
 
 class Catalogue:
-    """Keeps one worker's entry in the catalogue alive."""
+    """Keeps one worker's catalogue entry alive."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Catalogue:
 
     @property
     def is_announced_ready(self) -> bool:
-        """Whether gateways can know that this worker claims jobs."""
+        """Whether the published card marks the worker as ready."""
         return self._announced is WorkerState.READY
 
     def engine_started(self, info: EngineInfo) -> None:
-        """Announce a worker that claims jobs from the next `announce` on."""
+        """Mark the worker as ready from the next `announce`."""
         digest = hashlib.sha256(info.tokenizer_json).hexdigest()
         files = {keys.tokenizer(digest): info.tokenizer_json}
         if info.chat is not None:
@@ -85,7 +85,7 @@ class Catalogue:
         )
 
     def engine_failed(self, failure: str) -> None:
-        """Announce a worker whose engine has died, or could not be started again."""
+        """Mark the worker's engine as dead or not restartable from the next `announce`."""
         has_died = self._card.state is WorkerState.READY
         self._announced = None
         self._change(
@@ -95,19 +95,19 @@ class Catalogue:
         )
 
     def draining(self) -> None:
-        """Announce a worker that claims nothing more from the next `announce` on."""
+        """Mark the worker as draining from the next `announce`."""
         self._announced = None
         self._change(state=WorkerState.DRAINING)
 
     async def announce(self) -> None:
-        """Say that the worker lives, for the next seconds."""
-        # The engine may start or fail meanwhile, and a card that is ready needs its files first.
+        """Publish the card with a lifetime of a few seconds."""
+        # The card may change during the awaits below. Publish the files before a ready card.
         card = self._card
         if card.state is WorkerState.READY:
             await self._publish_files()
             await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
         else:
-            # What is known of the model from other workers says more than this.
+            # Do not overwrite a card of this model: another worker's card has more information.
             await self._redis.hsetnx(keys.MODELS, card.model, messages.encode(card))
         await self._queue.announce(card, ttl_ms=_CARD_TTL_MS)
         if self._card is card:
@@ -123,6 +123,6 @@ class Catalogue:
                 await self._redis.set(key, content, ex=_FILE_TTL_SECONDS)
 
     async def withdraw(self) -> None:
-        """Say that the worker is gone."""
+        """Remove the worker's card."""
         self.draining()
         await self._queue.announce(self._card, ttl_ms=1)

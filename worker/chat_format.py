@@ -1,6 +1,7 @@
-"""How a model is talked with, as far as it can be seen without an engine: its chat templates.
+"""The chat format of a model, as far as its chat templates show it without an engine.
 
-A model has one template, or one for conversations with tools (`tool_use`) beside its `default`.
+A model has one template, or a second one for conversations with tools (`tool_use`) next to its
+`default`.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from worker.parsing.own import HERMES
 _log = logging.getLogger(__name__)
 
 Templates = Mapping[str, str]
-"""Jinja sources by name."""
+"""Jinja sources by template name."""
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -41,39 +42,37 @@ _SPECIAL_TOKENS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserFormat:
-    """What the parsers of a model's answers look for."""
+    """What the parsers of a model's responses look for."""
 
     tool_parser: str = ""
-    """Name of it; empty if calls are not looked for."""
+    """Name of the tool parser; empty if calls are not parsed."""
     reasoning_parser: str = ""
-    """Name of it; empty if reasoning is not told from content."""
+    """Name of the reasoning parser; empty if reasoning is not separated from content."""
     reasoning_start: str = ""
     reasoning_end: str = ""
-    """Texts of the tokens around reasoning; both empty if they are not one token each."""
+    """Texts of the tokens around reasoning; both empty unless each is a single token."""
     shows_special_tokens: bool = False
     """Whether the parsers look for special tokens."""
 
     @property
     def has_hermes_calls(self) -> bool:
-        """Whether calls are in the form in which gateways' grammars have them."""
+        """Whether calls have the form that the gateways' grammars produce."""
         return self.tool_parser in HERMES
 
 
 def chat_format(
     templates: Templates, special_tokens: dict[str, str], parsers: ParserFormat
 ) -> ChatFormat | None:
-    """Return how a model is talked with; None if it has no template that can be compiled."""
+    """Return the chat format of a model; None if it has no template that compiles."""
     if not templates:
         return None
     try:
         formats = {content_format(source) for source in templates.values()}
     except ValueError as error:
-        _log.warning("The model cannot be talked with: its chat template is wrong: %s", error)
+        _log.warning("Chats are disabled, because the chat template is invalid: %s", error)
         return None
     if len(formats) > 1:
-        _log.warning(
-            "The model's chat templates differ in how they take content; strings are given"
-        )
+        _log.warning("The model's chat templates expect different content formats; using strings")
     return ChatFormat(
         template_digest=digest(templates),
         content_format=ContentFormat.STRING if len(formats) > 1 else formats.pop(),
@@ -87,7 +86,7 @@ def chat_format(
 
 
 def folder_templates(folder: Path) -> dict[str, str]:
-    """Return the templates that a model folder has; none if it has none."""
+    """Return the templates in a model folder; none if it has none."""
     if (file := folder / "chat_template.jinja").is_file():
         more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
         return {DEFAULT: _read(file), **{each.stem: _read(each) for each in more}}
@@ -98,7 +97,7 @@ def folder_templates(folder: Path) -> dict[str, str]:
 
 
 def given_template(path: Path) -> dict[str, str]:
-    """Return the template of a file that stands in for the model's own. Raise ValueError if it is none."""
+    """Return the template in a file that replaces the model's own. Raise ValueError if invalid."""
     try:
         source = _read(path)
         content_format(source)
@@ -108,10 +107,10 @@ def given_template(path: Path) -> dict[str, str]:
 
 
 def content_format(source: str) -> ContentFormat:
-    """Return in which form a template takes the content of messages: in parts if it walks over them.
+    """Return the content format that a template expects: parts if it iterates over the content.
 
-    It is looked for as vLLM does, so that messages come to a template in the same form. Raises ValueError
-    for a template that is too long or cannot be compiled.
+    Detects the format as vLLM does, so that templates receive messages in the same form. Raises
+    ValueError for a template that is too long or does not compile.
     """
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise ValueError(
@@ -127,17 +126,17 @@ def content_format(source: str) -> ContentFormat:
 
 
 def published(templates: Templates) -> bytes:
-    """Return templates as they are published: as JSON, the same for the same templates."""
+    """Return templates as canonical JSON for publishing."""
     return json.dumps(dict(templates), ensure_ascii=False, sort_keys=True).encode()
 
 
 def digest(templates: Templates) -> str:
-    """Return the SHA-256 under which templates are published."""
+    """Return the SHA-256 digest under which templates are published."""
     return hashlib.sha256(published(templates)).hexdigest()
 
 
 def folder_special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens that templates know by name, as tokenizer_config.json tells them."""
+    """Return the special tokens from tokenizer_config.json that templates refer to by name."""
     config = _read_json(folder / "tokenizer_config.json")
     tokens = {name: _text_of(config.get(name)) for name in _SPECIAL_TOKENS}
     return {name: text for name, text in tokens.items() if text}
@@ -149,7 +148,7 @@ def _text_of(token: Any) -> str:
 
 
 def _templates_within(value: Any) -> dict[str, str]:
-    """Return the templates of a configuration: one, or several with their names."""
+    """Return the templates in a configuration: one, or several by name."""
     if isinstance(value, str):
         return {DEFAULT: value}
     if isinstance(value, list):
@@ -166,11 +165,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# --- how a template walks over messages --------------------------------------------------------
+# --- how a template iterates over messages --------------------------------------------------------
 
 
 class _Generation(Extension):
-    """`{% generation %}`, with which templates mark what is trained on; it changes no text."""
+    """`{% generation %}`, which marks training text in templates and does not change the output."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -192,7 +191,7 @@ def _loops_over_content(template: nodes.Template) -> Iterator[nodes.For]:
         names = _content_parameters(template, macro, messages)
         within_macros.update({id(loop): names for loop in macro.find_all(nodes.For)})
     for loop in template.find_all(nodes.For):
-        # Outside of macros, what is called content is taken to be that of a message.
+        # Outside of macros, a variable named content is assumed to be that of a message.
         names = within_macros.get(id(loop), {"content"})
         is_name = isinstance(loop.iter, nodes.Name) and loop.iter.name in names
         if is_name or _is_content(loop.iter, messages):
@@ -200,7 +199,7 @@ def _loops_over_content(template: nodes.Template) -> Iterator[nodes.For]:
 
 
 def _message_names(template: nodes.Template) -> Iterator[str]:
-    """Find the names that loops give to a message."""
+    """Find the names that loops assign to a message."""
     lists = ["messages"]
     for name in lists:
         for assign in template.find_all(nodes.Assign):
@@ -215,7 +214,7 @@ def _message_names(template: nodes.Template) -> Iterator[str]:
 def _content_parameters(
     template: nodes.Template, macro: nodes.Macro, messages: set[str]
 ) -> set[str]:
-    """Find the parameters of a macro to which the content of a message is given somewhere."""
+    """Find the parameters of a macro that receive the content of a message anywhere."""
     names = [each.name for each in macro.args]
     found = set()
     for call in template.find_all(nodes.Call):
@@ -241,7 +240,7 @@ def _is_name(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _unwrapped(node: nodes.Node) -> nodes.Node:
-    """Return what filters, tests and slices are applied to."""
+    """Return the expression inside filters, tests and slices."""
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         return _unwrapped(node.node)
     if isinstance(node, (nodes.Filter, nodes.Test)) and node.node is not None:

@@ -1,7 +1,7 @@
-"""The last check of a job before an engine sees it.
+"""Validation of a job by the worker before it is submitted to an engine.
 
-The gateway has checked all this and told the client so in better words. A worker checks again, because
-what an engine cannot take may end it for everybody.
+The gateway has already run these checks and returned clearer messages to the client. A worker
+repeats them because an invalid request may crash the engine and end all of its jobs.
 """
 
 import math
@@ -18,12 +18,12 @@ _PATTERN_TOKENS = Range(0, 4096)
 
 _MAX_TOOLS = 128
 _MAX_STEPS = 32
-"""Steps of a sampler chain, which may name one more than once."""
+"""Steps of a sampler chain, which may contain the same step more than once."""
 _MAX_PREDICT_MS = Range(0, 2**31 - 1)
 
 
 def check_job(job: GenerationJob, info: EngineInfo) -> None:
-    """Raise InvalidRequestError, with words fit for a client, if no engine could take the job."""
+    """Raise InvalidRequestError, with a message for the client, if no engine could run the job."""
     _check_length(job, info)
     _check_choices(job)
     _check_resumption(job, info)
@@ -168,7 +168,7 @@ def _check_dry(dry: Dry) -> None:
 
 
 def _check_something_is_left(spec: SamplingSpec, info: EngineInfo) -> None:
-    """Refuse a job that forbids every token: an engine would take one of them all the same."""
+    """Reject a job that forbids every token: an engine would still sample one of them."""
     forbidden = {token_id for token_id, bias in spec.logit_bias.items() if bias == -math.inf}
     ends = {*spec.stop_token_ids, *info.eos_token_ids}
     if spec.min_tokens:
@@ -200,7 +200,7 @@ def _check_characters(name: str, texts: Sequence[str], most: int) -> None:
 
 
 def _check_range(name: str, value: float, bounds: Range) -> None:
-    # Written so that NaN, which is neither above nor below, is refused.
+    # Written so that NaN, which is neither above nor below, is rejected.
     if not bounds.minimum <= value <= bounds.maximum:
         raise InvalidRequestError(
             f"{name} must be between {bounds.minimum} and {bounds.maximum}. Given: {value}"

@@ -1,4 +1,4 @@
-"""Which gateways live. Nobody reads what is generated for a dead one."""
+"""Liveness of gateways: the worker generates nothing for a dead one."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ GRACE_SECONDS = 5.0
 """Time a gateway may be missing, as after a Redis restart, before its running jobs are aborted."""
 
 FORGOTTEN_SECONDS = 600.0
-"""Time after which a missing gateway will not come back under the same id."""
+"""Time after which a missing gateway cannot return under the same id."""
 
 
 class GatewayWatch:
-    """Remembers which gateways lived when they were last looked at."""
+    """Caches which gateways were alive at the last check."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -24,7 +24,7 @@ class GatewayWatch:
         self._missing_since: dict[str, float] = {}
 
     async def look(self, gateways: Iterable[str]) -> None:
-        """Look at these gateways and forget all others."""
+        """Check these gateways and drop the state of all others."""
         names = list(gateways)
         async with self._redis.pipeline(transaction=False) as pipeline:
             for name in names:
@@ -32,7 +32,8 @@ class GatewayWatch:
             found = await pipeline.execute() if names else []
             missing = [name for name, exists in zip(names, found, strict=True) if not exists]
             for name in missing:
-                # A frame that came after it had left has brought its stream back, for nobody.
+                # A frame written after the gateway left may have re-created its stream: let it
+                # expire.
                 _ = pipeline.expire(keys.replies(name), round(FORGOTTEN_SECONDS))
             if missing:
                 await pipeline.execute()
@@ -41,18 +42,18 @@ class GatewayWatch:
         self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
 
     async def is_alive(self, gateway: str) -> bool:
-        """Whether a gateway lives, as far as was seen within the last second or so."""
+        """Whether a gateway is alive, as of about the last second."""
         if gateway in self._alive:
             return True
         try:
             is_alive = bool(await self._redis.exists(keys.gateway_alive(gateway)))
         except (RedisError, OSError):
-            return True  # Nothing speaks against it, and `look` will see.
+            return True  # Assume so; `look` checks again.
         if is_alive:
             self._alive.add(gateway)
         return is_alive
 
     def missing_for(self, seconds: float) -> set[str]:
-        """Return the gateways that have been missing for that long."""
+        """Return the gateways that have been missing for at least this long."""
         now = asyncio.get_running_loop().time()
         return {name for name, since in self._missing_since.items() if now - since >= seconds}

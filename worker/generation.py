@@ -1,11 +1,11 @@
-"""One claimed job: its sequences, which choices they answer, and what is told to the gateway when.
+"""One claimed job (a generation): its sequences, their choices, and the replies to the gateway.
 
-A sequence answers one choice, with two exceptions: where one sequence is as good as many
-(`GenerationJob.is_replicated`) it answers every choice; and where sequences are ranked, each is told under
-its own index, and at the end which of them are chosen.
+A sequence produces one choice, with two exceptions. If all choices would be equal
+(`GenerationJob.is_replicated`), one sequence produces all of them. If sequences are ranked, each is
+sent under its own index, and the final message lists the chosen ones.
 
-A job that an earlier attempt has begun goes on behind the tokens in its resumption. Counts are totals of
-all attempts.
+A job that an earlier attempt began continues after the tokens in its resumption. Counts are totals
+of all attempts.
 """
 
 import time
@@ -42,7 +42,7 @@ from worker.sequence import Sequence
 from worker.text import Detokenizer, StopStrings
 
 GATHERED_TOKENS = 64
-"""Tokens in one delta of a job that nobody reads along with."""
+"""Tokens in one delta of a job that is not streamed."""
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -50,7 +50,7 @@ _sequence_ids = count(1)
 
 
 def report_before(claim: Claim) -> LeaseReport:
-    """Return what the queue is told of a claimed job that is not begun: the counts of earlier attempts."""
+    """Return the lease report of a job that did not start: the counts of earlier attempts."""
     job, resumption = claim.job, claim.job.resumption
     if resumption is None:
         return LeaseReport(job.id, claim.attempt, 0)
@@ -70,7 +70,7 @@ def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakePars
 
 
 class Generation:
-    """Follows one job until its last sequence has ended."""
+    """Tracks one job until its last sequence ends."""
 
     def __init__(
         self,
@@ -82,25 +82,26 @@ class Generation:
         parsers: Parsers = NO_PARSERS,
         asked_at: float | None = None,
     ) -> None:
-        """`asked_at` is when jobs were asked for, by `time.monotonic`; now if not given."""
+        """`asked_at` is the `time.monotonic` time of the claim call; defaults to now."""
         self.job = job = claim.job
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
         self.outbox = outbox
         self.is_prefilled = False
-        """Whether the engine has read the prompt, in this attempt."""
+        """Whether the engine has processed the prompt in this attempt."""
         self.is_submitted = False
-        """Whether the engine has the job."""
+        """Whether the job was submitted to the engine."""
         self.takes_long = False
-        """Whether reading its answers apart holds others up, so that it belongs into another thread."""
+        """Whether parsing the job's output is slow, so that it must run in another thread."""
         self.backlog: deque[SequenceOutput] = deque()
-        """What has not been read since."""
+        """Engine outputs that were not parsed yet."""
         self.is_being_read = False
-        """Whether another thread may be at its sequences."""
+        """Whether another thread may be using the sequences."""
         resumption = job.resumption or Resumption([])
         self._is_prompt_counted = resumption.prompt_tokens > 0
         self.prompt_tokens = resumption.prompt_tokens or len(job.prompt_token_ids)
-        """Tokens of the prompt as an engine read it first: images take more than stand for them."""
+        """Prompt tokens as the engine first counted them: an image takes more than its
+        placeholders."""
         self._cached_tokens = resumption.cached_tokens
         self._tokenizer = tokenizer
         self._texts = texts
@@ -124,7 +125,7 @@ class Generation:
         self._replayed_tokens = sum(each.tokens for each in self.open_sequences.values())
 
     def begin(self) -> None:
-        """Tell the end of what has ended with the tokens of earlier attempts, or of the whole job."""
+        """Send the end of everything that the tokens of earlier attempts complete."""
         job, resumption = self.job, self.job.resumption
         if resumption is None:
             return
@@ -139,7 +140,7 @@ class Generation:
             self._finish()
 
     def requests(self) -> list[EngineRequest]:
-        """Return what the engine is to sample: one prompt, several seeds."""
+        """Return the engine requests of the open sequences: one prompt, several seeds."""
         job = self.job
         scores_prompt = job.score_prompt and not (
             job.resumption is not None and job.resumption.is_prompt_scored
@@ -150,7 +151,7 @@ class Generation:
             EngineRequest(
                 id=sequence.id,
                 prompt_token_ids=prompt_token_ids,
-                # An engine samples at least one token; that of a job that wants none is dropped.
+                # An engine samples at least one token; it is dropped if the job requests none.
                 max_tokens=max(job.max_tokens, 1),
                 sampling=job.sampling,
                 seed=(job.sampling.seed + sequence.index) & _LARGEST_SEED,
@@ -170,7 +171,7 @@ class Generation:
         ]
 
     def release_images(self) -> None:
-        """Let go of the image files, which nobody needs any more once the engine has read them."""
+        """Drop the image files, which are not needed once the engine has read them."""
         if self.job.images:
             self.job = msgspec.structs.replace(self.job, images=[])
 
@@ -181,19 +182,19 @@ class Generation:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether this attempt has put out a token."""
+        """Whether this attempt has produced a token."""
         return any(sequence.new_tokens for sequence in self.sequences)
 
     @property
     def takes_time_to_submit(self) -> bool:
-        """Whether the engine looks longer at the job than others may be kept waiting."""
+        """Whether submitting the job takes so long that it would delay other jobs."""
         spec = self.job.sampling
         has_breakers = spec.chain is not None and spec.chain.dry is not None
         return bool(self.job.images or self.job.grammar or spec.bad_words or has_breakers)
 
     @property
     def completion_tokens(self) -> int:
-        """Completion tokens so far, of all sequences; a replicated one counts for every choice."""
+        """Completion tokens so far, of all sequences; a replicated one counts once per choice."""
         if not self.job.max_tokens:
             return 0
         tokens = sum(sequence.tokens for sequence in self.sequences)
@@ -201,12 +202,12 @@ class Generation:
 
     @property
     def first_token_at(self) -> float | None:
-        """When the engine had read the prompt, by `time.monotonic`; None before that."""
+        """When the engine finished the prompt, by `time.monotonic`; None before that."""
         return self._first_token_at if self.is_prefilled else None
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Why those sequences have ended that have."""
+        """Finish reasons of the sequences that have ended."""
         return [
             each.finish_reason.value for each in self.sequences if each.finish_reason is not None
         ]
@@ -218,7 +219,7 @@ class Generation:
 
     @property
     def reserved_tokens(self) -> int:
-        """KV-cache tokens that the job was admitted for and does not use yet."""
+        """KV-cache tokens that are reserved for the job and not used yet."""
         seen = sum(sequence.new_tokens for sequence in self.sequences)
         if self.is_prefilled:
             seen += self.prompt_tokens + self._replayed_tokens
@@ -226,7 +227,7 @@ class Generation:
 
     @property
     def report(self) -> LeaseReport:
-        """What the queue is told with each lease extension and at the end."""
+        """The report to the queue for each lease extension and at the end."""
         return LeaseReport(
             self.job.id,
             self.attempt,
@@ -236,15 +237,15 @@ class Generation:
         )
 
     def count_prompt(self) -> None:
-        """Count the prompt that the engine has, although it may not have read all of it."""
+        """Count a submitted prompt, even if the engine has not processed all of it."""
         if self.is_submitted and not (self.is_prefilled or self._is_prompt_counted):
             self._is_prompt_counted = True
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
 
     def receive(self, output: SequenceOutput, *, is_due: bool = True) -> bool:
-        """Take in what a step added to one sequence. Return True if that ended it.
+        """Add one step's output to a sequence. Return True if the sequence ended.
 
-        Unless `is_due`, new text gathers for a later step.
+        Unless `is_due`, new text is kept for a later delta.
         """
         sequence = self.open_sequences[output.sequence_id]
         if not self.is_prefilled or output.cached_tokens is not None:
@@ -258,35 +259,35 @@ class Generation:
         return self._go_on(sequence, is_due=is_due)
 
     def put_off(self, output: SequenceOutput) -> None:
-        """Keep what a step added to one sequence, to be read in another thread."""
+        """Keep one step's output of a sequence, to be parsed in another thread."""
         if not self.is_prefilled or output.cached_tokens is not None:
             self._note_prefill(self.open_sequences[output.sequence_id], output)
         self.backlog.append(output)
 
     def read(self, outputs: Iterable[SequenceOutput]) -> None:
-        """Take in what was put off; called in another thread, nothing is told yet."""
+        """Parse outputs of the backlog. Runs in another thread and sends nothing."""
         for output in outputs:
             sequence = self.open_sequences.get(output.sequence_id)
-            # What comes behind a stop string is for nobody.
+            # Drop everything after a stop string.
             if sequence is not None and sequence.finish_reason is None:
                 sequence.receive(output)
 
     def tell_read(self, sequence_id: str) -> bool:
-        """Tell what has been read of a sequence. Return True if that ended it."""
+        """Send what `read` has parsed of a sequence. Return True if the sequence ended."""
         sequence = self.open_sequences.get(sequence_id)
         return sequence is not None and self._go_on(sequence, is_due=True)
 
     def tell_everything(self) -> None:
-        """Tell what has gathered, so that another worker can go on behind it."""
+        """Send all pending output, so that another worker can resume after it."""
         if self.is_being_read:
-            # What has not been told is generated again.
+            # The next attempt generates the unsent output again.
             return
         for sequence in self.open_sequences.values():
             if sequence.piece.token_ids:
                 self._tell(sequence)
 
     def give_back(self, reason: ReturnReason) -> None:
-        """Tell everything, and that another worker is to go on; the lease is given back with it."""
+        """Send pending output, and return the job with its lease for another worker."""
         self.tell_everything()
         returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
         self.outbox.give_back(returned, self.report)
@@ -328,7 +329,7 @@ class Generation:
             self.is_prefilled = True
             self._first_token_at = time.monotonic()
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
-        # Sequences after the first find the prompt in the cache because the first one put it there.
+        # Later sequences find the prompt in the cache only because the first one stored it there.
         if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
             self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)
             self._is_prompt_counted = True
@@ -394,7 +395,7 @@ class Generation:
         self.outbox.finish(finished, self.report)
 
     def _chosen(self) -> list[int]:
-        """Return the best sequences, the best first; of equal ones the one with the lower index."""
+        """Return the chosen sequences, best first; of equal ones, the lower index first."""
         if self.job.ranking is Ranking.SUM:
             ranked = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)
         else:

@@ -1,4 +1,4 @@
-"""Leases of claimed jobs: kept alive while jobs run, ended with their counts, or handed back."""
+"""Leases of claimed jobs: renewed while jobs run, ended with their counts, or handed back."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from contract.queue import JobQueue, LeaseReport
 class Leases:
     """The leases of one worker.
 
-    A job that has ended, or is to go on elsewhere, stays leased until its last frame is written and the
-    queue has been told, so that nobody runs it again in between.
+    A job that has ended or is returned stays leased until its last frame is written and the queue
+    is updated, so that no other worker runs it in between.
     """
 
     def __init__(self, queue: JobQueue, worker: str, *, lease_ms: int) -> None:
@@ -26,33 +26,33 @@ class Leases:
         self.settled.set()
 
     def hold_until_written(self, report: LeaseReport) -> None:
-        """Keep the lease of a job that runs no more until `end` or `hand_back` is called for it."""
+        """Keep the lease of a job that no longer runs until `end` or `hand_back`."""
         self._ending[report.job_id] = report
         self.settled.clear()
 
     def end(self, reports: Iterable[LeaseReport]) -> None:
-        """End leases for good."""
+        """End leases permanently."""
         for report in reports:
             self._ending[report.job_id] = report
             self._to_end[report.job_id] = report
         self._ring()
 
     def hand_back(self, reports: Iterable[LeaseReport]) -> None:
-        """Let leases run out now, so that other workers can have the jobs."""
+        """Expire leases now, so that other workers can claim the jobs."""
         for report in reports:
             self._ending[report.job_id] = report
             self._to_hand_back[report.job_id] = report
         self._ring()
 
     def written(self, ended: list[LeaseReport], handed_back: list[LeaseReport]) -> None:
-        """Note that the last frames of these jobs are written."""
+        """End and hand back leases of jobs whose last frames were written."""
         if ended:
             self.end(ended)
         if handed_back:
             self.hand_back(handed_back)
 
     async def settle(self) -> None:
-        """Wait for leases to end or to hand back, and tell the queue."""
+        """Wait for leases to end or hand back, and settle them in the queue."""
         await self._work.wait()
         while self._to_hand_back or self._to_end:
             if self._to_hand_back:
@@ -69,7 +69,7 @@ class Leases:
     async def extend(self, running: Iterable[LeaseReport]) -> list[LeaseReport]:
         """Renew all leases. Return those of `running` that are lost."""
         reports = {report.job_id: report for report in running}
-        # Where an old attempt of a job waits to be ended and a new one runs, only the new one counts.
+        # If an old attempt waits to be ended while a new one runs, only the new one counts.
         everything = self._ending | reports
         if not everything:
             return []

@@ -1,7 +1,7 @@
-"""What a worker has in Redis, whichever engine it runs: its queue, its leases, and replies on their way.
+"""A worker's link to Redis, independent of its engine: queue, leases, and unsent replies.
 
-An engine may die and be followed by another one. Frames go on to be numbered without a gap, and leases of
-jobs that were given back go as soon as the last frame is written.
+If an engine dies, another one replaces it. Frame numbers continue without a gap, and leases of
+returned jobs are released as soon as the last frame is written.
 """
 
 import asyncio

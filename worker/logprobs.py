@@ -1,4 +1,4 @@
-"""Log-probabilities as gateways want them: by token text, with offsets into the text."""
+"""Log-probabilities in the gateways' format: by token text, with offsets into the text."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,17 @@ from contract.messages import TokenLogprob
 from worker.engine.base import TokenScores
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 
 class TokenTexts:
-    """The text of single tokens as they read inside a text, remembered."""
+    """Caches the text of single tokens as they appear inside a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
-        # Some decoders drop the space before the first token of a text, so tokens are read after another.
+        # Some decoders drop the space before a text's first token, so decode each token after
+        # another one.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._skip = len(self._decode(self._anchor))
 
@@ -33,14 +34,14 @@ class TokenTexts:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token shows in no text."""
+        """Whether the token is special and never appears in text."""
         return not self._tokenizer.decode([*self._anchor, token_id])[self._skip :]
 
 
 def token_logprob(
     texts: TokenTexts, scores: TokenScores, *, text: str, offset: int, alternatives: int
 ) -> TokenLogprob:
-    """Describe one scored token that reads as `text` at `offset`."""
+    """Describe one scored token that appears as `text` at `offset`."""
     (token_id, logprob), *others = scores
     token = text or (texts[token_id] if texts.is_special(token_id) else "")
     logprob = max(logprob, LOWEST_LOGPROB)
@@ -60,9 +61,9 @@ def prompt_logprobs(
     *,
     alternatives: int,
 ) -> list[TokenLogprob]:
-    """Describe the tokens of a prompt; nothing precedes the first one, so it has no log-probability.
+    """Describe the tokens of a prompt; the first one has no log-probability.
 
-    Special tokens count into the offsets, since an echoed prompt shows them.
+    Special tokens count towards the offsets, because an echoed prompt includes them.
     """
     stream = DecodeStream(skip_special_tokens=False)
     entries: list[TokenLogprob] = []

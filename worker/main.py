@@ -1,7 +1,7 @@
-"""The worker process: start-up, signals, the order of shutting down, exit codes.
+"""The worker process: startup, signals, shutdown order, and exit codes.
 
-Exit codes: 0 after a signal, 1 when the engine could not be started the first time. An engine that dies is
-started again.
+Exit codes: 0 after a signal, 1 if the first start of the engine fails. The worker restarts an
+engine that dies.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _REDIS_TIMEOUT_SECONDS = 5.0
 
 
 def run(settings: Settings) -> int:
-    """Run a worker until it is stopped by a signal. Return the exit code."""
+    """Run a worker until a signal stops it. Return the exit code."""
     configure_logs(settings.log_format, level=settings.log_level)
     begin_metrics("worker")
     tracing.start(settings)
@@ -55,7 +55,7 @@ def run(settings: Settings) -> int:
 
 
 def make_engine(settings: Settings) -> Engine:
-    """Return the engine that the settings ask for, not started."""
+    """Return the engine selected by the settings, not started."""
     if settings.engine == "vllm":
         from worker.engine.vllm import VllmEngine
 
@@ -75,7 +75,7 @@ def make_engine(settings: Settings) -> Engine:
 
 
 async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
-    """Run one worker with the engines that are made here, one after the other if they die."""
+    """Run one worker. `make_engine` makes its engine, and a new one each time an engine dies."""
     redis = redis_client(
         settings.redis_url.get_secret_value(),
         socket_timeout=_REDIS_TIMEOUT_SECONDS,
@@ -87,7 +87,7 @@ async def serve(settings: Settings, make_engine: Callable[[], Engine]) -> int:
 
 
 class _Process:
-    """One worker process from start to end."""
+    """One worker process from start to exit."""
 
     def __init__(self, settings: Settings, make_engine: Callable[[], Engine], redis: Redis) -> None:
         self._settings = settings
@@ -161,7 +161,7 @@ class _Process:
         return EXIT_STOPPED
 
     async def _serve(self, engine: Engine) -> str | None:
-        """Run jobs on an engine until the process is to stop, or the engine dies: then return of what."""
+        """Run jobs until shutdown, or until the engine dies. Return the cause of its death."""
         runner = self._runner = Runner(
             self._link,
             engine,
@@ -209,9 +209,9 @@ class _Process:
             settings.health_host,
             settings.health_port,
             {
-                # Fails when the process should be restarted.
+                # Fails if the process should be restarted.
                 "/healthz": lambda: self._supervisor.down_seconds < settings.restart_seconds,
-                # Fails when it claims no jobs.
+                # Fails while the worker claims no jobs.
                 "/readyz": lambda: self._catalogue.is_announced_ready,
             },
         )
@@ -238,18 +238,18 @@ class _Process:
         await asyncio.sleep(ANNOUNCE_SECONDS)
 
     async def _announce_once(self) -> None:
-        # The loop that announces every second makes up for a failure.
+        # The periodic announcement repeats it after a failure.
         with contextlib.suppress(RedisError, OSError):
             await self._catalogue.announce()
 
     async def _withdraw(self) -> None:
-        # Without this the card expires by itself after a few seconds.
+        # If this fails, the card expires after a few seconds.
         with contextlib.suppress(RedisError, OSError):
             await self._catalogue.withdraw()
 
 
 def _settle_memory() -> None:
-    """Spare the garbage collector what lives as long as the engine, and make it look less often."""
+    """Exclude long-lived objects from garbage collection and make it less frequent."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

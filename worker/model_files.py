@@ -1,4 +1,4 @@
-"""What can be read from a model folder without loading the model."""
+"""Values from a model folder that can be read without loading the model."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ from tokenizers import Tokenizer
 
 
 def context_window(folder: Path) -> int:
-    """Return the longest context that config.json allows, in tokens; 0 if it does not say."""
+    """Return the context window from config.json, in tokens; 0 if it has none."""
     config = _read(folder / "config.json")
-    # A model that sees images has a configuration within for its text.
+    # A vision model has a nested configuration for its text model.
     within = config.get("text_config") or {}
     name = "max_position_embeddings"
     return int(config.get(name) or within.get(name) or 0)

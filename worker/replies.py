@@ -1,8 +1,8 @@
-"""Frames to the gateways: what one engine step produced, in one stream entry for each gateway.
+"""Reply frames to the gateways: the output of engine steps, one stream entry for each gateway.
 
-While a write is on its way, further steps gather into the next frame, so the worker slows down in steps
-of whole frames and never queues writes. A frame is sent again, under the same number, until Redis has
-taken it; gateways drop the number they have seen.
+While a write is in progress, further steps are collected in the next frame. The worker therefore
+slows down in whole frames and never queues writes. It retries a frame under the same number until
+Redis accepts it; gateways drop a frame number that they have already received.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ from worker.backoff import Backoff
 _log = logging.getLogger(__name__)
 
 MOST_FRAMES_KEPT = 20_000
-"""Frames that a gateway's stream keeps, about; older ones were read long ago."""
+"""Approximate length of a gateway's stream; older frames were read long ago."""
 
 MOST_DELTAS_IN_FRAME = 2_000
-"""A frame that gathers for long, while Redis is away, is cut into frames that a gateway reads at once. Each
-log-probability in a delta counts as one more."""
+"""Deltas in one frame. More, collected while Redis is unavailable, are split into frames that a
+gateway reads at once. Each log-probability in a delta counts as one more delta."""
 BYTES_OF_LOGPROB = 16
-"""About what one takes: a short text and a number."""
+"""Approximate size of one log-probability: a short text and a number."""
 
 Entry = tuple[str, bytes]
-"""A stream's key and an encoded frame."""
+"""A stream key and an encoded frame."""
 
 
 class Taken(NamedTuple):
-    """One frame, and the leases that can go once it is written."""
+    """One frame, and the leases to settle once it is written."""
 
     gateway: str
     frame: Frame
@@ -52,7 +52,7 @@ class Taken(NamedTuple):
 
 
 class Outbox:
-    """What waits to be sent to one gateway."""
+    """Messages that wait to be sent to one gateway."""
 
     __slots__ = (
         "_started",
@@ -77,13 +77,15 @@ class Outbox:
         self.returned: list[JobReturned] = []
         self._started: dict[int, JobStarted] = {}
         self.to_end: list[LeaseReport] = []
-        """Leases of jobs whose end is told above; they end once that is written."""
+        """Leases of the finished and failed jobs above; they end once these messages are
+        written."""
         self.to_hand_back: list[LeaseReport] = []
-        """Leases of jobs that others are to go on with, handed back once all that is told is written."""
+        """Leases of jobs that other workers resume, handed back once all messages above are
+        written."""
 
     @property
     def started(self) -> list[JobStarted]:
-        """Jobs whose prompts were read; those that have ended already are not told as well."""
+        """Jobs whose prompts were processed, except those that have already ended."""
         return list(self._started.values())
 
     @property
@@ -99,39 +101,39 @@ class Outbox:
         )
 
     def start(self, started: JobStarted) -> None:
-        """Tell that the prompt of a job was read."""
+        """Report that the prompt of a job was processed."""
         self._started[started.handle] = started
 
     def finish(self, finished: JobFinished, report: LeaseReport) -> None:
-        """Tell that a job came to its end; its lease ends once that is written."""
+        """Report that a job finished; its lease ends once the message is written."""
         self._started.pop(finished.handle, None)
         self.finished.append(finished)
         self.to_end.append(report)
 
     def fail(self, failed: JobFailed, report: LeaseReport) -> None:
-        """Tell that a job will have no result; its lease ends once that is written."""
+        """Report that a job failed; its lease ends once the message is written."""
         self._started.pop(failed.handle, None)
         self.failed.append(failed)
         self.to_end.append(report)
 
     def give_back(self, returned: JobReturned, report: LeaseReport) -> None:
-        """Tell that another worker is to go on with a job; its lease is given back once that is written."""
+        """Return a job for another worker to resume; its lease follows once this is written."""
         self.returned.append(returned)
         self.to_hand_back.append(report)
 
     def hand_back(self, report: LeaseReport) -> None:
-        """Give a lease back once all that stands here is written."""
+        """Hand a lease back once all messages in this outbox are written."""
         self.to_hand_back.append(report)
 
     def drop(self, handles: set[int]) -> None:
-        """Take back what was to be told of jobs that are given up, and have not ended."""
+        """Remove the messages of dropped jobs that have not ended."""
         self.prompts = [each for each in self.prompts if each.handle not in handles]
         self.deltas = [each for each in self.deltas if each.handle not in handles]
         for handle in handles:
             self._started.pop(handle, None)
 
     def take(self, worker: str) -> Taken:
-        """Remove the next frame and the leases that go with it."""
+        """Remove the next frame and the leases that belong to it."""
         self.number += 1
         started, self._started = self.started, {}
         prompts, self.prompts = self.prompts, []
@@ -155,7 +157,7 @@ class Outbox:
         return taken
 
     def _cut(self) -> int:
-        """Return where the next frame's deltas end: not between the choices that one token is told for."""
+        """Return the number of deltas in the next frame, never splitting the choices of a token."""
         deltas, cut, weight = self.deltas, 0, 0
         for cut, delta in enumerate(deltas, start=1):  # noqa: B007 - where it ended is what counts
             weight += 1 + len(delta.logprobs) // BYTES_OF_LOGPROB
@@ -185,14 +187,14 @@ class ReplyWriter:
         self._most_pending_deltas = most_pending_deltas
         self._on_written = on_written
         self.on_overflow: Callable[[], None] | None = None
-        """Called while too much is unwritten; set by whoever runs jobs."""
+        """Called while too many deltas are unwritten; set by the runner."""
         self._outboxes: dict[str, Outbox] = {}
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
 
     def outbox(self, gateway: str) -> Outbox:
-        """Return the outbox of a gateway. Call `flush` after putting something in."""
+        """Return the outbox of a gateway. Call `flush` after adding messages."""
         outbox = self._outboxes.get(gateway)
         if outbox is None:
             outbox = self._outboxes[gateway] = Outbox(gateway)
@@ -204,20 +206,20 @@ class ReplyWriter:
         return list(self._outboxes)
 
     def forget(self, gateway: str) -> None:
-        """Drop the outbox of a gateway that will never read again."""
+        """Drop the outbox of a gateway that will not read again."""
         self._outboxes.pop(gateway, None)
 
     def flush(self) -> None:
-        """Have everything written that is in the outboxes."""
+        """Request that all outboxes are written."""
         self._something.set()
         self._nothing.clear()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Wait until everything is written, but not forever."""
+        """Wait until everything is written, up to a timeout."""
         try:
             await asyncio.wait_for(self._nothing.wait(), timeout_seconds)
         except TimeoutError:
-            _log.warning("Gave up writing replies after %.0f s", timeout_seconds)
+            _log.warning("Replies were still unwritten after %.0f s", timeout_seconds)
 
     async def run(self) -> None:
         """Write frames until cancelled."""

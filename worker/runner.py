@@ -1,7 +1,7 @@
-"""The loops around one engine: claim jobs, step the engine, and give up what nobody waits for.
+"""The runner loops of one engine: claim jobs, step the engine, and drop jobs that nobody waits for.
 
-Every loop awaits something that rings (a doorbell list, a control list, the engine's next step), so an
-idle worker costs nothing. Timeouts are a safety net for rings that got lost.
+Every loop blocks on an event (a doorbell list, a control list, the engine's next step), so an idle
+worker uses no CPU. Timeouts are a safety net for lost events.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Runner:
         self._by_sequence: dict[str, Generation] = {}
         self._unwanted: list[str] = []
         self._apart: set[asyncio.Task[None]] = set()
-        # One thread: more of them would only take turns with each other, and leave the event loop fewer.
+        # One thread: more would only take turns with each other and leave the event loop less time.
         self._reading = ThreadPoolExecutor(1, "read-answers")
         self._stats = EngineStats(0, 0, 0.0)
         self._steps = 0
@@ -90,7 +90,7 @@ class Runner:
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
-        """Run jobs until stopped, or until the engine dies; then give back what is left.
+        """Run jobs until stopped or until the engine dies, then give the remaining jobs back.
 
         Raises EngineDeadError, also if the engine hangs.
         """
@@ -100,8 +100,8 @@ class Runner:
                 self._step(),
                 self._watch_for_stalls(),
                 keep_doing("extend leases", self._extend_leases),
-                keep_doing("look after gateways and deadlines", self._watch),
-                keep_doing("hear of cancelled jobs", self._obey),
+                keep_doing("check gateways and deadlines", self._watch),
+                keep_doing("receive cancellations", self._obey),
                 keep_doing("claim jobs", self._claim),
             )
         ]
@@ -116,7 +116,7 @@ class Runner:
             self._reading.shutdown(wait=False, cancel_futures=True)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Claim nothing more, let running jobs finish, then stop."""
+        """Stop claiming jobs, let running jobs finish, then stop."""
         self._stopping.set()
         self._room_changed.set()
         try:
@@ -129,7 +129,7 @@ class Runner:
         self.stop()
 
     def stop(self) -> None:
-        """Stop now."""
+        """Stop immediately."""
         self._stopping.set()
         self._room_changed.set()
         self._stopped.set()
@@ -153,8 +153,8 @@ class Runner:
                     self._worker, room, most_jobs=MOST_JOBS_PER_CLAIM, lease_ms=self._lease_ms
                 )
             except msgspec.MsgspecError:
-                # Their leases run out and their gateways decide; all other jobs go on.
-                _log.exception("Claimed jobs that this version cannot read")
+                # The leases expire and the gateways decide what happens; all other jobs continue.
+                _log.exception("Claimed jobs that this version cannot decode")
                 return
             await self._start(result.claims, asked_at)
         if result.blocked:
@@ -164,7 +164,7 @@ class Runner:
 
     def _room(self) -> Room:
         info = self._engine.info
-        # What the engine reports after its last step is stale once it has nothing to step for.
+        # The engine's last report is stale once the engine has nothing left to step.
         used = self._stats.kv_usage * info.kv_cache_tokens if self._generations else 0.0
         reserved = sum(each.reserved_tokens for each in self._generations.values())
         return Room(
@@ -193,7 +193,8 @@ class Runner:
             await cancel([ring, stopping])
 
     async def _start(self, claims: list[Claim], asked_at: float) -> None:
-        # All are taken in before any is submitted: a dead engine hands back what has been taken in.
+        # Register all jobs before submitting any: if the engine dies, registered jobs are given
+        # back.
         taken = []
         for claim in claims:
             telemetry.JOBS_CLAIMED.inc()
@@ -204,13 +205,13 @@ class Runner:
             elif (generation := self._take_in(claim, asked_at)) is not None:
                 taken.append(generation)
             if claim.job.resumption is not None:
-                # Many tokens may have been gone through: running sequences are not to wait for all jobs.
+                # Replaying a resumption may take long: let running sequences proceed between jobs.
                 await asyncio.sleep(0)
         for generation in taken:
             if generation.job.is_suspect:
                 self._suspects.add(generation)
             elif generation.takes_time_to_submit:
-                # Everybody else's jobs do not wait for its images or grammar.
+                # Preprocessing images or compiling a grammar must not delay other jobs.
                 self._keep(asyncio.create_task(self._submit_apart(generation)))
             else:
                 await self._submit(generation)
@@ -233,7 +234,7 @@ class Runner:
     def _take_in(self, claim: Claim, asked_at: float) -> Generation | None:
         job = claim.job
         if before := self._generations.get(job.id):
-            # The lease ran out, and the job has come back to this very worker.
+            # The lease expired, and the same worker claimed the job again.
             self._drop(before, "lost")
         outbox = self._writer.outbox(job.gateway)
         generation, param = None, None
@@ -253,9 +254,7 @@ class Runner:
             except InvalidRequestError as error:
                 code, message, param = FailureCode.INVALID_REQUEST, str(error), error.param
             except Exception:  # noqa: BLE001  (one job's bytes must not end everybody's)
-                _log.exception(
-                    "Job %s: its tokens could not be turned into text", job.id, extra=about(job)
-                )
+                _log.exception("Job %s: could not decode its tokens", job.id, extra=about(job))
                 code, message = FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE
         if generation is None:
             report = report_before(claim)
@@ -288,7 +287,8 @@ class Runner:
             if self._is_running(generation):
                 self._fail(generation, FailureCode.INVALID_REQUEST, str(error), param=error.param)
         if not self._is_running(generation):
-            # Ended while they were on their way, when the engine did not know all of them yet.
+            # The job ended during submission, when the engine did not have all of its sequences
+            # yet.
             self._unwanted += [each.id for each in requests if each.id not in self._by_sequence]
 
     async def _submit_apart(self, generation: Generation) -> None:
@@ -296,7 +296,7 @@ class Runner:
             await self._submit(generation)
             await self._abort_unwanted()
         except EngineDeadError:
-            return  # The loop that steps the engine hears of it, too, and ends them all.
+            return  # The step loop raises the same error and ends all jobs.
         except Exception:  # noqa: BLE001  (one job must not end everybody's)
             _log.exception(
                 "Job %s could not be submitted", generation.job.id, extra=about(generation.job)
@@ -325,7 +325,7 @@ class Runner:
                 await self._abort_unwanted()
 
     def _apply(self, step: EngineStep) -> None:
-        # First: sequences that end with it for us, at a stop string, still run in what the engine counts.
+        # First: the engine's counts still include sequences that this step ends at a stop string.
         telemetry.note_step(step)
         is_due = self._pace.is_due(time.monotonic(), len(self._by_sequence))
         for output in step.outputs:
@@ -364,22 +364,22 @@ class Runner:
 
     def _fail_undecodable(self, generation: Generation) -> None:
         job = generation.job
-        _log.exception("Job %s: its output could not be turned into text", job.id, extra=about(job))
+        _log.exception("Job %s: could not decode its output", job.id, extra=about(job))
         self._fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
 
-    # --- reading answers apart that takes long ---------------------------------------------------
+    # --- parsing slow responses in a thread ---------------------------------------------------
 
     def _put_off(self, output: SequenceOutput, generation: Generation) -> None:
         generation.put_off(output)
         if output.end is not None:
-            # The engine has nothing more to step for: its silence is no stall.
+            # The engine has no more steps for this sequence: its silence is not a stall.
             self._by_sequence.pop(output.sequence_id, None)
         if not generation.is_being_read:
             generation.is_being_read = True
             self._keep(asyncio.create_task(self._read(generation)))
 
     async def _read(self, generation: Generation) -> None:
-        """Read what was put off of a job, in order, while the event loop goes on."""
+        """Parse the backlog of a job, in order, in another thread."""
         backlog, loop = generation.backlog, asyncio.get_running_loop()
         while backlog and self._is_running(generation):
             outputs = [backlog.popleft() for _ in range(min(len(backlog), MOST_OUTPUTS_PER_READ))]
@@ -405,7 +405,7 @@ class Runner:
     async def _abort_unwanted(self) -> None:
         unwanted, self._unwanted = self._unwanted, []
         if unwanted:
-            # Of an engine's death the loop that steps it hears, too.
+            # The step loop raises the same error when the engine dies.
             with contextlib.suppress(EngineDeadError):
                 await self._engine.abort(unwanted)
 
@@ -427,12 +427,12 @@ class Runner:
         self._remove(generation, "handed_back")
 
     def _drop(self, generation: Generation, outcome: str) -> None:
-        """End a job of which nobody is told; what was generated is on its receipt if the lease is ours."""
+        """End a job without a reply; its receipt has the counts if this worker holds the lease."""
         self._remove(generation, outcome)
         self._leases.end([generation.report])
 
     def _leave(self, generation: Generation) -> None:
-        """Stop a job whose gateway is gone; another gateway takes over what is wanted all the same."""
+        """Stop a job whose gateway is gone. Another gateway takes over a background job."""
         if not generation.job.is_background:
             self._drop(generation, "abandoned")
             return
@@ -454,7 +454,7 @@ class Runner:
         tracing.attempt_ended(generation, outcome)
         self._room_changed.set()
         if not self._by_sequence:
-            # The engine makes no further step that would tell so.
+            # No further engine step updates the gauge.
             telemetry.SEQUENCES_RUNNING.set(0)
         if not self._generations:
             self._idle.set()
@@ -464,7 +464,9 @@ class Runner:
     def _give_everything_up(self) -> None:
         if not self._generations:
             return
-        _log.error("Redis has been away for too long: giving up %d jobs", len(self._generations))
+        _log.error(
+            "Redis was unavailable for too long: handing back %d jobs", len(self._generations)
+        )
         generations = list(self._generations.values())
         for gateway in {generation.job.gateway for generation in generations}:
             outbox = self._writer.outbox(gateway)
@@ -475,12 +477,12 @@ class Runner:
 
     async def _give_everything_back(self, *, is_engine_dead: bool) -> None:
         self.stop()
-        # A claim that is on its way is to be taken in first, unless the engine holds it up for good.
+        # Wait for a claim that is in progress, unless the engine blocks it for good.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._claiming.acquire(), _HAND_BACK_SECONDS)
         self._suspects.clear()
         for generation in list(self._generations.values()):
-            # A job that had not been given to the engine has no part in its death.
+            # A job that was not submitted to the engine did not cause its death.
             is_to_blame = is_engine_dead and any(
                 map(self._by_sequence.get, generation.open_sequences)
             )
@@ -488,7 +490,7 @@ class Runner:
             self._give_back(generation, reason)
         self._writer.flush()
         if not is_engine_dead:
-            # At once, before the engine makes a further step: `wait_for` would let it.
+            # Not `wait_for`, which would let the engine make another step first.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ABORT_SECONDS):
                     await self._abort_unwanted()
@@ -502,7 +504,8 @@ class Runner:
         key = keys.control(self._queue.model, self._worker)
         rung: Any = await self._redis.blpop([key], timeout=_RING_TIMEOUT_SECONDS)
         if rung is not None and (generation := self._generations.get(rung[1].decode())):
-            # What an engine does for a client that leaves is paid: else prompts would be read for nothing.
+            # The client pays for a prompt in progress; otherwise disconnecting would make prompts
+            # free.
             generation.count_prompt()
             self._drop(generation, "cancelled")
             await self._abort_unwanted()
@@ -517,7 +520,7 @@ class Runner:
         await self._abort_unwanted()
 
     async def _watch_for_stalls(self) -> None:
-        # Looks are counted, not time: a process that was stopped, too, has heard nothing meanwhile.
+        # Count checks, not time: a suspended worker process has received no steps either.
         pause = min(_STALL_LOOK_SECONDS, self._stall_seconds / 2)
         looks, silent_looks = self._stall_seconds / pause, 0
         while silent_looks < looks:

@@ -1,4 +1,4 @@
-"""One sequence of a job: token ids from the engine become text, log-probabilities and an end."""
+"""One sequence of a job: turns the engine's token ids into text, log-probabilities and an end."""
 
 import time
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from worker.parsing.reader import Answer, Reader
 from worker.text import Detokenizer, StopMatcher, StopStrings
 
 REPETITION = "repetition"
-"""The stop reason of a sequence that repeated itself."""
+"""The stop reason of a sequence that ended because it repeated itself."""
 
 _REASONS = {
     SequenceEnd.STOP: FinishReason.STOP,
@@ -23,22 +23,22 @@ _REASONS = {
 
 @dataclass(slots=True)
 class Piece:
-    """New output of a sequence that has not been sent yet."""
+    """Output of a sequence that was not sent yet."""
 
     start: int = 0
-    """Tokens of the sequence before it."""
+    """Number of tokens of the sequence before this piece."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     answer: Answer | None = None
-    """Instead of the text, where that is read apart."""
+    """Replaces the text if the response is parsed."""
 
 
 class Sequence:
-    """Follows one sequence of the engine until it ends, by the engine or by a stop string.
+    """Tracks one engine sequence until the engine, a stop string or a time limit ends it.
 
-    All that it holds is a function of its tokens: one that goes on with those of an earlier attempt is in
-    the state of that attempt, text held back and half characters included.
+    All state is a function of the tokens. A resumed sequence therefore has the state of the earlier
+    attempt, including held-back text and incomplete characters.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.has_been_told = False
-        """Whether any of it has been sent."""
+        """Whether any part of the sequence was sent."""
         self._job = job
         self._detokenizer = detokenizer
         self._stops = None if stops is None else StopMatcher(stops, includes_stop=job.includes_stop)
@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def resumed_token_ids(self) -> list[int]:
-        """Tokens of earlier attempts, which have been told."""
+        """Tokens of earlier attempts, which were already sent."""
         return [] if self._resumed is None else self._resumed.token_ids
 
     @property
@@ -108,22 +108,22 @@ class Sequence:
 
     @property
     def mean_logprob(self) -> float:
-        """Log-probability per token."""
+        """Mean log-probability per token."""
         return self.cumulative_logprob / max(self.tokens, 1)
 
     @property
     def takes_long(self) -> bool:
-        """Whether reading it apart holds others up, so that `receive` belongs into another thread."""
+        """Whether parsing is slow, so that `receive` must run in another thread."""
         return self._reader is not None and self._reader.takes_long
 
     def take_piece(self) -> Piece:
-        """Hand over what has come since the last call."""
+        """Return and reset the output since the last call."""
         piece, self.piece = self.piece, Piece(self.tokens)
         self.has_been_told = True
         return piece
 
     def receive(self, output: SequenceOutput) -> None:
-        """Take in what one engine step added."""
+        """Add the output of one engine step."""
         last = len(output.token_ids) - 1
         for position, token_id in enumerate(output.token_ids):
             scores = None if output.logprobs is None else output.logprobs[position]
@@ -155,7 +155,7 @@ class Sequence:
         self.piece.start = self.tokens
 
     def _replay(self, token_ids: list[int]) -> None:
-        """Go through tokens whose text has been told. They may be all that the sequence can have."""
+        """Replay tokens whose text was already sent. They may complete the sequence."""
         stops = self._stops
         for token_id in token_ids:
             self._add_token(token_id, self._detokenizer.step(token_id), None)
@@ -171,13 +171,14 @@ class Sequence:
             self._end(FinishReason.LENGTH, None)
 
     def _named(self, stop_token_id: int | None) -> int | None:
-        """Return a stop token that the job names; others are the model's own ends of text."""
+        """Return a stop token that the job names; None for the model's own end-of-text tokens."""
         return stop_token_id if stop_token_id in self._job.sampling.stop_token_ids else None
 
     def _add_stop_token(
         self, token_id: int, scores: TokenScores | None, stop_token_id: int | None
     ) -> None:
-        # Like a stop string, a stop token is shown where the job says so; the end of text never is.
+        # Like a stop string, a stop token is shown if the job asks for it; an end-of-text token
+        # never is.
         shows = self._job.includes_stop and self._named(stop_token_id) is not None
         text = self._detokenizer.step(token_id) if shows else ""
         self._add_token(token_id, text, scores, name=self._texts[token_id])
@@ -218,7 +219,7 @@ class Sequence:
             self.piece.logprobs.append(entry)
 
     def _is_time_up(self) -> bool:
-        """Whether the time since the first token is over and a line has ended, as in llama.cpp."""
+        """Whether the time limit has passed and a line has ended, as in llama.cpp."""
         now = time.monotonic()
         if self._time_is_up_at is None:
             resumption = self._job.resumption
@@ -245,7 +246,7 @@ class Sequence:
             self._reader.finish(reason, self._answer())
         self.finish_reason = reason
         self.stop_reason = stop_reason
-        # Tokens of a stop string that was cut off have no place in the text: they stand at its end.
+        # Tokens of a removed stop string have no position in the text: place them at its end.
         self.piece.logprobs = [
             TokenLogprob(entry.token, entry.logprob, min(entry.offset, self._returned), entry.top)
             for entry in self.piece.logprobs

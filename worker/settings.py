@@ -19,7 +19,7 @@ _PREFIX = "SLUICE_"
 
 
 def environment_name(field: str) -> str:
-    """Return the environment variable that sets a field."""
+    """Return the environment variable of a field."""
     return _PREFIX + field.upper()
 
 
@@ -48,7 +48,7 @@ def _check_redis_url(url: SecretStr) -> SecretStr:
 
 
 class Settings(BaseSettings):
-    """Everything that can be set about a worker."""
+    """All settings of a worker."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, extra="forbid", frozen=True, protected_namespaces=()

@@ -1,7 +1,7 @@
-"""Keeps an engine running: when one has died, what is left of it is closed and another one is started.
+"""Supervision of the engine: when it dies, close what is left of it and start another one.
 
-Tries to start one go on for as long as it takes, with pauses that double up to a bound. An engine that has
-worked for a while makes them short again.
+Restarts are retried without limit, with exponential backoff up to a maximum pause. An engine that
+has run for a while resets the pause.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 STEADY_SECONDS = 60.0
-"""Time for which an engine must have worked for its death to count as the first one."""
+"""Time an engine must have run for its death to reset the backoff."""
 
 _CLOSE_SECONDS = 30.0
 
@@ -44,12 +44,12 @@ class Supervisor:
 
     @property
     def down_seconds(self) -> float:
-        """Time since an engine died that was not followed by another one yet. May be read from any thread."""
+        """Time since an engine died that has no replacement yet. Any thread may read it."""
         died_at = self._died_at
         return 0.0 if died_at is None else time.monotonic() - died_at
 
     async def start(self) -> Engine | None:
-        """Start the first engine; None if the process is to stop meanwhile. Raises what the engine raises."""
+        """Start the first engine; None if shutdown begins meanwhile. Passes on its exceptions."""
         engine = self._engine = self._make_engine()
         starting = asyncio.create_task(engine.start())
         if await self._is_stopped_before(starting):
@@ -60,7 +60,7 @@ class Supervisor:
         return engine
 
     async def restart(self, failure: str) -> Engine | None:
-        """Start another engine in place of one that died; None if the process is to stop meanwhile."""
+        """Start a replacement for an engine that died; None if shutdown begins meanwhile."""
         self._died_at = now = time.monotonic()
         if now - self._started_at >= STEADY_SECONDS:
             self._pause_seconds = 0.0
@@ -80,7 +80,7 @@ class Supervisor:
             return engine
 
     async def aclose(self) -> None:
-        """Close the engine, whatever state it is in."""
+        """Close the engine in whatever state it is."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -92,12 +92,12 @@ class Supervisor:
     async def _pause(self) -> None:
         doubled = max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS)
         self._pause_seconds = min(doubled, self._longest_pause_seconds)
-        _log.info("Starting the engine again in %.0f s", self._pause_seconds)
+        _log.info("Restarting the engine in %.0f s", self._pause_seconds)
         telemetry.next_start_at(time.monotonic() + self._pause_seconds)
         await asyncio.sleep(self._pause_seconds)
 
     async def _is_stopped_before(self, task: "asyncio.Task[None]") -> bool:
-        """Wait for a task, which is cancelled if the process is to stop. Return whether it is."""
+        """Wait for a task, and cancel it if shutdown begins. Return whether shutdown began."""
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)

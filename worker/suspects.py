@@ -1,7 +1,7 @@
-"""Jobs with which an engine has died, given to the engine one by one.
+"""Suspects: jobs with which an engine has died, submitted to the engine one at a time.
 
-If two of them were in the engine when it dies, nobody could tell which one is to blame. A suspect that has got
-a token in this attempt is as good as any other job.
+If two suspects were in an engine that dies, the cause would be ambiguous. A suspect that has
+received a token in this attempt is treated like any other job.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from worker.generation import Generation
 
 
 class Suspects:
-    """The suspects that wait, and the one whose first token is waited for."""
+    """The waiting suspects, and the one whose first token is pending."""
 
     def __init__(self) -> None:
         self._waiting: deque[Generation] = deque()
@@ -18,26 +18,26 @@ class Suspects:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether a suspect waits for another one's first token."""
+        """Whether suspects wait for another one's first token."""
         return bool(self._waiting)
 
     def add(self, generation: Generation) -> None:
-        """Have a suspect wait for its turn."""
+        """Queue a suspect."""
         self._waiting.append(generation)
 
     def discard(self, generation: Generation) -> None:
-        """Wait no more for a job that has ended."""
+        """Remove a job that has ended."""
         if generation is self._current:
             self._current = None
         elif generation in self._waiting:
             self._waiting.remove(generation)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all waiting suspects."""
         self._waiting.clear()
 
     def next(self) -> Generation | None:
-        """Return the suspect whose turn it is now, if there is one."""
+        """Return the next suspect, or None if none may start yet."""
         if not self._waiting or (self._current is not None and not self._current.has_progressed):
             return None
         self._current = self._waiting.popleft()

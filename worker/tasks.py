@@ -1,4 +1,4 @@
-"""Ending asyncio tasks for certain."""
+"""Cancellation of asyncio tasks that also works if a task suppresses it once."""
 
 import asyncio
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ _CANCEL_AGAIN_SECONDS = 0.2
 async def cancel(tasks: Iterable["asyncio.Future[Any]"]) -> None:
     """Cancel tasks and wait until they have ended, whatever their outcome.
 
-    A client that is just timing out or reconnecting may turn a cancellation into an error of its own,
-    after which a loop that goes on after errors would go on: so cancel until it works.
+    A client that times out or reconnects may convert a cancellation into another error. A loop that
+    continues after errors would then keep running, so cancel repeatedly until the task ends.
     """
     pending = set(tasks)
     while pending:

@@ -1,4 +1,4 @@
-"""Every metric of the worker process."""
+"""The metrics of the worker process."""
 
 import time
 
@@ -54,7 +54,7 @@ _NEXT_START = Gauge(
 
 
 def next_start_at(at: float) -> None:
-    """Note when an engine will be started, in seconds of `time.monotonic`."""
+    """Set the time of the next engine start, in seconds of `time.monotonic`."""
     _NEXT_START.set_function(lambda: max(at - time.monotonic(), 0.0))
 
 

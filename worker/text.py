@@ -1,8 +1,8 @@
-"""From token ids to text, one sequence at a time: decoding, and stop strings.
+"""Detokenization and stop strings, for one sequence at a time.
 
-Equal to what vLLM's own detokenizer yields, with two differences: text of the prompt never leaks into a
-completion when the prompt ends inside a character, and no more text is held back than a stop string
-could still claim.
+The result equals that of vLLM's detokenizer, with two differences. Prompt text never leaks into a
+completion if the prompt ends inside a character. Only text that a stop string could still match is
+held back.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ _LONGEST_CHARACTER_TAIL = 4
 
 
 class Detokenizer:
-    """Decodes a completion token by token; text appears as soon as its characters are complete."""
+    """Decodes a completion token by token; returns text as soon as its characters are complete."""
 
     __slots__ = ("_hides_special", "_prompt_tail", "_stream", "_tokenizer")
 
@@ -34,7 +34,8 @@ class Detokenizer:
         head = self._complete_head(window)
         self._stream = DecodeStream(ids=head, skip_special_tokens=self._hides_special)
         # Bytes that begin a character at the prompt's end belong to the completion if it completes
-        # the character, else to the prompt, where they read as replacement characters.
+        # the
+        # character. Otherwise they belong to the prompt and decode as replacement characters.
         self._prompt_tail = ""
         if head != window:
             shown = [
@@ -49,8 +50,8 @@ class Detokenizer:
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception as error:
-            # tokenizers raises a bare Exception when bytes decoded so far turn out differently with
-            # the next token. Starting afresh is what vLLM does, too.
+            # tokenizers raises a bare Exception if the next token changes how earlier bytes decode.
+            # vLLM also resets the decoder in this case.
             if not str(error).startswith("Invalid prefix"):
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._hides_special)
@@ -61,7 +62,7 @@ class Detokenizer:
         return text or ""
 
     def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        """Return the last tokens of the prompt, enough to have text: decoding depends on no more."""
+        """Return the last tokens of the prompt that have text: decoding depends on no more."""
         for size in _WINDOWS:
             window = list(prompt_token_ids[-size:])
             if self._decode(window):
@@ -80,7 +81,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """The stop strings of a job, made ready to be looked for. Shared by its sequences."""
+    """The stop strings of a job, prepared for searching. Its sequences share them."""
 
     __slots__ = ("_first_characters", "_last_characters", "_ordered", "texts")
 
@@ -91,7 +92,7 @@ class StopStrings:
         self._last_characters = frozenset(text[-1] for text in texts)
 
     def find(self, text: str, searched: int) -> tuple[int, str] | None:
-        """Return where the match that ends first ends, and what matches; of equal ends the first given.
+        """Return the end and the string of the first match to end; of equal ends, the first given.
 
         Only matches that end after the first `searched` characters count.
         """
@@ -107,7 +108,7 @@ class StopStrings:
     def claimed_from(self, text: str) -> int:
         """Return where the longest end of `text` that begins a stop string starts, or its length.
 
-        Looks at an end for each character that is not held back any more: few in the long run.
+        Checks one suffix for each character that is no longer held back: few on average.
         """
         for start, character in enumerate(text):
             if character in self._first_characters and self._begins_one(text[start:]):
@@ -115,13 +116,13 @@ class StopStrings:
         return len(text)
 
     def _begins_one(self, text: str) -> bool:
-        """Whether a stop string is longer than `text` and begins with it."""
+        """Whether `text` is a proper prefix of a stop string."""
         position = bisect_right(self._ordered, text)
         return position < len(self._ordered) and self._ordered[position].startswith(text)
 
 
 class StopMatcher:
-    """Finds stop strings in text that arrives in pieces, and holds back what may become one."""
+    """Finds stop strings in incremental text, and holds back a possible beginning of one."""
 
     __slots__ = ("_held", "_includes", "_stops", "matched")
 
@@ -130,12 +131,12 @@ class StopMatcher:
         self._includes = includes_stop
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found; nothing may be pushed after that."""
+        """The stop string that matched; nothing may be pushed after a match."""
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Return the text that can be shown: up to a match, or to what could be the start of one.
+        """Return the text that can be sent: up to a match or a possible beginning of one.
 
-        A match that ends where none may (before `min_tokens`) does not count, now or later.
+        A match that ends where `may_match` is false (before `min_tokens`) never counts.
         """
         searched = len(self._held)
         text = self._held + text
@@ -148,6 +149,6 @@ class StopMatcher:
         return text[:split]
 
     def flush(self) -> str:
-        """Return the text held back, once no more will come."""
+        """Return the held-back text at the end of the sequence."""
         held, self._held = self._held, ""
         return held

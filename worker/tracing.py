@@ -1,13 +1,13 @@
-"""The spans of a worker process, one tracer for all of it: what became of each attempt of a job here.
+"""Tracing spans of a worker process: what this worker does with each attempt of a job.
 
-Times are noted while a job runs, and its spans are made when it has left the worker: nothing happens for a token. A
-job is traced if its gateway traces it; the sampling is the gateway's.
+The worker records times while a job runs and creates the spans when the job leaves it, so a token
+costs nothing. A job is traced if its gateway traces it; the gateway decides the sampling.
 
     attempt (the gateway's)
-    ├── queue        from the enqueueing to the claim
-    └── generate     from the claim to the end here; linked to the attempt before, if this one resumes it
-        ├── claim    until the job is known to be in order, and its earlier text is gone through
-        ├── prefill  until the first token, waiting inside the engine included
+    ├── queue        from enqueueing to the claim
+    └── generate     from the claim to the end here; linked to the attempt that this one resumes
+        ├── claim    until the job is validated and its earlier text is replayed
+        ├── prefill  until the first token, including waiting inside the engine
         └── decode   until the end
 """
 
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "sluice-worker"
 LOST: Final = "lost"
-"""The outcome of an attempt whose lease is another's."""
+"""The outcome of an attempt whose lease now belongs to another attempt."""
 
 _FAILURES: Final = frozenset({LOST, *FailureCode}) - {FailureCode.CANCELLED}
 
 
 @dataclass(slots=True)
 class _Tracing:
-    """What traces are made with while they are on."""
+    """Tracing state; used while tracing is on."""
 
     provider: "TracerProvider | None" = None
     tracer: Tracer | None = None
@@ -75,7 +75,7 @@ _tracing = _Tracing()
 
 
 def start(settings: Settings) -> None:
-    """Begin to make spans, if the settings want it. Raises ValueError for an `OTEL_` variable that makes no sense."""
+    """Start tracing if the settings enable it. Raises ValueError for a bad `OTEL_` variable."""
     if not settings.traces:
         return
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
@@ -87,7 +87,7 @@ def start(settings: Settings) -> None:
 
 
 def stop() -> None:
-    """Make no more spans, and export those that wait, within seconds."""
+    """Stop tracing, and export pending spans within a few seconds."""
     provider = _tracing.provider
     _tracing.provider, _tracing.tracer = None, None
     if provider is not None:
@@ -95,7 +95,7 @@ def stop() -> None:
 
 
 def attempt_ended(generation: Generation, outcome: str) -> None:
-    """Make the spans of an attempt that has left this worker."""
+    """Create the spans of an attempt that has left this worker."""
     tracer, job = _tracing.tracer, generation.job
     if tracer is None or not job.traceparent:
         return
@@ -141,7 +141,7 @@ def attempt_ended(generation: Generation, outcome: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When what happened to an attempt, in nanoseconds of Unix time."""
+    """Times of an attempt's events, in nanoseconds of Unix time."""
 
     enqueued: int
     asked: int
