@@ -1,1 +1,1 @@
-"""What continues prompts: a Protocol, vLLM behind it, and a scripted engine for tests."""
+"""Engines that run the model: a Protocol, vLLM, and a scripted engine for tests."""

@@ -1,4 +1,4 @@
-"""What vLLM is started with: its engine arguments, and its environment variables."""
+"""vLLM's engine arguments and environment variables."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -10,14 +10,16 @@ from worker.samplers.arguments import PROCESSOR
 from worker.settings import Settings
 
 GRAMMAR_BACKEND = "guidance"
-"""What the gateway compiles every grammar with before a job has it. vLLM would choose for itself, by the
-first grammar it sees."""
+"""The backend with which the gateway has already compiled every grammar. By default vLLM chooses
+one
+according to the first grammar that it receives."""
 
 MAX_BAD_WORD_TOKENS = 4096
-"""Tokens of all bad words of a request together, in both of their forms, at most."""
+"""Maximum tokens of all bad words of a request together, in both of their forms."""
 
 _JSON_LOGS = Path(__file__).with_name("logging.json")
-"""How vLLM's processes log where the worker logs JSON: what they would else write is no JSON."""
+"""Logging configuration for vLLM's processes when the worker logs JSON; their default is not
+JSON."""
 
 _DEFAULT_MAX_IMAGES = 8
 _CPU_STEP_TOKENS = 4096
@@ -25,7 +27,8 @@ _FIXED = {
     "model",
     "logits_processors",
     "mm_processor_cache_gb",
-    # With a parser of its own the engine would begin a grammar behind the reasoning only, which is part of it.
+    # With its own parser the engine would apply a grammar only after the reasoning, but the grammar
+    # includes the reasoning.
     "reasoning_config",
     "reasoning_parser",
 }
@@ -39,13 +42,13 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
     arguments: dict[str, Any] = {
         "model": settings.model_path,
         "served_model_name": settings.served_name,
-        # Defaults that a model brings along would change requests that leave a parameter out.
+        # A model's own defaults would change requests that omit a parameter.
         "generation_config": "vllm",
         "max_logprobs": int(LOGPROBS.maximum),
         "enable_prefix_caching": True,
         "use_tqdm_on_load": False,
         "enforce_eager": is_cpu if settings.enforce_eager is None else settings.enforce_eager,
-        # vLLM's cache of images tells tenants apart no more than their contents do.
+        # vLLM's image cache is keyed by content only and does not separate tenants.
         "mm_processor_cache_gb": 0,
         **({} if settings.context_window is None else {"max_model_len": settings.context_window}),
         **({} if settings.max_sequences is None else {"max_num_seqs": settings.max_sequences}),
@@ -58,7 +61,8 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
         "logits_processors": [PROCESSOR] if offers_sampler_chain(settings) else None,
     }
     if is_cpu:
-        # A seeded prompt that is split over steps kills the engine on a CPU, so none is split.
+        # A seeded prompt that is split over steps crashes the engine on a CPU, so disable
+        # splitting.
         arguments["enable_chunked_prefill"] = False
         longest = engine_args(**arguments).create_model_config().max_model_len
         arguments["max_num_batched_tokens"] = max(longest, _CPU_STEP_TOKENS)
@@ -66,12 +70,12 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
 
 
 def offers_sampler_chain(settings: Settings) -> bool:
-    """Whether the sampler chain is loaded; it goes with no speculative decoding."""
+    """Whether the sampler chain is loaded; it is incompatible with speculative decoding."""
     return not settings.engine_arguments.get("speculative_config")
 
 
 def environment_variables(settings: Settings) -> dict[str, str]:
-    """Return the environment variables that vLLM's processes are to find, unless set otherwise."""
+    """Return environment variables for vLLM's processes; existing values take precedence."""
     logs = {"VLLM_LOGGING_CONFIG_PATH": str(_JSON_LOGS)}
     return {
         "VLLM_NO_USAGE_STATS": "1",

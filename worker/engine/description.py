@@ -1,4 +1,4 @@
-"""What a started vLLM can take, read from its configuration."""
+"""The engine description (`EngineInfo`) of a started vLLM, read from its configuration."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +26,15 @@ def describe(
 
     Args:
         llm: The engine.
-        prompts: What its model sees.
-        settings: What it was started with.
-        version: vLLM's own.
+        prompts: The prompt inputs that its model accepts.
+        settings: The settings of the worker.
+        version: vLLM's version.
         has_grammars: Whether grammars can be compiled for the model's tokenizer.
-        parsers: What reads the model's chat answers apart.
-        resolve_template: Returns the model's chat template for conversations with these `tools`, or None.
+        parsers: The parsers of the model's chat responses.
+        resolve_template: Returns the model's chat template for conversations with these `tools`,
+            or None.
 
-    Raises ValueError where parsers are set for a model without a chat template.
+    Raises ValueError if parsers are set for a model without a chat template.
     """
     config = llm.vllm_config
     cache = config.cache_config
@@ -88,7 +89,7 @@ def _check_chat(chat: ChatFormat | None, parsers: ParserFormat) -> None:
 
 
 def _eos_token_ids(input_processor: Any, tokenizer: Any) -> list[int]:
-    """Return the tokenizer's end of text, then those that the model names besides."""
+    """Return the tokenizer's end-of-text token, then the other ones that the model configures."""
     named = input_processor.generation_config_fields.get("eos_token_id") or []
     ids = [tokenizer.eos_token_id, *([named] if isinstance(named, int) else named)]
     return list(dict.fromkeys(token_id for token_id in ids if token_id is not None))

@@ -1,4 +1,4 @@
-"""Image files of a request, decoded within bounds. To be called in a thread: it takes a while."""
+"""Bounded decoding of a request's image files. Slow: call it in a thread."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 MAX_PIXELS = 16_000_000
-"""Width times height, at most; checked before anything is decoded."""
+"""Maximum width times height, checked before decoding."""
 MAX_PIXELS_TOGETHER = 64_000_000
-"""Pixels of all images of a request, at most: three bytes each while they are read."""
+"""Maximum pixels of all images of a request; each takes three bytes while decoding."""
 MAX_SIDE = 16_384
-"""Width and height, at most: a thin line of few pixels may be as bad as a large image."""
+"""Maximum width and height: a thin line of few pixels may be as harmful as a large image."""
 
 _TOO_LARGE = f"must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."
 
@@ -23,7 +23,7 @@ _TOO_LARGE = f"must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."
 def read_images(files: Sequence[bytes], params: Sequence[str]) -> list["Image"]:
     """Decode image files to RGB, of animations the first frame.
 
-    Raises InvalidRequestError, which names the first bad one by its entry in `params`.
+    Raises InvalidRequestError, which names the first invalid one by its entry in `params`.
     """
     images: list[Image] = []
     room = MAX_PIXELS_TOGETHER

@@ -1,4 +1,4 @@
-"""What vLLM's engine core puts out, in the worker's own words."""
+"""Conversion of vLLM's engine core outputs into the worker's types."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _ENDS = {
 
 
 def step_of(outputs: Any) -> EngineStep:
-    """Translate everything one step of vLLM's produced (`EngineCoreOutputs`)."""
+    """Convert the output of one vLLM step (`EngineCoreOutputs`)."""
     return EngineStep([_output(each) for each in outputs.outputs], _stats(outputs.scheduler_stats))
 
 
@@ -43,7 +43,7 @@ def _output(output: Any) -> SequenceOutput:
 
 
 def _scores(logprobs: Any) -> list[TokenScores]:
-    """Pair the rows of token ids and log-probabilities; column 0 is the token that stands there."""
+    """Pair token ids with log-probabilities; column 0 is the actual token."""
     return [
         list(zip(ids, values, strict=True))
         for ids, values in zip(logprobs[0].tolist(), logprobs[1].tolist(), strict=True)

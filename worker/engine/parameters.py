@@ -1,4 +1,4 @@
-"""How a request is said in vLLM's sampling parameters."""
+"""Conversion of requests into vLLM's sampling parameters."""
 
 import copy
 from typing import Any
@@ -16,7 +16,7 @@ _SMALLEST_TOP_P = 1e-6
 
 
 class SamplingParameters:
-    """Makes vLLM's sampling parameters. Its methods are called from several threads."""
+    """Creates vLLM's sampling parameters. Its methods are called from several threads."""
 
     def __init__(
         self,
@@ -31,20 +31,20 @@ class SamplingParameters:
         Args:
             types: The module `vllm.sampling_params`.
             tokenizer_json: The model's tokenizer.
-            eos_token_ids: What ends a text.
-            seeds_cost_time: Whether to sample without a seed where no client asked for one.
+            eos_token_ids: The end-of-text tokens.
+            seeds_cost_time: Whether to sample without a seed unless a client requested one.
         """
         self._types = types
         self._seeds_cost_time = seeds_cost_time
         self._tokenizer = tokenizer = Tokenizer.from_buffer(tokenizer_json)
         self._breakers = DryBreakers(tokenizer)
-        # What is resolved first takes its time, so that is done before there are requests.
+        # The first call is slow, so make it before requests arrive.
         self._breakers.resolve(["\n"])
         new_line = tokenizer.encode("\n", add_special_tokens=False).ids
         self._special_token_ids = sorted({*eos_token_ids, *new_line})
 
     def make(self, request: EngineRequest, *, prompt_tokens: int, max_tokens: int) -> Any:
-        """Return the parameters of a job's first sequence. Raises InvalidRequestError or ValueError."""
+        """Return parameters of a job's first sequence. Raises InvalidRequestError or ValueError."""
         spec = request.sampling
         return self._types.SamplingParams(
             **(_plain(spec) if spec.chain is None else _handed_to_chain(spec)),
@@ -69,7 +69,7 @@ class SamplingParameters:
         )
 
     def vary(self, params: Any, request: EngineRequest) -> Any:
-        """Return the parameters of a further sequence, from those that vLLM made of the first one's."""
+        """Derive a further sequence's parameters from those that vLLM made of the first one's."""
         params = copy.copy(params)
         params.seed = self._seed(request)
         params.prompt_logprobs = request.prompt_logprobs
@@ -80,10 +80,10 @@ class SamplingParameters:
         return params
 
     def forbid_words(self, params: Any) -> None:
-        """Forbid bad words at the start of a word and inside one, in parameters that vLLM has checked.
+        """Forbid bad words at the start of a word and inside one, in parameters that vLLM checked.
 
-        vLLM lets a word come behind a space unless it has as many tokens there. Raises InvalidRequestError
-        for more tokens than its runner for GPUs has room for.
+        vLLM allows a word after a space unless it has the same number of tokens there. Raises
+        InvalidRequestError for more tokens than its GPU runner has room for.
         """
         if not params.bad_words:
             return
@@ -128,7 +128,7 @@ class SamplingParameters:
 
 
 def _skips_prefix_cache(request: EngineRequest) -> bool:
-    # Tokens that are found in the cache are not scored.
+    # Tokens found in the cache are not scored.
     return request.prompt_logprobs is not None or not request.reads_prefix_cache
 
 
@@ -145,5 +145,5 @@ def _plain(spec: SamplingSpec) -> dict[str, Any]:
 
 
 def _handed_to_chain(spec: SamplingSpec) -> dict[str, Any]:
-    """What is left to vLLM's own sampler, which draws from what the chain has left."""
+    """Return the parameters for vLLM's own sampler, which draws from the chain's result."""
     return {"temperature": 0.0 if spec.is_greedy else 1.0}

@@ -1,7 +1,7 @@
-"""Which of vLLM's parsers read a model's chat answers apart, and what they look for in them.
+"""Selection of vLLM's parsers for a model's chat responses, and the marks that they look for.
 
-Names and tokenizer are checked before the model is loaded: what does not fit ends the start with words that
-name the setting.
+Names and tokenizer are checked before the model is loaded. A mismatch aborts startup with a message
+that names the setting.
 """
 
 import logging
@@ -41,20 +41,20 @@ _TESTED_REASONING_PARSERS = {
     "step3p5",
 }
 _UNREADABLE = {"openai", "openai_gptoss"}
-"""They read gpt-oss by the ids of an encoding of their own, not by text."""
+"""Parsers that read gpt-oss by token ids of their own encoding, not by text."""
 
 _THINKING = {"thinking": True, "enable_thinking": True}
-"""Template arguments with which parsers of models that may think look for reasoning."""
+"""Template arguments with which parsers of models with optional reasoning look for it."""
 
 _PROBE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def parser_format(settings: Settings, load_tokenizer: Callable[[], Any]) -> ParserFormat:
-    """Describe the parsers that the settings name. Raise ValueError, naming the setting, if one cannot be.
+    """Describe the configured parsers. Raise ValueError, naming the setting, if one is invalid.
 
     Args:
-        settings: Those of the worker.
-        load_tokenizer: Returns the model's tokenizer; called only where a parser is named.
+        settings: The settings of the worker.
+        load_tokenizer: Returns the model's tokenizer; called only if a parser is configured.
     """
     tool, reasoning = settings.tool_parser, settings.reasoning_parser
     if not tool and not reasoning:
@@ -119,7 +119,7 @@ def _shows_special_tokens(tokenizer: Any, tool_parser: str, reasoning_parser: st
 
 
 def _parser(tokenizer: Any, tools: Any = None, **names: str) -> Any:
-    """Return a parser. Raise ValueError, naming the settings, if it does not fit the tokenizer."""
+    """Return a parser. Raise ValueError, naming the settings, if the tokenizer does not fit."""
     try:
         return _parser_class(**names, tokenizer=tokenizer)(
             tokenizer, tools, chat_template_kwargs=_THINKING

@@ -1,8 +1,8 @@
-"""vLLM's parsers of calls and of reasoning, chosen by its own names for them.
+"""vLLM's tool and reasoning parsers, selected by vLLM's names.
 
-They are fed strictly one token at a time: some of them yield something else for larger steps. Those whose
-calls and reasoning we read ourselves take the same time for each token; several of vLLM's look at the whole
-call again with every token.
+They receive strictly one token at a time: some of them return different results for larger steps.
+The formats that Sluice parses itself take constant time per token; several of vLLM's parsers
+process the whole call again with every token.
 """
 
 import logging
@@ -25,17 +25,17 @@ class VllmParsers:
     """The parsers of one model.
 
     Args:
-        tool_parser: vLLM's name of what finds calls; empty finds none.
-        reasoning_parser: vLLM's name of what finds reasoning; empty finds none.
+        tool_parser: vLLM's name of the tool parser; empty for none.
+        reasoning_parser: vLLM's name of the reasoning parser; empty for none.
         tokenizer_json: The model's tokenizer.
 
-    Both are known to fit the model.
+    Both parsers were already checked against the model.
     """
 
     def __init__(self, tool_parser: str, reasoning_parser: str, tokenizer_json: bytes) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        # What a model writes is no matter for an operator, and would fill the log token by token.
+        # The model's output does not concern an operator and would flood the log token by token.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         self._request = ChatCompletionRequest
         self._tokenizer = _Tokenizer(Tokenizer.from_buffer(tokenizer_json))
@@ -54,7 +54,7 @@ class VllmParsers:
             )
 
     def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
-        """Return what makes a parser for each answer of a job; None if there is nothing to look for.
+        """Return a factory of parsers for a job's responses; None if there is nothing to parse.
 
         Raises InvalidRequestError.
         """
@@ -71,7 +71,7 @@ class VllmParsers:
     def prepare_vllm(
         self, parsing: Parsing, opening: Sequence[int]
     ) -> "Callable[[], _VllmParser] | None":
-        """Do the same with vLLM's own parsers in any case."""
+        """Return the same, but always with vLLM's own parsers."""
         parser_class = self._classes.get((bool(parsing.tools), parsing.finds_reasoning))
         if parser_class is None:
             return None
@@ -90,7 +90,7 @@ class VllmParsers:
                 messages=[{"role": "user", "content": ""}], tools=tools or None, stream=True
             )
         except ValueError as error:
-            # Pydantic's, whose first line says where.
+            # The first line of Pydantic's message names the location.
             raise InvalidRequestError(
                 f"The model's parser does not take the tools: {error}"[:500]
             ) from None
@@ -106,7 +106,7 @@ class VllmParsers:
 
 
 class _VllmParser:
-    """One of vLLM's parsers, reading one answer."""
+    """A vLLM parser of one response."""
 
     def __init__(self, parser: Any, request: Any, opening: list[int]) -> None:
         self._parser = parser
@@ -117,7 +117,7 @@ class _VllmParser:
         """Whether the next token belongs to the reasoning."""
 
     def feed(self, token_id: int, text: str) -> Parsed:
-        """Take in the next token and the text that it completes."""
+        """Parse the next token and the text that it completes."""
         parsed = self._parse(text, [token_id])
         was_reasoning = self.is_reasoning
         if was_reasoning:
@@ -126,12 +126,12 @@ class _VllmParser:
         return parsed._replace(is_reasoning=is_reasoning)
 
     def finish(self, reason: FinishReason) -> Parsed:
-        """Return what was held back; of calls that `max_tokens` has cut off nothing is made up."""
+        """Return held-back output; calls that `max_tokens` cut off are not completed."""
         parsed = self._parse("", [], is_finished=True)
         return parsed if reason is FinishReason.STOP else parsed._replace(calls=())
 
     def _parse(self, text: str, token_ids: list[int], *, is_finished: bool = False) -> Parsed:
-        # Without the prompt, vLLM would never look whether the reasoning is over.
+        # Without the prompt, vLLM would never check whether the reasoning has ended.
         delta = self._parser.parse_delta(
             text, token_ids, self._request, prompt_token_ids=self._opening, finished=is_finished
         )
@@ -142,14 +142,14 @@ class _VllmParser:
 
 
 class _HermesBehindReasoning:
-    """One of vLLM's parsers of reasoning, and our own of the calls behind it."""
+    """A vLLM reasoning parser, followed by Sluice's own parser of calls."""
 
     def __init__(self, reasoning: _VllmParser, calls: HermesCalls) -> None:
         self._reasoning = reasoning
         self._calls = calls
 
     def feed(self, token_id: int, text: str) -> Parsed:
-        """Take in the next token and the text that it completes."""
+        """Parse the next token and the text that it completes."""
         if not self._reasoning.is_reasoning:
             content, calls = self._calls.feed(text)
             return Parsed(content, calls=calls)
@@ -158,7 +158,7 @@ class _HermesBehindReasoning:
         return Parsed(content, parsed.reasoning, calls, is_reasoning=not (content or calls))
 
     def finish(self, reason: FinishReason) -> Parsed:
-        """Return what was held back."""
+        """Return held-back output."""
         parsed = Parsed()
         if self._reasoning.is_reasoning:
             parsed = self._reasoning.finish(reason)
@@ -167,7 +167,7 @@ class _HermesBehindReasoning:
 
 
 class _Tokenizer:
-    """As much of a tokenizer as vLLM's parsers use. Its own for no other thread may use theirs."""
+    """The tokenizer methods that vLLM's parsers use, in an instance that no other thread uses."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""What every process of vLLM does first: vLLM calls `prepare` in each of them (entry point in pyproject.toml)."""
+"""vLLM plugin: vLLM calls `prepare` first in each process (entry point in pyproject.toml)."""
 
 import logging
 import multiprocessing
@@ -19,33 +19,35 @@ _PARENT_DIED = 70
 
 
 def prepare() -> None:
-    """Make a process of vLLM safe to run beside us."""
+    """Make a vLLM process safe to run next to the worker."""
     _allow_matrix_tiles()
     _limit_grammars()
     prepare_resumption()
     prepare_thinking_budget()
     _end_with_parent()
-    # vLLM prepares no fork of a process that it has prepared. On GPUs it forks the engine core.
+    # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.
     register_after_fork(prepare, _take_over)
 
 
 def _allow_matrix_tiles() -> None:
-    """Ask the kernel for the CPU's matrix tiles (AMX), where there are any.
+    """Request the CPU's matrix tiles (AMX) from the kernel, if available.
 
-    vLLM's CPU attention uses them without asking. Where no earlier matrix product has asked, as with a
-    first batch of one token, the first step ends the process with "illegal instruction".
+    vLLM's CPU attention uses them without a request. If no earlier matrix product has requested
+    them, as with a first batch of one token, the first step crashes with "illegal instruction".
     """
     import torch
 
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # noqa: SLF001 - torch has no public name
-        _log.warning("The kernel refuses the CPU's matrix tiles (AMX), which vLLM will try to use.")
+        _log.warning(
+            "The kernel denies access to the CPU's matrix tiles (AMX), which vLLM tries to use."
+        )
 
 
 def _limit_grammars() -> None:
-    """Have grammars run within limits, of which vLLM itself sets none.
+    """Limit the cost of grammars, which vLLM itself does not limit.
 
-    Some grammars become ever more ambiguous the longer their text is. One of them alone would hold up
-    every step, and so everybody, by a quarter of a second.
+    Some grammars become more ambiguous the longer their text is. A single one could delay every
+    step, and so all requests, by a quarter of a second.
     """
     from llguidance import LLMatcher, LLParserLimits
     from vllm.v1.structured_output import backend_guidance as guidance
@@ -54,7 +56,7 @@ def _limit_grammars() -> None:
     accept_any = guidance.GuidanceGrammar.accept_tokens
 
     def compile_grammar(backend: Any, kind: Any, text: str, **_: Any) -> Any:
-        """Compile a grammar. Raises ValueError, which ends the one request only."""
+        """Compile a grammar. Raises ValueError, which ends only this request."""
         serialized = guidance.serialize_guidance_grammar(
             kind, text, backend.disable_any_whitespace, backend.disable_additional_properties
         )
@@ -66,8 +68,8 @@ def _limit_grammars() -> None:
         )
 
     def accept_tokens(grammar: Any, request_id: str, tokens: list[int]) -> bool:
-        # Beyond the limits llguidance allows nothing but the end of the text, which vLLM would take
-        # for the end of a whole one.
+        # Beyond its limits, llguidance allows only the end of the text, which vLLM would treat as
+        # the end of a complete text.
         is_accepted: bool = accept_any(grammar, request_id, tokens)
         return is_accepted and not grammar.ll_matcher.is_error()
 
@@ -76,15 +78,15 @@ def _limit_grammars() -> None:
 
 
 def _take_over(_: object) -> None:
-    """Make this fork independent of the event loop of its parent, which receives signals by a file that both have."""
+    """Detach this fork from its parent's event loop: a shared file delivers it signals."""
     signal.set_wakeup_fd(-1)
     _end_with_parent()
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it is gone, however that came about.
+    """End this process when its parent has exited for any reason.
 
-    vLLM's engine core would stay behind where its front is killed while the model is being loaded.
+    Otherwise vLLM's engine core would survive if its parent is killed while loading the model.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -1,7 +1,7 @@
-"""The processes of one engine, so that none of them outlives it.
+"""Tracks the processes of one engine, so that none of them outlives it.
 
-An engine's processes end with their parent by rules of their own: a hung one keeps none of them, and
-one whose parent was killed belongs to nobody who would end it.
+An engine's processes have rules of their own to end with their parent. A hung process ignores these
+rules, and nothing ends a process whose parent was killed.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.02
 
 
 class EngineProcesses:
-    """What this process has started since this object was made, through `multiprocessing`."""
+    """Processes started with `multiprocessing` in this process since this object was created."""
 
     def __init__(self) -> None:
         self._others = {child.pid for child in multiprocessing.active_children()}
@@ -24,14 +24,14 @@ class EngineProcesses:
         self._started: dict[int, str] = {}
 
     def look(self) -> None:
-        """Take note of the processes that there are now, which may lose their parents later."""
+        """Record the current processes, which may lose their parents later."""
         for child in multiprocessing.active_children():
             if child.pid is not None and child.pid not in self._others:
                 self._children.add(child.pid)
                 self._note(child.pid)
 
     def kill(self) -> None:
-        """Kill those that are left and wait, a few seconds at most, until they are gone."""
+        """Kill the remaining processes, and wait up to a few seconds until they have exited."""
         self.look()
         for pid in list(self._started):
             self._note(pid)
@@ -42,7 +42,7 @@ class EngineProcesses:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_LOOK_SECONDS)
         for pid in self._started.keys() - self._children:
-            # In a container this process may be the first one, which inherits orphans, dead ones too.
+            # In a container this process may be PID 1, which inherits orphans, including dead ones.
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -53,21 +53,21 @@ class EngineProcesses:
                 self._note(child)
 
     def _alive(self) -> list[int]:
-        multiprocessing.active_children()  # Takes the exit codes of those that have ended.
+        multiprocessing.active_children()  # Reaps exited children.
         return [pid for pid, since in self._started.items() if _started_at(pid) == since]
 
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for thread in Path("/proc").glob(f"{pid}/task/*/children"):
-        # A thread may end between being listed and being read.
+        # A thread may end between listing and reading.
         with suppress(OSError):
             found += map(int, thread.read_text().split())
     return found
 
 
 def _started_at(pid: int) -> str:
-    """Return when a process began, which tells it from a later one of the same id; empty if it has ended."""
+    """Return a process's start time, to detect reuse of its id; empty if it has exited."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

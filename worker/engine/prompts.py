@@ -1,4 +1,4 @@
-"""Prompts as vLLM reads them: token ids, and the images that some of them stand for."""
+"""Prompt inputs for vLLM: token ids, and the images that some of them represent."""
 
 import logging
 from collections.abc import Callable
@@ -11,17 +11,17 @@ _log = logging.getLogger(__name__)
 
 
 class Prompts:
-    """Makes vLLM's engine inputs."""
+    """Creates vLLM's engine inputs."""
 
     def __init__(
         self, llm: Any, tokens_input: Callable[..., Any], parse: Callable[[Any], Any]
     ) -> None:
-        """Look up what the model sees.
+        """Read which inputs the model accepts.
 
         Args:
             llm: An `AsyncLLM`.
-            tokens_input: vLLM's maker of inputs without images.
-            parse: vLLM's reader of prompts, for this model.
+            tokens_input: vLLM's constructor of inputs without images.
+            parse: vLLM's parser of prompts, for this model.
         """
         config = llm.vllm_config.model_config
         self._window = config.max_model_len
@@ -30,15 +30,15 @@ class Prompts:
         self._parse = parse
         self._image_token_id = _image_token_id(config)
         self.max_images = 0
-        """Images of one prompt, at most."""
+        """Maximum number of images in one prompt."""
         self.image_token = ""
-        """Text of the token that stands for an image; empty if the model sees none."""
+        """Text of the token that represents an image; empty if the model has no vision."""
         if self._image_token_id is not None:
             self.max_images = int(config.multimodal_config.get_limit_per_prompt("image"))
             self.image_token = str(llm.tokenizer.convert_ids_to_tokens(self._image_token_id))
 
     def image_tokens(self) -> int:
-        """Return how many tokens an image takes at most in vLLM's reading of a prompt; 0 if unknown."""
+        """Return the maximum tokens of an image in vLLM's prompts; 0 if unknown."""
         if not self.max_images:
             return 0
         processor, counts = self._renderer.mm_processor, {"image": 1}
@@ -46,15 +46,15 @@ class Prompts:
             most = processor.info.get_mm_max_tokens_per_item(self._window, counts)
             if most is not None:
                 return int(most["image"])
-            # The largest image that the model takes, with the tokens around it.
+            # The largest image that the model accepts, with the tokens around it.
             made = processor.get_dummy_mm_inputs(counts)
             return sum(int(each.length) for each in made["mm_placeholders"]["image"])
         except Exception as error:  # noqa: BLE001  (whatever a model's own processor lacks)
-            _log.info("It is not known how many tokens an image takes", exc_info=error)
+            _log.info("Could not determine how many tokens an image takes", exc_info=error)
             return 0
 
     def make(self, request: EngineRequest) -> Any:
-        """Return the engine input of a request. With images that takes a while: call it in a thread.
+        """Return the engine input of a request. Slow with images: call it in a thread.
 
         Raises InvalidRequestError.
         """
@@ -71,7 +71,7 @@ class Prompts:
         try:
             (made,) = self._renderer.render_cmpl([self._parse(prompt)])
         except Exception as error:  # noqa: BLE001  (what a model's own processor does not like)
-            _log.info("Refused images", exc_info=error)
+            _log.info("Rejected images", exc_info=error)
             raise InvalidRequestError("images: the model cannot take these images.") from None
         return made
 
@@ -92,7 +92,7 @@ class Prompts:
 
 
 def fitting_max_tokens(request: EngineRequest, prompt_tokens: int, window: int) -> int:
-    """Return max_tokens as far as images leave room for it. Raises InvalidRequestError."""
+    """Return max_tokens, lowered if images leave less room. Raises InvalidRequestError."""
     room = window - prompt_tokens
     if not request.images or request.max_tokens <= room:
         return request.max_tokens

@@ -1,8 +1,8 @@
-"""Sequences of which an earlier attempt has put out tokens: how vLLM goes on behind them.
+"""Resumption in vLLM: sequences that continue after tokens of an earlier attempt.
 
-To vLLM such a sequence is a request that it has preempted: its output is read again together with the
-prompt. Only that a request begins like this is new to it. These parts of vLLM are private, so this module
-fits one version of it.
+To vLLM such a sequence is like a preempted request: it processes the output again together with the
+prompt. Only a new request that starts in this state is unknown to vLLM. These parts of vLLM are
+private, so this module fits one version of it.
 """
 
 from collections.abc import Iterable
@@ -19,10 +19,9 @@ _PHILOX_STEP = 4
 
 
 def replayed_token_ids(request: EngineRequest) -> list[int]:
-    """Return the earlier tokens if they are to be sampled once more.
+    """Return the earlier tokens if they must be sampled again.
 
-    Mirostat's state follows from the surprise of every token, which only another look at the model's
-    logits tells.
+    Mirostat's state depends on the surprise of every token, which requires the model's logits.
     """
     chain = request.sampling.chain
     has_state = chain is not None and chain.mirostat is not None and not request.sampling.is_greedy
@@ -30,14 +29,14 @@ def replayed_token_ids(request: EngineRequest) -> list[int]:
 
 
 def output_arguments(request: EngineRequest) -> dict[str, Any]:
-    """Return the part of a sequence's `SamplingParams.extra_args` that tells its earlier tokens."""
+    """Return the part of a sequence's `SamplingParams.extra_args` with its earlier tokens."""
     if not request.output_token_ids or replayed_token_ids(request):
         return {}
     return {_KEY: request.output_token_ids}
 
 
 def prepare_resumption() -> None:
-    """Have this process of vLLM let requests begin with output."""
+    """Patch this vLLM process so that requests can start with output."""
     _begin_with_output()
     _begin_grammars_behind_output()
     _tell_older_runner()
@@ -47,26 +46,26 @@ def prepare_resumption() -> None:
 class _Resumed:
     prompt_tokens: int
     replayed_tokens: int
-    """Tokens that are still to be sampled once more."""
+    """Tokens that remain to be sampled again."""
 
 
 class ResumedSequences:
-    """Has sequences put out nothing that was put out before."""
+    """Removes output that an earlier attempt already produced."""
 
     def __init__(self) -> None:
         self._begun: dict[str, _Resumed] = {}
 
     def add(self, sequence_id: str, *, prompt_tokens: int, replayed_tokens: int) -> None:
-        """Follow a sequence until it puts out a token of its own, with which its prompt is reported."""
+        """Track a sequence until its first new token, which reports the prompt."""
         self._begun[sequence_id] = _Resumed(prompt_tokens, replayed_tokens)
 
     def forget(self, sequence_ids: Iterable[str]) -> None:
-        """Follow sequences no more; unknown ids are ignored."""
+        """Stop tracking sequences; unknown ids are ignored."""
         for sequence_id in sequence_ids:
             self._begun.pop(sequence_id, None)
 
     def own(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-        """Return what is new of one step's outputs."""
+        """Return the new outputs of one step."""
         if not self._begun:
             return outputs
         return [own for each in outputs if (own := self._own(each)) is not None]
@@ -104,7 +103,8 @@ def _begin_with_output() -> None:
         request = make(core_request, block_hasher)
         if token_ids := _output(core_request.sampling_params):
             request.append_output_token_ids(token_ids)
-            # They are those of a prompt; vLLM holds that no more than that is found in its cache.
+            # The statistics cover a prompt; vLLM asserts that the cache holds no more tokens than
+            # that.
             request.prefill_stats = None
         return request
 
@@ -117,7 +117,7 @@ def _begin_grammars_behind_output() -> None:
     create = StructuredOutputManager._create_grammar  # noqa: SLF001  (there is no public hook)
 
     def create_grammar(manager: Any, request: Any) -> Any:
-        """Compile a grammar. Raises ValueError, which ends the one request only."""
+        """Compile a grammar. Raises ValueError, which ends only this request."""
         grammar = create(manager, request)
         output = list(request.output_token_ids)
         for position, token_id in enumerate(output):
@@ -131,7 +131,7 @@ def _begin_grammars_behind_output() -> None:
 
 
 def _tell_older_runner() -> None:
-    """Have the runner for CPUs tell output from prompt; the one for GPUs does so by itself."""
+    """Make the CPU runner distinguish output from prompt; the GPU runner already does."""
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
     initialize = CachedRequestState.__post_init__
@@ -147,12 +147,12 @@ def _tell_older_runner() -> None:
 
 
 def _draw_again(generator: Any, tokens: int) -> None:
-    """Take from a seeded sequence's generator what has been drawn for its earlier tokens."""
+    """Advance a seeded sequence's generator past the draws of its earlier tokens."""
     import torch
 
     if generator.device.type == "cpu":
-        # For each token, `forward_cpu` of vLLM's TopKTopPSampler draws one number from this range.
+        # `forward_cpu` of vLLM's TopKTopPSampler draws one number from this range for each token.
         torch.randint(0, 2**31, (tokens,), generator=generator)
     else:
-        # By as much as vLLM itself moves a generator back where it takes back a draw.
+        # The same offset by which vLLM itself rewinds a generator when it reverts a draw.
         generator.set_offset(generator.get_offset() + _PHILOX_STEP * tokens)

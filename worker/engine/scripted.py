@@ -1,9 +1,9 @@
-"""A deterministic engine without a model.
+"""A deterministic scripted engine without a model.
 
-It serves the fast tests and the gateway's benchmark: all running sequences get one token in the same
-step, steps come at a steady pace, and the next token is a function of all tokens before it and the seed,
-so that a completion can be resumed. In chats it reasons and calls tools (`scripted_chats`). It proves
-nothing about vLLM.
+It serves the fast tests and the gateway's benchmark. In each step all running sequences receive one
+token, and steps have a constant pace. The next token is a function of all earlier tokens and the
+seed, so that a completion can be resumed. In chats it reasons and calls tools (`scripted_chats`).
+It proves nothing about vLLM.
 """
 
 import asyncio
@@ -53,30 +53,30 @@ OWN_PARSERS = ParserFormat(
     reasoning_start="<think>",
     reasoning_end="</think>",
 )
-"""Parsers that are no engine's: Hermes calls, and reasoning between these marks."""
+"""Parsers that no engine provides: Hermes calls, and reasoning between these marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How a scripted engine behaves."""
+    """The behavior of a scripted engine."""
 
     step_seconds: float = 0.0
-    """Time between two steps; 0 steps as fast as it can."""
+    """Time between two steps; 0 steps as fast as possible."""
     prefill_seconds_per_token: float = 0.0
     max_sequences: int = 256
     kv_cache_tokens: int = 1_000_000
     context_window: int | None = None
-    """None takes the model's."""
+    """None uses the model's."""
     completion_tokens: int | None = None
     """Tokens after which a sequence ends with the end-of-text token; None never emits it."""
     deadly_token_id: int | None = None
-    """The engine dies as soon as it has read a prompt with this token; None is no token."""
+    """The engine dies when it reads a prompt with this token; None disables this."""
     dies_on_signal: bool = False
-    """Whether SIGUSR1 to this process makes the engine die, instead of ending the process."""
+    """Whether SIGUSR1 to this process kills the engine instead of the process."""
     chat_template: Path | None = None
-    """File with the chat template; None takes the model's."""
+    """File with the chat template; None uses the model's."""
     claimed_features: list[Feature] = field(default_factory=list)
-    """What the engine says it can do, for tests of others; it does none of it."""
+    """Features that the engine claims without implementing them, for tests of other components."""
 
 
 @dataclass(slots=True)
@@ -85,9 +85,9 @@ class _Running:
     state: int
     ready_at: float
     generated: int
-    """Completion tokens, those of earlier attempts included."""
+    """Completion tokens, including those of earlier attempts."""
     plan: list[int]
-    """Tokens with which the completion begins; ANY_WORD stands for those that nobody has planned."""
+    """First tokens of the completion; ANY_WORD marks the unplanned ones."""
 
 
 class ScriptedEngine:
@@ -104,12 +104,12 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine can take; known once it has started."""
+        """Limits and properties of the engine; available once it has started."""
         return self._info
 
     @property
     def parsers(self) -> Parsers:
-        """What reads answers apart; known once it has started."""
+        """Parsers of chat responses; available once the engine has started."""
         return self._parsers
 
     async def start(self) -> None:
@@ -145,11 +145,11 @@ class ScriptedEngine:
             chat_templates=templates,
         )
         if self._script.dies_on_signal:
-            # It stays when the engine is closed: without it the signal would end the process.
+            # It remains after the engine is closed: without it the signal would end the process.
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.die)
 
     async def aclose(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
         self._waiting.clear()
         self._running.clear()
 
@@ -177,14 +177,14 @@ class ScriptedEngine:
         return self._writer.plan(request.prompt_token_ids, grammar=request.grammar, seed=draw)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
-        """End sequences at once, without a further output. Unknown ids are ignored."""
+        """End sequences immediately, without further output. Unknown ids are ignored."""
         gone = set(sequence_ids)
         for sequence_id in gone:
             self._running.pop(sequence_id, None)
         self._waiting = deque(each for each in self._waiting if each.request.id not in gone)
 
     async def step(self) -> EngineStep:
-        """Wait for the next step's outputs. Raises EngineDeadError."""
+        """Wait for the outputs of the next step. Raises EngineDeadError."""
         while not self._dead:
             await self._wait_for_work()
             await self._keep_pace()
@@ -276,7 +276,7 @@ class ScriptedEngine:
         return words[draw % len(words)]
 
     def _is_over(self, so_far: int, sequence: _Running) -> bool:
-        """Whether the text may end with the token of this number, and is to."""
+        """Whether the text ends with the token at this position."""
         if so_far <= sequence.request.sampling.min_tokens:
             return False
         plan, wanted = sequence.plan, self._script.completion_tokens
@@ -328,7 +328,7 @@ def _follow(state: int, token_id: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """Spread the bits of a 64-bit number (the finaliser of SplitMix64)."""
+    """Mix the bits of a 64-bit number (the finalizer of SplitMix64)."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)

@@ -1,7 +1,7 @@
-"""What the scripted engine writes in chats: reasoning where the prompt leaves it open, and calls of tools.
+"""Chat responses of the scripted engine: reasoning if the prompt leaves it open, and tool calls.
 
-A prompt is taken for a chat's if it ends with a mark of reasoning, open or closed, as those of the demo
-model do. The tools are those that it describes in JSON, as chat templates write them.
+A prompt counts as a chat if it ends with an opening or closing reasoning mark, as those of the demo
+model do. The tools are those that the prompt describes in JSON, as chat templates write them.
 """
 
 import json
@@ -17,14 +17,14 @@ from worker.parsing.hermes import CALL_END, CALL_START
 from worker.parsing.own import THINKING_END, THINKING_START
 
 ANY_WORD: Final = -1
-"""Stands for a token that the engine chooses."""
+"""Placeholder for a token that the engine chooses."""
 
 _OPENING_TOKENS = 2
 _THOUGHT_WORDS = 8, 48
 _CONTENT_WORDS = 2, 12
 _STRING_WORDS = 4, 40
 _BROKEN_CHARACTERS = " 日本 — é"
-"""Text some of whose characters are several tokens each."""
+"""Text in which some characters consist of several tokens."""
 _TOOL = '{"type": "function", "function": '
 
 _read_json = json.JSONDecoder().raw_decode
@@ -44,7 +44,7 @@ class _Tool(msgspec.Struct):
 
 
 class ChatWriter:
-    """Plans answers, each from its prompt and its seed alone."""
+    """Plans responses, each as a function of its prompt and its seed."""
 
     def __init__(self, tokenizer: Tokenizer, *, eos_token_id: int) -> None:
         self._tokenizer = tokenizer
@@ -53,9 +53,10 @@ class ChatWriter:
         self._end_id: int | None = tokenizer.token_to_id(THINKING_END)
 
     def plan(self, prompt: Sequence[int], *, grammar: str, seed: int) -> list[int]:
-        """Return the tokens with which an answer begins, some of which are ANY_WORD; none for a completion.
+        """Return the first tokens of a response, some of them ANY_WORD; none for a completion.
 
-        Under a grammar, which is taken for that of a call, one of the tools that it names is called at once.
+        A grammar counts as that of a tool call: the response immediately calls a tool that it
+        names.
         """
         opening, end_id = prompt[-_OPENING_TOKENS:], self._end_id
         is_open = self._start_id in opening
@@ -104,11 +105,11 @@ def _words(rng: Random, bounds: tuple[int, int]) -> list[int]:
 
 
 def _tools(prompt: str, grammar: str) -> list[_Tool]:
-    """Return the functions that a prompt describes; with a grammar only those whose names are in it."""
+    """Return the functions that a prompt describes; with a grammar, only those that it names."""
     tools, at = list[_Tool](), prompt.find(_TOOL)
     while at >= 0:
         at += len(_TOOL)
-        # What is no function is a client's text.
+        # Skip client text that is not a function.
         with suppress(ValueError, msgspec.ValidationError):
             tools.append(msgspec.convert(_read_json(prompt, at)[0], _Tool))
         at = prompt.find(_TOOL, at)

@@ -1,10 +1,10 @@
-"""Bounds on reasoning that hold behind earlier output, and within a grammar.
+"""Thinking budgets in vLLM that hold after earlier output, and within a grammar.
 
-How many tokens of reasoning a sequence has come to is told by its tokens alone. vLLM's runner for GPUs
-reads that off the tokens, so it goes on behind earlier output as if it had put them out itself. Its runner
-for CPUs keeps an account that says something else behind a cut, where an answer reasons more than once or
-ends a reasoning that it never began, and that outlives its sequence. These parts of vLLM are private, so
-this module fits one version of it.
+The number of reasoning tokens of a sequence is a function of its tokens. vLLM's GPU runner derives
+it from the tokens, so it handles earlier output like its own. vLLM's CPU runner keeps a counter
+that is wrong after a resumption if a response reasons more than once, or ends reasoning that it
+never began. The counter also outlives its sequence. These parts of vLLM are private, so this module
+fits one version of it.
 """
 
 from codecs import getincrementaldecoder
@@ -14,11 +14,11 @@ from typing import Any
 
 _KEY = "sluice_reasoning"
 _LONGEST_RUN = 3
-"""Tokens in which a character that lacks a byte can be, at most."""
+"""Maximum tokens of a character that still lacks a byte."""
 
 
 class ReasoningCount:
-    """Counts the tokens of the reasoning that a sequence is in."""
+    """Counts the tokens of a sequence's current reasoning."""
 
     __slots__ = ("_end_id", "_read", "_start_id", "tokens")
 
@@ -27,14 +27,14 @@ class ReasoningCount:
         self._end_id = end_id
         self._read = 0
         self.tokens: int | None = None
-        """Tokens behind the mark that began it; None outside of reasoning."""
+        """Tokens after the mark that began it; None outside of reasoning."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Take a prompt in, which may leave its reasoning open."""
+        """Read a prompt, which may end inside reasoning."""
         self._take(prompt)
 
     def read_on(self, output: Sequence[int]) -> None:
-        """Take in what is new of all tokens that were put out."""
+        """Read the new tokens of the complete output."""
         self._take(output[self._read :])
         self._read = len(output)
 
@@ -49,15 +49,15 @@ class ReasoningCount:
 
 
 def forget_broken_character(grammar: Any, output: Sequence[int], token_id: int) -> None:
-    """Make a grammar ready for a token that ends reasoning within a character of several tokens.
+    """Prepare a grammar for a token that ends reasoning inside a character of several tokens.
 
-    A budget does not wait for the end of a character, and a grammar takes whole ones only: it forgets what
-    was begun.
+    A budget does not wait for the end of a character, but a grammar accepts complete characters
+    only. This function resets the incomplete one.
 
     Args:
         grammar: vLLM's `GuidanceGrammar`, which has accepted the output.
-        output: What was put out before the token, or its last tokens.
-        token_id: What comes next.
+        output: The output before the token, or its last tokens.
+        token_id: The next token.
     """
     last = list(output[-_LONGEST_RUN:])
     decoder = getincrementaldecoder("utf-8")("ignore")
@@ -70,7 +70,7 @@ def forget_broken_character(grammar: Any, output: Sequence[int], token_id: int) 
 
 
 def prepare_thinking_budget() -> None:
-    """Have this process of vLLM bound reasoning by its tokens alone, whatever a grammar says."""
+    """Patch this vLLM process to bound reasoning by its tokens alone, with or without a grammar."""
     _count_by_tokens()
     _follow_moves()
     _end_within_characters()
@@ -92,7 +92,7 @@ def _end_within_characters() -> None:
 
 
 def is_bounded(request: Any) -> bool:
-    """Whether the reasoning of one of vLLM's requests has a budget."""
+    """Whether a vLLM request has a thinking budget."""
     params = request.sampling_params
     return params is not None and params.thinking_token_budget is not None
 
@@ -120,9 +120,9 @@ def _count_by_tokens() -> None:
 
 
 def _follow_moves() -> None:
-    """Have a budget end with its sequence, also where one without a budget moves to its place in the batch.
+    """End a budget with its sequence, even if one without a budget takes its place in the batch.
 
-    vLLM leaves it there, and would end reasoning in the middle of what another client asked for.
+    vLLM keeps the budget there and would end reasoning in the middle of another client's request.
     """
     from vllm.v1.sample.logits_processor.interface import MoveDirectionality
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder

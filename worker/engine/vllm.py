@@ -1,8 +1,8 @@
-"""vLLM's engine core, read once per step.
+"""The vLLM engine: vLLM's engine core, with its outputs read once per step.
 
-`AsyncLLM` starts the engine and checks requests; its own output handling, which wakes a task for every
-token, is left out: requests go straight to the engine core, and its outputs are read here, one batch for
-each step. These parts of vLLM are private, so this module fits one version of it.
+`AsyncLLM` starts the engine and validates requests. Its output handling wakes a task for every
+token and is not used. Requests go directly to the engine core, and this module reads its outputs,
+one batch for each step. These parts of vLLM are private, so this module fits one version of it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _WARM_UP_GRAMMAR = 'start: "a"'
 
 
 class VllmEngine:
-    """vLLM in processes of its own, on whatever device this machine has."""
+    """vLLM in separate processes, on the device of this machine."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -55,28 +55,30 @@ class VllmEngine:
         self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
         self._parsers: Parsers = NO_PARSERS
-        # vLLM's tokenizer is no matter for two threads at once, so one thread does all that needs it;
-        # the other one sees to it that grammars do not wait for images.
+        # vLLM's tokenizer is not thread-safe, so one thread does everything that needs it. The
+        # other
+        # thread keeps grammars from waiting for images.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "compile")
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine can take; known once it has started."""
+        """Limits and properties of the engine; available once it has started."""
         return self._info
 
     @property
     def parsers(self) -> Parsers:
-        """What reads answers apart; known once it has started."""
+        """Parsers of chat responses; available once the engine has started."""
         return self._parsers
 
     async def start(self) -> None:
-        """Load the model in a thread: this takes half a minute and more."""
+        """Load the model in a thread: this takes half a minute or more."""
         loop = asyncio.get_running_loop()
         starting = self._starting = loop.create_future()
 
         def start() -> None:
-            # The engine's processes inherit this: a Ctrl-C is for the worker, which drains first.
+            # The engine's processes inherit this mask: Ctrl-C must reach only the worker, which
+            # drains.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self._start()
@@ -110,8 +112,8 @@ class VllmEngine:
         """Add the sequences of one job.
 
         They differ in id, seed, `output_token_ids` and `prompt_logprobs` only.
-        Takes a while where the prompt has images or the job a grammar. Raises EngineDeadError, or
-        InvalidRequestError: what has been added by then is to be aborted.
+        Slow if the prompt has images or the job has a grammar. Raises EngineDeadError, or
+        InvalidRequestError, after which the caller must abort the sequences.
         """
         executor = self._executor_for(requests[0])
         if executor is None:
@@ -129,7 +131,7 @@ class VllmEngine:
             await self._add(core_request)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:
-        """End sequences at once, without a further output. Unknown ids are ignored."""
+        """End sequences immediately, without further output. Unknown ids are ignored."""
         self._resumed.forget(sequence_ids)
         self._metrics.forget(sequence_ids)
         try:
@@ -138,7 +140,7 @@ class VllmEngine:
             raise EngineDeadError(str(error)) from None
 
     async def step(self) -> EngineStep:
-        """Wait for the next step's outputs. Raises EngineDeadError."""
+        """Wait for the outputs of the next step. Raises EngineDeadError."""
         try:
             outputs = await self._llm.engine_core.get_output_async()
         except Exception as error:  # noqa: BLE001  (whatever ends the stream of outputs)
@@ -173,14 +175,15 @@ class VllmEngine:
             lambda: cached_tokenizer_from_config(arguments.create_model_config()),
         )
         if parsers.reasoning_end:
-            # The bare mark: a budget whose end is one token goes on the same behind any earlier tokens.
+            # The bare mark: a budget that ends with one token behaves the same after any earlier
+            # tokens.
             arguments.reasoning_config = ReasoningConfig(
                 reasoning_start_str=parsers.reasoning_start,
                 reasoning_end_str=parsers.reasoning_end,
             )
         if self._closing:
             raise EngineDeadError("closed while starting")
-        # Made outside of an event loop, AsyncLLM does not start its own output handling.
+        # Outside of an event loop, AsyncLLM does not start its own output handling.
         self._llm = AsyncLLM.from_engine_args(arguments)
         self._metrics = EngineMetrics(self._llm.logger_manager, stats)
         self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
@@ -210,15 +213,16 @@ class VllmEngine:
             vllm.sampling_params,
             self._info.tokenizer_json,
             self._info.eos_token_ids,
-            # vLLM's runner for CPUs draws each seeded sequence by itself, which takes a thirtieth of
-            # the throughput of a full batch; its runner for GPUs draws all alike.
+            # vLLM's CPU runner draws each seeded sequence separately, which costs a thirtieth of
+            # the
+            # throughput of a full batch. Its GPU runner draws all sequences alike.
             seeds_cost_time=is_cpu,
         )
 
     async def _warm_up(self) -> None:
-        """Run one request of every kind, since what is done for the first time takes seconds.
+        """Run one request of every kind, because first requests take seconds.
 
-        A short one: where `worker.engine.plugin` is not installed, it fails now and not for a client.
+        If `worker.engine.plugin` is not installed, this request fails instead of a client's.
         """
         request = EngineRequest(
             id="warm-up",
@@ -238,7 +242,7 @@ class VllmEngine:
     # --- requests ------------------------------------------------------------------------------
 
     def _executor_for(self, request: EngineRequest) -> ThreadPoolExecutor | None:
-        """Return where a job is checked if that takes longer than an event loop may be held up."""
+        """Return the executor for a job's check if it would block the event loop too long."""
         chain = request.sampling.chain
         if request.images or request.sampling.bad_words:
             return self._tokenizing
@@ -247,7 +251,7 @@ class VllmEngine:
         return None
 
     def _check(self, requests: Sequence[EngineRequest]) -> list[Any]:
-        """Have vLLM check a job, before anything of it reaches the engine's processes."""
+        """Check a job with vLLM before it reaches the engine's processes."""
         first, *others = requests
         try:
             prompt = self._prompts.make(first)
@@ -262,13 +266,13 @@ class VllmEngine:
                 first.id, prompt, params, supported_tasks=self._tasks
             )
         except self._client_errors as error:
-            _log.info("Refused a request: %s", error)
+            _log.info("Rejected a request: %s", error)
             raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
         self._parameters.forbid_words(made.sampling_params)
         return [made, *(self._sibling(made, each) for each in others)]
 
     def _check_output(self, request: EngineRequest, prompt_tokens: int, max_tokens: int) -> None:
-        """Refuse earlier tokens that vLLM's processes would trip over. Raises InvalidRequestError."""
+        """Reject earlier tokens that would break vLLM's processes. Raises InvalidRequestError."""
         token_ids = request.output_token_ids
         if not token_ids:
             return
@@ -295,16 +299,16 @@ class VllmEngine:
         except self._dead_errors as error:
             raise EngineDeadError(str(error)) from None
         except (OverflowError, TypeError, ValueError):
-            # Raised while the request is put into bytes, so nothing of it has been sent.
+            # Raised while the request is encoded, so nothing was sent.
             self._metrics.forget([core_request.request_id])
             raise InvalidRequestError("A number of the request is too large.") from None
 
 
 async def _end_messaging(engine_core: Any) -> None:
-    """End ZeroMQ's threads. vLLM has closed its sockets and leaves the rest to the garbage collector.
+    """Terminate ZeroMQ's threads. vLLM closes its sockets, but leaves these to garbage collection.
 
-    The context that owns the threads is ended, not the one that asyncio's sockets were made with: that
-    one would end them behind the owner's back, who says so when it is collected.
+    This terminates the context that owns the threads, not the one that created asyncio's sockets.
+    The latter would end them without notice to the owner, which warns when it is collected.
     """
     ending = Thread(target=engine_core.resources.ctx.term, name="end-messaging", daemon=True)
     ending.start()

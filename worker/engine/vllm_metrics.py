@@ -1,9 +1,10 @@
-"""vLLM's own metrics, `vllm:*`, told what its output handling would tell them.
+"""vLLM's own metrics, `vllm:*`, updated as its output handling would update them.
 
-That handling is left out (see `worker.engine.vllm`), so its counts are made here, from the same outputs: once
-for each step and each request. What vLLM notes with every token, the time since the last one, is left out: it
-would cost a tenth of what the worker does for a token, and gateways note it. So is what depends on `n`: to vLLM
-each sequence is a request. These parts of vLLM are private, so this module fits one version of it.
+The worker does not use that handling (see `worker.engine.vllm`), so this module counts the same
+outputs, once for each step and each request. It omits what vLLM records for every token, the time
+since the last one: that would cost a tenth of the worker's time per token, and gateways record it.
+It also omits what depends on `n`: to vLLM each sequence is a request. These parts of vLLM are
+private, so this module fits one version of it.
 """
 
 from collections.abc import Iterable
@@ -23,10 +24,10 @@ class _Followed:
 
 
 class EngineMetrics:
-    """Follows the sequences of one engine."""
+    """Tracks the sequences of one engine."""
 
     def __init__(self, logger_manager: Any, stats: Any) -> None:
-        """`logger_manager` is that of vLLM's `AsyncLLM`, None where engine arguments switch its statistics off.
+        """`logger_manager` is vLLM's; None if engine arguments disable its statistics.
 
         `stats` is the module `vllm.v1.metrics.stats`.
         """
@@ -36,7 +37,7 @@ class EngineMetrics:
         self._followed: dict[str, _Followed] = {}
 
     def added(self, core_request: Any) -> None:
-        """Follow a request (`EngineCoreRequest`) that was sent to the engine."""
+        """Track a request (`EngineCoreRequest`) that was sent to the engine."""
         if self._logger_manager is not None:
             self._followed[core_request.request_id] = _Followed(
                 self._stats.RequestStateStats(arrival_time=core_request.arrival_time),
@@ -45,12 +46,12 @@ class EngineMetrics:
             )
 
     def forget(self, sequence_ids: Iterable[str]) -> None:
-        """Follow sequences no more that are aborted; vLLM counts those as ended neither."""
+        """Stop tracking aborted sequences; vLLM does not count them as ended either."""
         for sequence_id in sequence_ids:
             self._followed.pop(sequence_id, None)
 
     def note(self, outputs: Any) -> int:
-        """Count what a step produced (`EngineCoreOutputs`). Return how many preemptions it tells of."""
+        """Count the output of a step (`EngineCoreOutputs`). Return its number of preemptions."""
         if self._logger_manager is None:
             return 0
         iteration = self._stats.IterationStats() if outputs.outputs else None
@@ -74,9 +75,9 @@ class EngineMetrics:
         return 0 if iteration is None else int(iteration.num_preempted_reqs)
 
     def _note_event(self, followed: _Followed, output: Any, iteration: Any, now: float) -> None:
-        """Note what is not of every token; `now` is the engine core's own time."""
+        """Record an output that is not an ordinary token; `now` is the engine core's own time."""
         stats, prefill = followed.stats, output.prefill_stats
-        # A sequence that was preempted is read again, which is no second prompt.
+        # The engine processes a preempted sequence again; this is not a second prompt.
         is_first = prefill is not None and not stats.first_token_ts
         if is_first:
             iteration.prompt_token_stats.update_from_output(prefill)
