@@ -32,8 +32,8 @@ class GatewayWatch:
             found = await pipeline.execute() if names else []
             missing = [name for name, exists in zip(names, found, strict=True) if not exists]
             for name in missing:
-                # A frame written after the gateway left may have re-created its stream: let it
-                # expire.
+                # A frame written after the gateway left may
+                # have re-created its stream: let it expire.
                 _ = pipeline.expire(keys.replies(name), round(FORGOTTEN_SECONDS))
             if missing:
                 await pipeline.execute()

@@ -18,8 +18,8 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
-        # Some decoders drop the space before a text's first token, so decode each token after
-        # another one.
+        # Some decoders drop the space before a text's first
+        # token, so decode each token after another one.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._skip = len(self._decode(self._anchor))
 

@@ -193,8 +193,8 @@ class Runner:
             await cancel([ring, stopping])
 
     async def _start(self, claims: list[Claim], asked_at: float) -> None:
-        # Register all jobs before submitting any: if the engine dies, registered jobs are given
-        # back.
+        # Register all jobs before submitting any: if the
+        # engine dies, registered jobs are given back.
         taken = []
         for claim in claims:
             telemetry.JOBS_CLAIMED.inc()
@@ -287,8 +287,8 @@ class Runner:
             if self._is_running(generation):
                 self._fail(generation, FailureCode.INVALID_REQUEST, str(error), param=error.param)
         if not self._is_running(generation):
-            # The job ended during submission, when the engine did not have all of its sequences
-            # yet.
+            # The job ended during submission, when the
+            # engine did not have all of its sequences yet.
             self._unwanted += [each.id for each in requests if each.id not in self._by_sequence]
 
     async def _submit_apart(self, generation: Generation) -> None:
@@ -504,8 +504,8 @@ class Runner:
         key = keys.control(self._queue.model, self._worker)
         rung: Any = await self._redis.blpop([key], timeout=_RING_TIMEOUT_SECONDS)
         if rung is not None and (generation := self._generations.get(rung[1].decode())):
-            # The client pays for a prompt in progress; otherwise disconnecting would make prompts
-            # free.
+            # The client pays for a prompt in progress;
+            # otherwise disconnecting would make prompts free.
             generation.count_prompt()
             self._drop(generation, "cancelled")
             await self._abort_unwanted()

@@ -177,8 +177,8 @@ class Sequence:
     def _add_stop_token(
         self, token_id: int, scores: TokenScores | None, stop_token_id: int | None
     ) -> None:
-        # Like a stop string, a stop token is shown if the job asks for it; an end-of-text token
-        # never is.
+        # Like a stop string, a stop token is shown if the
+        # job asks for it; an end-of-text token never is.
         shows = self._job.includes_stop and self._named(stop_token_id) is not None
         text = self._detokenizer.step(token_id) if shows else ""
         self._add_token(token_id, text, scores, name=self._texts[token_id])

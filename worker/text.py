@@ -34,8 +34,7 @@ class Detokenizer:
         head = self._complete_head(window)
         self._stream = DecodeStream(ids=head, skip_special_tokens=self._hides_special)
         # Bytes that begin a character at the prompt's end belong to the completion if it completes
-        # the
-        # character. Otherwise they belong to the prompt and decode as replacement characters.
+        # the character. Otherwise they belong to the prompt and decode as replacement characters.
         self._prompt_tail = ""
         if head != window:
             shown = [
@@ -50,8 +49,8 @@ class Detokenizer:
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception as error:
-            # tokenizers raises a bare Exception if the next token changes how earlier bytes decode.
-            # vLLM also resets the decoder in this case.
+            # tokenizers raises a bare Exception if the next token changes how
+            # earlier bytes decode. vLLM also resets the decoder in this case.
             if not str(error).startswith("Invalid prefix"):
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._hides_special)

@@ -27,8 +27,8 @@ _FIXED = {
     "model",
     "logits_processors",
     "mm_processor_cache_gb",
-    # With its own parser the engine would apply a grammar only after the reasoning, but the grammar
-    # includes the reasoning.
+    # With its own parser the engine would apply a grammar only
+    # after the reasoning, but the grammar includes the reasoning.
     "reasoning_config",
     "reasoning_parser",
 }
@@ -61,8 +61,8 @@ def engine_arguments(settings: Settings, engine_args: Any, *, is_cpu: bool) -> A
         "logits_processors": [PROCESSOR] if offers_sampler_chain(settings) else None,
     }
     if is_cpu:
-        # A seeded prompt that is split over steps crashes the engine on a CPU, so disable
-        # splitting.
+        # A seeded prompt that is split over steps crashes
+        # the engine on a CPU, so disable splitting.
         arguments["enable_chunked_prefill"] = False
         longest = engine_args(**arguments).create_model_config().max_model_len
         arguments["max_num_batched_tokens"] = max(longest, _CPU_STEP_TOKENS)

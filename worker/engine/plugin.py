@@ -68,8 +68,8 @@ def _limit_grammars() -> None:
         )
 
     def accept_tokens(grammar: Any, request_id: str, tokens: list[int]) -> bool:
-        # Beyond its limits, llguidance allows only the end of the text, which vLLM would treat as
-        # the end of a complete text.
+        # Beyond its limits, llguidance allows only the end of the
+        # text, which vLLM would treat as the end of a complete text.
         is_accepted: bool = accept_any(grammar, request_id, tokens)
         return is_accepted and not grammar.ll_matcher.is_error()
 

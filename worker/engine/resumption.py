@@ -103,8 +103,8 @@ def _begin_with_output() -> None:
         request = make(core_request, block_hasher)
         if token_ids := _output(core_request.sampling_params):
             request.append_output_token_ids(token_ids)
-            # The statistics cover a prompt; vLLM asserts that the cache holds no more tokens than
-            # that.
+            # The statistics cover a prompt; vLLM asserts
+            # that the cache holds no more tokens than that.
             request.prefill_stats = None
         return request
 

@@ -55,9 +55,8 @@ class VllmEngine:
         self._processes = EngineProcesses()
         self._resumed = ResumedSequences()
         self._parsers: Parsers = NO_PARSERS
-        # vLLM's tokenizer is not thread-safe, so one thread does everything that needs it. The
-        # other
-        # thread keeps grammars from waiting for images.
+        # vLLM's tokenizer is not thread-safe, so one thread does everything that
+        # needs it. The other thread keeps grammars from waiting for images.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "compile")
 
@@ -77,8 +76,8 @@ class VllmEngine:
         starting = self._starting = loop.create_future()
 
         def start() -> None:
-            # The engine's processes inherit this mask: Ctrl-C must reach only the worker, which
-            # drains.
+            # The engine's processes inherit this mask: Ctrl-C
+            # must reach only the worker, which drains.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self._start()
@@ -175,8 +174,8 @@ class VllmEngine:
             lambda: cached_tokenizer_from_config(arguments.create_model_config()),
         )
         if parsers.reasoning_end:
-            # The bare mark: a budget that ends with one token behaves the same after any earlier
-            # tokens.
+            # The bare mark: a budget that ends with one token
+            # behaves the same after any earlier tokens.
             arguments.reasoning_config = ReasoningConfig(
                 reasoning_start_str=parsers.reasoning_start,
                 reasoning_end_str=parsers.reasoning_end,
@@ -213,9 +212,8 @@ class VllmEngine:
             vllm.sampling_params,
             self._info.tokenizer_json,
             self._info.eos_token_ids,
-            # vLLM's CPU runner draws each seeded sequence separately, which costs a thirtieth of
-            # the
-            # throughput of a full batch. Its GPU runner draws all sequences alike.
+            # vLLM's CPU runner draws each seeded sequence separately, which costs a thirtieth
+            # of the throughput of a full batch. Its GPU runner draws all sequences alike.
             seeds_cost_time=is_cpu,
         )
 

@@ -1,1 +1,1 @@
-"""How the answer of a chat is read apart, token by token: reasoning, calls of tools, and content."""
+"""Parsing of chat responses, token by token: reasoning, tool calls, and content."""

@@ -1,7 +1,7 @@
-"""What the worker asks of parsers: each token goes in with exactly its text, and what it adds comes out.
+"""The parser interface of the worker: each token is fed with its exact text.
 
-All that a parser holds is a function of the tokens that it was fed, and of how the prompt ends: a new one
-that is fed the tokens of an earlier attempt goes on like that attempt's.
+A parser's state is a function of the tokens fed and of the prompt's end. After a resumption, a new
+parser that is fed the tokens of the earlier attempt is in the same state.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,25 +12,25 @@ from contract.outcomes import FinishReason
 
 
 class Parsed(NamedTuple):
-    """What a token adds to an answer."""
+    """What a token adds to a response."""
 
     content: str = ""
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
     is_reasoning: bool = False
-    """Whether the token belongs to the reasoning, as its marks do."""
+    """Whether the token, which may be a mark, belongs to the reasoning."""
 
 
 class Parser(Protocol):
-    """Reads one answer apart."""
+    """Parses one response."""
 
     def feed(self, token_id: int, text: str) -> Parsed:
-        """Take in the next token. `text` is what it completes, often one word, sometimes nothing."""
+        """Parse the next token. `text` is what it completes, often one word, sometimes nothing."""
 
     def finish(self, reason: FinishReason) -> Parsed:
-        """Return what was held back, once the answer has ended; nothing is fed after that.
+        """Return held-back output after the end of the response; nothing may be fed afterwards.
 
-        Arguments that `max_tokens` has cut off stay cut off.
+        Arguments that `max_tokens` cut off stay incomplete.
         """
 
 
@@ -41,22 +41,22 @@ class Parsers(Protocol):
     """The parsers of one model."""
 
     def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
-        """Return what makes a parser for each answer of a job; None if there is nothing to look for.
+        """Return a factory of parsers for a job's responses; None if there is nothing to parse.
 
         Args:
-            parsing: What is looked for.
-            opening: The last tokens of the prompt, which begin the answer.
+            parsing: What to parse.
+            opening: The last tokens of the prompt, which begin the response.
 
         Raises:
-            InvalidRequestError: The parsers do not take the tools.
+            InvalidRequestError: The parsers do not accept the tools.
         """
 
 
 class NoParsers:
-    """Of a model whose answers are told as they are."""
+    """The parsers of a model whose responses are not parsed."""
 
     def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
-        """Look for nothing."""
+        """Return None: there is nothing to parse."""
         del parsing, opening
         return None
 

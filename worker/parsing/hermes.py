@@ -1,8 +1,8 @@
-"""Calls as Hermes writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Parser of Hermes tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-Equal to what vLLM's parser `hermes` yields for one token at a time, but each token takes the same time
-however long the call is. As there, text behind the first call is not told, and the arguments are told as
-they stand, so that those of a broken call are broken.
+It returns what vLLM's parser `hermes` returns for one token at a time, but takes constant time per
+token however long the call is. Like vLLM, it drops text after the first call, and returns arguments
+verbatim, so that those of an invalid call are invalid.
 """
 
 import json
@@ -18,13 +18,13 @@ _STRUCTURE = re.compile(r'["\\{}\[\]]')
 
 
 class _Pattern(NamedTuple):
-    """What is looked for in text that grows."""
+    """A pattern to find in growing text."""
 
     whole: re.Pattern[str]
     begun: re.Pattern[str]
-    """An end of the text that may become a match."""
+    """Matches an end of the text that may become a match."""
     mark: str
-    """What each match begins with."""
+    """The beginning of each match."""
 
 
 _NAME = _Pattern(
@@ -38,20 +38,20 @@ _ARGUMENTS = _Pattern(
 
 
 class HermesCalls:
-    """Finds the calls in one answer."""
+    """Finds the calls in one response."""
 
     __slots__ = ("_call", "_calls", "_held", "_is_broken")
 
     def __init__(self) -> None:
         self._calls = 0
         self._held = ""
-        """The end of the text outside of calls, which may begin the mark of one."""
+        """The end of the text outside of calls, which may begin a call's mark."""
         self._call: _Call | None = None
         self._is_broken = False
-        """Whether a call had no name: vLLM tells nothing of it and of all that follow."""
+        """Whether a call had no name: vLLM drops this call and all later ones."""
 
     def feed(self, text: str) -> tuple[str, list[CallPiece]]:
-        """Take in text. Return the content and what is added to calls."""
+        """Parse text. Return the content and the additions to calls."""
         content, pieces = "", list[CallPiece]()
         while text:
             if self._call is None:
@@ -72,12 +72,12 @@ class HermesCalls:
         return content, pieces
 
     def flush(self) -> str:
-        """Return content that was held back, once no more will come."""
+        """Return held-back content at the end of the response."""
         held, self._held = self._held, ""
         return "" if self._calls else held
 
     def _leave_content(self, text: str) -> tuple[str, bool, str]:
-        """Return the text before a call, whether one begins, and what is behind its mark."""
+        """Return the text before a call, whether a call begins, and the text after its mark."""
         text, self._held = self._held + text, ""
         before, mark, behind = text.partition(CALL_START)
         if mark:
@@ -89,7 +89,7 @@ class HermesCalls:
 
 
 class _Call:
-    """One call, from behind its first mark on."""
+    """One call, starting after its first mark."""
 
     __slots__ = (
         "_arguments",
@@ -109,18 +109,19 @@ class _Call:
         self._index = index
         self._text = ""
         self._end = 0
-        """Where the text ends without white space, and without what may begin the last mark."""
+        """End of the text without trailing white space and without a possible beginning of the end
+        mark."""
         self._is_closed = False
         self._closing = _ClosingBrace()
         self._name = _Search(_NAME)
         self._arguments = _Search(_ARGUMENTS)
         self._start: int | None = None
-        """Where the arguments begin."""
+        """Start of the arguments."""
         self._told = 0
-        """How many characters of them have been told."""
+        """Number of their characters that were returned."""
 
     def add(self, text: str) -> str | None:
-        """Take in text. Return what is behind the end of the call, or None if it goes on."""
+        """Add text. Return the text after the end of the call, or None if the call continues."""
         searched = max(len(self._text) - len(CALL_END) + 1, 0)
         self._text += text
         mark = self._text.find(CALL_END, searched)
@@ -133,7 +134,7 @@ class _Call:
         return rest
 
     def take(self) -> list[CallPiece]:
-        """Return what can be told now and has not been."""
+        """Return the new pieces of the call."""
         pieces = []
         if not self.is_named:
             found = self._name.find(self._text, self._end)
@@ -154,7 +155,7 @@ class _Call:
                 return ""
             self._start = found.end()
         if text[end - 1] == "}" and (self._is_closed or self._closing.ends(text, end)):
-            # The brace that closes the call is not the arguments'.
+            # Exclude the closing brace of the call from the arguments.
             end = max(_stripped(text, len(text) - end + 1), self._start)
         new = text[self._start + self._told : end]
         self._told += len(new)
@@ -162,7 +163,7 @@ class _Call:
 
 
 class _Search:
-    """Looks for a pattern in text that grows, without going through all of it again."""
+    """Searches for a pattern in growing text without repeating earlier work."""
 
     __slots__ = ("_pattern", "_searched")
 
@@ -182,7 +183,7 @@ class _Search:
 
 
 class _ClosingBrace:
-    """Finds where a JSON object ends in text that grows."""
+    """Finds the end of a JSON object in growing text."""
 
     __slots__ = ("_depth", "_end", "_in_string", "_is_valid", "_looked")
 
@@ -191,11 +192,11 @@ class _ClosingBrace:
         self._depth = 0
         self._in_string = False
         self._end: int | None = None
-        """Behind the last brace of what may be an object."""
+        """Position after the last brace of a possible object."""
         self._is_valid = False
 
     def ends(self, text: str, end: int) -> bool:
-        """Whether the text before `end`, which is behind a brace, is one whole JSON object."""
+        """Whether the text before `end`, which follows a brace, is one complete JSON object."""
         if self._end is None:
             self._look(text, end)
         return self._is_valid and self._end == end
@@ -206,7 +207,7 @@ class _ClosingBrace:
             position = found.end()
             mark = found.group()
             if mark == "\\":
-                # What it escapes has come, too: a brace is the last character.
+                # The escaped character is present: the last character is a brace.
                 position += 1
             elif mark == '"':
                 self._in_string = not self._in_string
@@ -227,13 +228,13 @@ def _is_object(text: str) -> bool:
 
 
 def _begun(mark: str, text: str) -> int:
-    """Return how many characters at the end of `text` begin `mark`."""
+    """Return the length of the longest end of `text` that begins `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _stripped(text: str, cut: int) -> int:
-    """Return where `text` ends without its last `cut` characters and the white space before them."""
+    """Return where `text` ends without its last `cut` characters and white space before them."""
     end = len(text) - cut
     while end > 0 and text[end - 1].isspace():
         end -= 1

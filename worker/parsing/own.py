@@ -1,4 +1,4 @@
-"""Parsers of our own: as vLLM's of the same names, but linear in the length of the answer."""
+"""Sluice's own parsers: equal to vLLM's of the same names, but linear in the response's length."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from worker.parsing.hermes import HermesCalls
 from worker.parsing.thinking import Thinking
 
 HERMES = frozenset({"hermes", "qwen3_json"})
-"""vLLM's names of the parser for Hermes' calls."""
+"""vLLM's names of the parser for Hermes calls."""
 
 THINKING = frozenset({"deepseek_r1"})
 """vLLM's names of the parser for reasoning between two marks."""
@@ -23,7 +23,7 @@ _NOTHING = Parsed()
 
 
 class OwnParser:
-    """Reads reasoning apart, then calls; what is left is content."""
+    """Parses reasoning, then calls; the rest is content."""
 
     __slots__ = ("_calls", "_thinking")
 
@@ -32,7 +32,7 @@ class OwnParser:
         self._calls = calls
 
     def feed(self, token_id: int, text: str) -> Parsed:
-        """Take in the next token and the text that it completes."""
+        """Parse the next token and the text that it completes."""
         if self._thinking is not None and self._thinking.is_open:
             return Parsed(reasoning=self._thinking.feed(token_id, text), is_reasoning=True)
         if not text:
@@ -49,7 +49,7 @@ class OwnParser:
 
 
 class OwnParsers:
-    """The parsers of a model that writes Hermes' calls, or reasoning between marks, or both."""
+    """The parsers of a model that writes Hermes calls, or reasoning between marks, or both."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, finds_calls: bool = True, finds_reasoning: bool = True
@@ -65,7 +65,7 @@ class OwnParsers:
             self._marks = start, end
 
     def prepare(self, parsing: Parsing, opening: Sequence[int]) -> MakeParser | None:
-        """Return what makes a parser for each answer of a job; None if there is nothing to look for."""
+        """Return a factory of parsers for a job's responses; None if there is nothing to parse."""
         finds_calls = self._finds_calls and bool(parsing.tools)
         marks = self._marks if parsing.finds_reasoning else None
         if not finds_calls and marks is None:

@@ -1,4 +1,4 @@
-"""Hands each token to a parser once all its text can be shown, and gathers what the parser tells."""
+"""Reader: feeds a parser each token once all of its text can be sent, and collects the output."""
 
 import time
 from collections import deque
@@ -11,17 +11,17 @@ from contract.outcomes import FinishReason
 from worker.parsing.base import Parsed, Parser
 
 LONG_SECONDS = 0.001
-"""Time to read what one step has added beyond which that is a matter for another thread."""
+"""Parsing time per step above which parsing moves to another thread."""
 
 _LONG_READS = 3
-"""How often in a row it has to take so long: a single time may be chance."""
+"""Number of consecutive slow reads required: a single one may be chance."""
 
 _LONG_REPLAY_TOKENS = 2000
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has been read of an answer since the last look."""
+    """Parsed output of a response that was not taken yet."""
 
     content: str = ""
     reasoning: str = ""
@@ -29,11 +29,11 @@ class Answer:
     reasoning_tokens: int = 0
 
     def __bool__(self) -> bool:
-        """Whether it has anything that clients read."""
+        """Whether it contains anything for clients."""
         return bool(self.content or self.reasoning or self.calls)
 
     def add(self, parsed: Parsed) -> None:
-        """Take in what comes next."""
+        """Add the next parser output."""
         self.content += parsed.content
         self.reasoning += parsed.reasoning
         self.reasoning_tokens += parsed.is_reasoning
@@ -46,7 +46,7 @@ class Answer:
                 self.calls[-1] = CallPiece(last.index, last.name, arguments)
 
     def added_to(self, delta: Delta) -> Delta:
-        """Return a delta with what it tells."""
+        """Return a copy of a delta with this output."""
         return msgspec.structs.replace(
             delta,
             text=self.content,
@@ -57,7 +57,7 @@ class Answer:
 
 
 class Reader:
-    """Reads one sequence apart. Stop strings may hold its text back, and cut the end of it off."""
+    """Parses one sequence. Stop strings may hold back its text and remove its end."""
 
     __slots__ = ("_known", "_long_reads", "_parser", "_ready", "_shown", "_waiting")
 
@@ -66,20 +66,20 @@ class Reader:
         self._waiting: deque[tuple[int, int]] = deque()
         """Tokens whose text is held back, with its length."""
         self._shown = ""
-        """Text of the first of them that can be shown."""
+        """The text of the first of these tokens that can be sent."""
         self._ready: deque[tuple[int, str]] = deque()
-        """Tokens to be read, with their text."""
+        """Tokens to parse, with their text."""
         self._known = 0
-        """How many of them have been told before."""
+        """The number of these tokens that were sent before."""
         self._long_reads = 0
 
     @property
     def takes_long(self) -> bool:
-        """Whether reading holds others up."""
+        """Whether parsing is slow."""
         return self._long_reads >= _LONG_READS or self._known >= _LONG_REPLAY_TOKENS
 
     def push(self, token_id: int, length: int, shown: str) -> None:
-        """Take in a token with text of some length, and all text that can be shown since the last one."""
+        """Add a token, the length of its text, and all text that has become ready to send."""
         if not self._waiting and len(shown) == length:
             self._ready.append((token_id, shown))
             return
@@ -87,7 +87,7 @@ class Reader:
         self.show(shown)
 
     def show(self, text: str) -> None:
-        """Take in text that was held back."""
+        """Add text that was held back before."""
         text = self._shown + text
         waiting, position = self._waiting, 0
         while waiting and waiting[0][1] <= len(text) - position:
@@ -97,11 +97,11 @@ class Reader:
         self._shown = text[position:]
 
     def forget_told(self) -> None:
-        """Take in that what the tokens so far add has been told by an earlier attempt."""
+        """Mark the output of all tokens so far as sent by an earlier attempt."""
         self._known = len(self._ready)
 
     def read(self, answer: Answer) -> None:
-        """Add to an answer what has become ready."""
+        """Parse all ready tokens and add their output to `answer`."""
         feed, ready = self._parser.feed, self._ready
         if self._known:
             for _ in range(self._known):
@@ -115,13 +115,13 @@ class Reader:
         self._long_reads = self._long_reads + 1 if is_long else 0
 
     def finish(self, reason: FinishReason, answer: Answer) -> None:
-        """Add to an answer what is still to be read, and what the parser has held back."""
+        """Add the remaining output, including what the parser held back, to `answer`."""
         self._cut()
         self.read(answer)
         answer.add(self._parser.finish(reason))
 
     def _cut(self) -> None:
-        """Read the token of which a part can be shown with that part; those behind it are not read."""
+        """Parse a partly visible token with its visible part; later tokens are not parsed."""
         if self._shown:
             token_id, _ = self._waiting.popleft()
             self._ready.append((token_id, self._shown))

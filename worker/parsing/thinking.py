@@ -1,13 +1,13 @@
-"""Reasoning between two marks that are one token each, as DeepSeek-R1 writes it.
+"""Parser of reasoning between two single-token marks, as DeepSeek-R1 writes it.
 
-Equal to what vLLM's parser `deepseek_r1` yields for one token at a time.
+It returns what vLLM's parser `deepseek_r1` returns for one token at a time.
 """
 
 from collections.abc import Sequence
 
 
 class Thinking:
-    """Tells reasoning from the answer proper. The mark that begins it may be missing, also in the prompt."""
+    """Separates reasoning from content. The opening mark may be missing, also in the prompt."""
 
     __slots__ = ("_end_id", "_start_id", "is_open")
 

@@ -1,1 +1,1 @@
-"""llama.cpp's sampler chain for vLLM: its mathematics, and what joins it to vLLM's model runners."""
+"""llama.cpp's sampler chain for vLLM: the algorithms, and adapters to vLLM's model runners."""

@@ -1,4 +1,4 @@
-"""How a chain travels to vLLM's processes: as one entry of `SamplingParams.extra_args`."""
+"""Sampler chain arguments for vLLM's processes: one entry of `SamplingParams.extra_args`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -11,7 +11,7 @@ from contract.sampling import Range, SamplerChain, SamplingSpec
 from worker.samplers.parameters import ChainParameters
 
 PROCESSOR = "worker.samplers.processor:SamplerChain"
-"""What vLLM takes in its engine argument `logits_processors`, so that chains are applied."""
+"""Value of vLLM's engine argument `logits_processors` that enables chains."""
 
 _KEY = "sluice_chain"
 _TOKEN_ID = Range(0, 2**31 - 1)
@@ -43,12 +43,12 @@ def chain_arguments(
     """Return the `extra_args` of one sequence whose spec has a chain.
 
     Args:
-        spec: How the job is sampled.
+        spec: The job's sampling parameters.
         seed: Seed of this sequence.
         prompt_tokens: Length of the prompt as the client sent it.
         breakers: DRY's breakers, as head tokens and the tail tokens that follow.
-        spared_token_ids: Tokens that XTC never removes, if the spec wants any spared.
-        replayed: The completion's first tokens, which mirostat is to have sampled once more.
+        spared_token_ids: Tokens that XTC never removes, if the spec spares any.
+        replayed: The completion's first tokens, which are sampled again for mirostat.
     """
     if spec.chain is None:
         raise ValueError("'spec' must have a chain.")
@@ -81,7 +81,7 @@ def chain_arguments(
 def varied(
     extra_args: Mapping[str, Any] | None, *, seed: int, replayed: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the chain for the `extra_args` of another sequence of the same job; empty without one."""
+    """Return the chain as `extra_args` of another sequence of the same job; empty if none."""
     chain = (extra_args or {}).get(_KEY)
     if chain is None:
         return {}
@@ -91,7 +91,7 @@ def varied(
 def chain_parameters(extra_args: Mapping[str, Any] | None) -> ChainParameters | None:
     """Return the chain that `chain_arguments` wrote, or None if there is none.
 
-    Raises ValueError if it is malformed, so that nothing that is wrong reaches a batch.
+    Raises ValueError if it is malformed, so that no invalid chain reaches a batch.
     """
     arguments = (extra_args or {}).get(_KEY)
     if arguments is None:
@@ -142,7 +142,7 @@ def _mirostat(chain: SamplerChain) -> dict[str, Any]:
 
 
 def _check(name: str, value: float, bounds: Range) -> None:
-    """Refuse a value out of bounds, and one that is not a number."""
+    """Reject a value that is out of bounds or not a number."""
     if not bounds.minimum <= value <= bounds.maximum:
         raise ValueError(
             f"'{name}' of the sampler chain must be >= {bounds.minimum} and <= {bounds.maximum}."

@@ -1,6 +1,6 @@
-"""The chains of a batch: sequences in groups, and what mirostat remembers of them between steps.
+"""The sampler chains of a batch: groups of sequences, and mirostat's state between steps.
 
-Both of vLLM's runners use this; each says in its own way which sequences stand in which rows.
+Both of vLLM's runners use this module; each has its own mapping from sequences to rows.
 """
 
 from abc import ABC, abstractmethod
@@ -20,20 +20,21 @@ from worker.samplers.rows import Rows
 
 @dataclass(eq=False, slots=True)
 class ChainedSequence:
-    """A sequence with a chain, from the time it enters a batch until it leaves it.
+    """A sequence with a chain, from entering a batch to leaving it.
 
-    One that is preempted enters anew: mirostat then begins again at twice its target. One that goes on
-    where another worker stopped does not: its first tokens are replayed.
+    A preempted sequence enters again: mirostat then restarts at twice its target. A resumed
+    sequence
+    of another worker does not restart: its first tokens are replayed.
     """
 
     parameters: ChainParameters
     memory: "MirostatMemory | None" = None
-    """Where its state is; None before its first step and without mirostat."""
+    """The memory that holds its state; None before its first step and without mirostat."""
     row: int = 0
-    """Its row there."""
+    """Its row in the memory."""
 
     def detach(self) -> None:
-        """Keep its own state only, so that its former group's need not be kept for it."""
+        """Copy its own state, so that the memory of its former group can be freed."""
         if self.memory is not None:
             own = slice(self.row, self.row + 1)
             self.memory = MirostatMemory(
@@ -46,17 +47,17 @@ class ChainedSequence:
 
 @dataclass(slots=True)
 class MirostatMemory:
-    """The state of a group after a step, a row for each sequence."""
+    """The state of a group after a step, one row for each sequence."""
 
     mu: Tensor
     kept_logprobs: Tensor
-    """Log-probabilities of the tokens of which one was sampled then."""
+    """Log-probabilities of the candidates from which that step sampled."""
     total_tokens: Tensor
-    """Tokens before it was sampled; -1 before the first step."""
+    """Number of tokens before that sample; -1 before the first step."""
 
 
 class Group(ABC):
-    """Sequences whose chains are applied together, under the keys their runner knows them by."""
+    """Sequences whose chains are applied together, under their runner's keys."""
 
     def __init__(self, sequences: Mapping[int, ChainedSequence], placement: Placement) -> None:
         self.keys = tuple(sequences)
@@ -66,10 +67,10 @@ class Group(ABC):
 
     @abstractmethod
     def apply(self, logits: Tensor, *, history: Tensor, total_tokens: Tensor) -> Tensor:
-        """Return the final logits of the sequences, given their logits and what came before."""
+        """Return the final logits of the sequences, given their logits and earlier tokens."""
 
     def window(self, longest: int) -> int:
-        """Return how many of the newest tokens are needed where the longest sequence has `longest`."""
+        """Return how many of the newest tokens are needed if the longest sequence has `longest`."""
         return longest if min(self._windows) < 0 else min(longest, max(self._windows))
 
 
@@ -86,7 +87,7 @@ class ChainGroup(Group):
 
 
 class MirostatGroup(Group):
-    """Sequences with mirostat, whose state depends on the token that came last."""
+    """Sequences with mirostat, whose state depends on the last token."""
 
     def __init__(self, sequences: Mapping[int, ChainedSequence], placement: Placement) -> None:
         super().__init__(sequences, placement)
@@ -99,7 +100,7 @@ class MirostatGroup(Group):
     @override
     def apply(self, logits: Tensor, *, history: Tensor, total_tokens: Tensor) -> Tensor:
         before = self._memory
-        # A prompt that is split over steps is given logits, but no token comes of them.
+        # A prompt that is split over steps receives logits, but samples no token.
         has_token = total_tokens == before.total_tokens + 1
         mu = next_mu(
             before.mu,
@@ -117,7 +118,7 @@ class MirostatGroup(Group):
 
 
 def grouped(sequences: Mapping[int, ChainedSequence], placement: Placement) -> list[Group]:
-    """Divide sequences into groups that can be applied together, and put them on the device."""
+    """Divide sequences into groups that can be applied together, and copy them to the device."""
     divided: dict[object, dict[int, ChainedSequence]] = {}
     for key, each in sequences.items():
         divided.setdefault(each.parameters.group, {})[key] = each

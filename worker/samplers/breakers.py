@@ -1,7 +1,7 @@
-"""From the texts of DRY's breakers to token ids.
+"""Resolution of DRY's breaker texts to token ids.
 
-As in llama.cpp, a breaker is found however it was split into tokens: it begins in a token that contains
-the whole text, or in one whose end is the beginning of the text, followed by the tokens of the rest.
+As in llama.cpp, a breaker is found for every way to split it into tokens. It begins in a token that
+contains the whole text, or in one whose end begins the text, followed by the tokens of the rest.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from worker.samplers.vocabulary import Indices, Vocabulary
 
 _REMEMBERED_TEXTS = 64
 _ANCHOR = "\n"
-"""Text before which a tokenizer puts the blank that some put before every text."""
+"""Text before which a tokenizer inserts the blank that some insert before every text."""
 
 
 class DryBreakers:
-    """Finds breakers in the vocabulary of a tokenizer, which it reads when it is first asked."""
+    """Finds breakers in the vocabulary of a tokenizer, which it reads on first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._remembered = lru_cache(maxsize=_REMEMBERED_TEXTS)(self._find)
 
     def prepare(self) -> None:
-        """Read the vocabulary, which can take some tenths of a second, unless that is done."""
+        """Read the vocabulary unless already done; this can take some tenths of a second."""
         _ = self._vocabulary
 
     @cached_property
@@ -59,10 +59,11 @@ class DryBreakers:
         return found
 
     def _tail(self, text: str, rest: bytes) -> tuple[int, ...]:
-        """Return the tokens of the rest of a text, or none if no tokens end just where it begins.
+        """Return the tokens of the rest of a text, or none if no token starts where it begins.
 
-        That can be when it begins inside a character. A tokenizer that puts a blank before every text
-        tokenises the rest as in the middle of a text only behind something else.
+        This can happen if the rest begins inside a character. A tokenizer that inserts a blank
+        before
+        every text tokenizes the rest as in the middle of a text only if other text precedes it.
         """
         is_whole = (rest[0] & 0xC0) != 0x80
         own = [rest.decode(), _ANCHOR + rest.decode()] if is_whole else []

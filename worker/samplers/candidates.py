@@ -1,4 +1,4 @@
-"""The tokens that may still come, which the steps of a chain narrow down one after another."""
+"""Candidates: the tokens that may come next, which the steps of a chain reduce one by one."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ MASKED = -math.inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where and how the tensors of a batch are made."""
+    """Device, shape and dtype of the tensors of a batch."""
 
     device: torch.device
     vocab_size: int
     """Columns of the logits."""
     dtype: torch.dtype = torch.float32
-    """That of the logits."""
+    """The dtype of the logits."""
 
     def floats(self, values: Sequence[float]) -> Tensor:
-        """A column with one number for each row; making it does not wait for the device."""
+        """Return a column with one number per row, without waiting for the device."""
         return self.move(torch.tensor(values, dtype=self.dtype).unsqueeze(1))
 
     def integers(self, values: Sequence[int]) -> Tensor:
-        """A column with one integer for each row; making it does not wait for the device."""
+        """Return a column with one integer per row, without waiting for the device."""
         return self.move(torch.tensor(values, dtype=torch.int64).unsqueeze(1))
 
     def move(self, values: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the steps know of the sequences beside the logits."""
+    """Inputs of the steps besides the logits."""
 
     history: Tensor
-    """[rows, window]: token ids, the newest in the last column; -1 where there is none."""
+    """[rows, window]: token ids, the newest in the last column; -1 in empty places."""
     total_tokens: Tensor
     """[rows]: tokens of prompt and completion so far."""
 
@@ -51,7 +51,7 @@ class Context:
 class Candidates:
     """Logits of a group's rows: in the order of token ids, or ranked with the largest first.
 
-    A masked token (minus infinity) is no candidate: it is neither counted nor ever let in again.
+    A masked token (minus infinity) is not a candidate: it is not counted and never restored.
     """
 
     def __init__(self, logits: Tensor, *, ranked_tokens: int) -> None:
@@ -71,13 +71,13 @@ class Candidates:
         self.logits.masked_fill_(which, MASKED)
 
     def ranks(self) -> Tensor:
-        """Rank of each live candidate, 0 for the most probable; of equal ones, the lower id is first."""
+        """Rank of each live candidate, 0 for the most probable; of equal ones, lower ids first."""
         if self._ids is None:
             self.logits, self._ids = self._ranked()
         return self.is_live.cumsum(-1) - 1
 
     def by_token(self) -> Tensor:
-        """The logits with a column for every token of the vocabulary, to be changed in place."""
+        """The logits with a column for every token of the vocabulary, for changes in place."""
         if self._ids is not None:
             self._full.fill_(MASKED).scatter_(1, self._ids, self.logits)
             self.logits, self._ids = self._full, None
@@ -92,7 +92,7 @@ class Candidates:
         if width == ALL_TOKENS or width >= self.logits.shape[1]:
             logits, ids = torch.sort(self.logits, dim=-1, descending=True, stable=True)
             return logits, ids
-        # topk leaves equal logits in any order: put the ids in order first, then the logits.
+        # topk returns equal logits in any order: sort by ids first, then by logits.
         ids = self.logits.topk(width, sorted=False).indices.sort(dim=-1).values
         logits, positions = self.logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
         return logits, ids.gather(1, positions)
@@ -102,4 +102,4 @@ class Step(Protocol):
     """One sampler of a chain, with the parameters of every row."""
 
     def apply(self, candidates: Candidates, context: Context, /) -> None:
-        """Change logits, or mask candidates, but never all that were left of a row."""
+        """Change logits or mask candidates, but never all of the remaining ones of a row."""

@@ -1,4 +1,4 @@
-"""Applies a chain to the logits of its rows."""
+"""Application of a sampler chain to the logits of its rows."""
 
 from torch import Tensor
 
@@ -7,16 +7,16 @@ from worker.samplers.rows import Rows
 
 
 def apply_chain(logits: Tensor, rows: Rows, *, history: Tensor, total_tokens: Tensor) -> Tensor:
-    """Return the logits to sample from at temperature 1 without truncation, or to take the maximum of.
+    """Return logits to sample from at temperature 1 without truncation, or to take the maximum of.
 
-    They are `logits`, changed in place. What was minus infinity stays so, and one token that was
-    not stays so too. Nothing waits for the device.
+    They are `logits`, changed in place. Logits of minus infinity stay so, and at least one other
+    token remains. Nothing waits for the device.
 
     Args:
         logits: [rows, vocabulary], in the dtype of the rows' `Placement`.
         rows: Parameters of the rows.
-        history: [rows, window], int64; the newest token in the last column, -1 where there is none.
-            The window is as wide as the largest `history_needed`, or holds all tokens there are.
+        history: [rows, window], int64; the newest token in the last column, -1 in empty places.
+            The window is as wide as the largest `history_needed`, or holds all existing tokens.
         total_tokens: [rows], int64; tokens of prompt and completion so far.
     """
     candidates = Candidates(logits, ranked_tokens=rows.ranked_tokens)

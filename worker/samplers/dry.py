@@ -1,9 +1,9 @@
 """DRY, "don't repeat yourself": a penalty on tokens that would continue a repetition.
 
-As in llama.cpp: where the newest tokens also stand earlier in the window, the token that followed
-there is penalised, by `multiplier * base ** (length - allowed_length)`, if the longest such match has
-the allowed length at least. No match reaches back across a breaker, and a token that is a breaker by
-itself is never penalised.
+As in llama.cpp: if the newest tokens also occur earlier in the window, the token that followed
+there is penalized by `multiplier * base ** (length - allowed_length)`, provided that the longest
+match has at least the allowed length. No match extends back across a breaker, and a token that is
+a breaker by itself is never penalized.
 """
 
 import math
@@ -23,12 +23,12 @@ from worker.samplers.window import Window
 LONGEST_MATCH = 64
 """Longer matches count as this long, which bounds the work of a step."""
 LARGEST_PENALTY = 1e12
-"""Larger penalties count as this one, so that sums of squares of logits stay finite."""
+"""Larger penalties are reduced to this one, so that sums of squares of logits stay finite."""
 _LARGEST_LOG = 88.7228391
 """llama.cpp's bound on exponents: the logarithm of the largest float32."""
 _NO_MATCH = -1
 _NO_TOKEN = -2
-"""Differs from the -1 that stands where there is no token, so that the two never match."""
+"""Differs from the -1 in empty places, so that the two never match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Dry:
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         used = [row.uses(Sampler.DRY) for row in parameters]
         lengths = [row.dry_last_n if on else 0 for row, on in zip(parameters, used, strict=True)]
         bases = [row.dry_base if on else 1.0 for row, on in zip(parameters, used, strict=True)]
@@ -60,14 +60,14 @@ class Dry:
         )
 
     def apply(self, candidates: Candidates, context: Context) -> None:
-        """Penalise the tokens that followed earlier matches."""
+        """Penalize the tokens that followed earlier matches."""
         tokens = self.window.newest(context.history)
         if tokens.shape[1] < 2:
             return
         logits = candidates.by_token()
         followers, matches = tokens[:, 1:], self._matches(tokens)
         present = (followers >= 0) & (followers < logits.shape[1])
-        # Columns without a token point at token 0, whose own penalty they then compute once more.
+        # Columns without a token point at token 0 and compute its own penalty again.
         ids = followers.where(present, 0)
         longest = logits.new_full(logits.shape, _NO_MATCH, dtype=torch.int32)
         longest.scatter_reduce_(1, ids, matches.where(present, _NO_MATCH), "amax")
@@ -92,7 +92,7 @@ class Dry:
 
 
 def _largest_exponent(base: float) -> int:
-    """Beyond it, powers of the base would leave the range of float32."""
+    """Return the exponent above which powers of the base exceed the range of float32."""
     return int(_LARGEST_LOG / math.log(base)) if base > 1.000001 else LONGEST_MATCH
 
 
@@ -101,11 +101,12 @@ def _common_suffixes(tokens: Tensor) -> Tensor:
     width = tokens.shape[1]
     tokens = tokens.to(torch.int32)
     newest = tokens.where(tokens >= 0, _NO_TOKEN)
-    # Small types: this loop is what DRY costs. LONGEST_MATCH fits into a byte.
+    # Small types: this loop dominates the cost of DRY. LONGEST_MATCH fits into a byte.
     lengths = torch.zeros_like(tokens[:, 1:], dtype=torch.uint8)
     alive = torch.ones_like(lengths, dtype=torch.bool)
     for depth in range(min(LONGEST_MATCH, width - 1)):
-        # Each column compares the token `depth` before it; those further left have run out of tokens.
+        # Each column compares the token `depth` before it;
+        # columns further left have no more tokens.
         columns = alive[:, depth:]
         columns &= tokens[:, : width - 1 - depth] == newest[:, width - 1 - depth : width - depth]
         lengths[:, depth:] += columns

@@ -1,8 +1,8 @@
-"""Where the breakers of DRY stand among the newest tokens.
+"""Positions of DRY's breakers among the newest tokens.
 
-A breaker is a head token and the tail tokens that must follow it, often none. Breakers with one tail
-make a pattern; patterns without a tail are a table of the vocabulary, the others a sorted list of
-keys that hold head and pattern, since a text has hundreds of heads but few tails.
+A breaker is a head token and the tail tokens that must follow it, often none. Breakers with the
+same tail form a pattern. Patterns without a tail are a table of the vocabulary. The others are a
+sorted list of keys of head and pattern, since a text has hundreds of heads but few tails.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from worker.samplers.candidates import Placement
 from worker.samplers.parameters import LONGEST_TAIL, Breaker, ChainParameters
 
 _SEARCHED_TOKENS = 64 + LONGEST_TAIL
-"""Newest tokens that are searched: a breaker further away limits no match of 64 tokens."""
+"""Number of newest tokens to search: a more distant breaker limits no match of 64 tokens."""
 _NO_LIMIT = 2**31 - 1
 _NO_KEY = 2**62
 _PATTERNS = 2**20
@@ -36,13 +36,13 @@ class BreakerRows:
     """[sets, vocabulary]: whether a token is a breaker by itself."""
     set_of_row: Tensor
     tails: Tensor
-    """[rows, patterns, tail]: tail tokens, the end filled with -1."""
+    """[rows, patterns, tail]: tail tokens, padded with -1."""
     keys: Tensor
-    """[rows, keys]: sorted `head * 2**20 + pattern`, the end filled with a key that none has."""
+    """[rows, keys]: sorted `head * 2**20 + pattern`, padded with a key that never occurs."""
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the breakers of the rows that use DRY on the device."""
+        """Copy the breakers of the rows that use DRY to the device."""
         lists = [row.dry_breakers if row.uses(Sampler.DRY) else () for row in parameters]
         sets = {id(breakers): breakers for breakers in lists}
         numbers = {key: number for number, key in enumerate(sets)}
@@ -60,7 +60,7 @@ class BreakerRows:
         return self.singles.view(-1)[self.set_of_row * self.singles.shape[1] + ids]
 
     def limits(self, tokens: Tensor) -> Tensor:
-        """Longest match ([rows, 1]) that does not reach back across the newest breaker.
+        """Longest match ([rows, 1]) that does not extend back across the newest breaker.
 
         `tokens` are [rows, window], the newest in the last column.
         """
@@ -82,7 +82,7 @@ class BreakerRows:
         return lengths.maximum(tail_lengths.where(self._patterns(recent), -1).amax(-1))
 
     def _patterns(self, recent: Tensor) -> Tensor:
-        """[rows, recent, patterns]: whether the pattern's head stands there, followed by its tail."""
+        """[rows, recent, patterns]: whether the pattern's head is there, followed by its tail."""
         patterns = torch.arange(self.tails.shape[1], device=recent.device)
         wanted = (recent.unsqueeze(2) * _PATTERNS + patterns).flatten(1)
         places = torch.searchsorted(self.keys, wanted).clamp_(max=self.keys.shape[1] - 1)
@@ -97,7 +97,7 @@ class BreakerRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """One set of breakers on the device, with the meanings of `BreakerRows`."""
+    """One set of breakers on the device; fields as in `BreakerRows`."""
 
     is_single: Tensor
     tails: Tensor
@@ -105,7 +105,7 @@ class _Table:
 
 
 class _Same:
-    """Holds a tuple that is equal to nothing but itself, and quick to look up."""
+    """Wraps a tuple for fast lookups: equal only to itself."""
 
     def __init__(self, breakers: tuple[Breaker, ...]) -> None:
         self.breakers = breakers
@@ -148,7 +148,7 @@ def _integers(values: Iterable[int] | Iterable[list[int]], placement: Placement)
 
 
 def _stack(tensors: Sequence[Tensor], filling: int) -> Tensor:
-    """Stack tensors of one rank but of different sizes."""
+    """Stack tensors of the same rank but different sizes."""
     sizes = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
     stacked = tensors[0].new_full((len(tensors), *sizes), filling)
     for target, tensor in zip(stacked, tensors, strict=True):

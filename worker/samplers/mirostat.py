@@ -1,8 +1,7 @@
 """Mirostat 1 and 2: truncation that steers the surprise of the sampled tokens towards a target.
 
-As in llama.cpp, nothing but the temperature goes before it. The state of a sequence is `mu`, the
-largest surprise in bits that is allowed; it begins at twice the target
-(`ChainParameters.initial_mu`).
+As in llama.cpp, only the temperature precedes it. The state of a sequence is `mu`, the largest
+surprise in bits that is allowed; it starts at twice the target (`ChainParameters.initial_mu`).
 """
 
 import math
@@ -18,27 +17,27 @@ from worker.samplers.parameters import ChainParameters
 from worker.samplers.temperature import LOWEST
 
 _FITTED_TOKENS = 100
-"""Most probable tokens whose decline version 1 measures."""
+"""Number of most probable tokens from which version 1 estimates the decline."""
 _SMALLEST_EXPONENT = 1e-6
 _LN2 = math.log(2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirostatRows:
-    """The parameters of sequences with `ChainParameters.uses_mirostat`, a row each."""
+    """The parameters of sequences with `ChainParameters.uses_mirostat`, one row each."""
 
     temperature: Tensor
     tau: Tensor
     eta: Tensor
     is_first_version: Tensor | None
-    """None if no row uses version 1, which has to sort."""
+    """None if no row uses version 1, which requires sorting."""
     prompt_tokens: Tensor
     replayed: Tensor | None
-    """[rows, tokens]: what is sampled once more, filled up with -1; None if no row does that."""
+    """[rows, tokens]: tokens to sample again, padded with -1; None if no row has any."""
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         first = [row.mirostat_version == 1 for row in parameters]
         return cls(
             temperature=placement.floats([max(LOWEST, row.temperature) for row in parameters]),
@@ -53,9 +52,9 @@ class MirostatRows:
 
 
 def apply_mirostat(logits: Tensor, rows: MirostatRows, mu: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits to sample from at temperature 1 without truncation, and `next_mu`'s measure.
+    """Return logits to sample from at temperature 1 without truncation, and input for `next_mu`.
 
-    What was minus infinity stays so. Nothing waits for the device.
+    Logits of minus infinity stay so. Nothing waits for the device.
 
     Args:
         logits: [rows, vocabulary], float32; changed in place.
@@ -63,12 +62,12 @@ def apply_mirostat(logits: Tensor, rows: MirostatRows, mu: Tensor) -> tuple[Tens
         mu: [rows], float32: the state.
 
     Returns:
-        `logits`, and the log-probabilities (nats) of the tokens that are left, minus infinity for
-        the others.
+        `logits`, and the log-probabilities (nats) of the remaining tokens, minus infinity for the
+        others.
     """
     limit = mu.unsqueeze(1).to(logits.dtype)
     logprobs = logits.div_(rows.temperature).log_softmax(-1)
-    # As in llama.cpp, a token whose surprise is exactly mu may still come.
+    # As in llama.cpp, a token whose surprise equals mu is kept.
     removed = -logprobs / _LN2 > limit
     if rows.is_first_version is not None:
         removed = torch.where(rows.is_first_version, _beyond_top_k(logprobs, limit), removed)
@@ -78,7 +77,7 @@ def apply_mirostat(logits: Tensor, rows: MirostatRows, mu: Tensor) -> tuple[Tens
 
 
 def replay(logits: Tensor, rows: MirostatRows, total_tokens: Tensor) -> Tensor:
-    """Return logits with which the rows that replay sample what they are to; others stay as they are.
+    """Return logits that force the tokens of the rows that replay; other rows are unchanged.
 
     Args:
         logits: [rows, vocabulary].
@@ -96,12 +95,13 @@ def replay(logits: Tensor, rows: MirostatRows, total_tokens: Tensor) -> Tensor:
 
 
 def next_mu(mu: Tensor, kept_logprobs: Tensor, *, sampled: Tensor, rows: MirostatRows) -> Tensor:
-    """Return the state after `sampled` ([rows], int64) came.
+    """Return the state after `sampled` ([rows], int64) was sampled.
 
-    It is unchanged where the token is -1 or was not among those that were left. Where a target is out
-    of the model's reach, mu would grow for ever and then take long to come back; it is therefore held
-    at twice the target or at twice the surprise of a uniform distribution, whichever is larger. Beyond
-    that, next to nothing is removed.
+    It is unchanged where the token is -1 or was not among the remaining ones. If the model cannot
+    reach a target, mu would grow without limit and then take long to return. It is therefore
+    limited
+    to twice the target or twice the surprise of a uniform distribution, whichever is larger. Above
+    this limit, almost nothing is removed.
     """
     vocab_size = kept_logprobs.shape[1]
     is_token = (sampled >= 0) & (sampled < vocab_size)
@@ -132,11 +132,11 @@ def _beyond_top_k(logprobs: Tensor, mu: Tensor) -> Tensor:
 
 
 def _estimated_k(ranked: Tensor, mu: Tensor) -> Tensor:
-    """How many tokens a Zipf distribution fitted to these would need for a surprise of mu."""
+    """Number of tokens that a fitted Zipf distribution needs for a surprise of mu."""
     log_size = math.log(ranked.shape[1])
     exponent = _zipf_exponent(ranked).clamp_(min=_SMALLEST_EXPONENT)
     epsilon = exponent - 1.0
-    # epsilon / (1 - size ** -epsilon), which is 1 / log(size) in the limit of no epsilon.
+    # epsilon / (1 - size ** -epsilon), which is 1 / log(size) in the limit of epsilon = 0.
     is_zero = epsilon.abs() < _SMALLEST_EXPONENT
     ratio = torch.where(is_zero, 1.0 / log_size, epsilon / -torch.expm1(-epsilon * log_size))
     log_k = (ratio.log() + mu * _LN2) / exponent

@@ -1,7 +1,7 @@
-"""Draws that depend on nothing but a seed and a position.
+"""Random draws that depend only on a seed and a position.
 
-A sequence therefore draws the same whatever stands beside it in the batch, on a CPU as on a GPU, and
-after it was moved to another worker.
+The draws of a sequence are therefore independent of the other sequences in the batch, equal on
+CPUs and GPUs, and unchanged after a move to another worker.
 """
 
 import torch
@@ -12,7 +12,7 @@ _SIGN = 2**63
 
 
 def signed(value: int) -> int:
-    """The integer that has the same low 64 bits and fits into an int64 tensor."""
+    """Return the integer that has the same low 64 bits and fits into an int64 tensor."""
     return ((value + _SIGN) & _MASK) - _SIGN
 
 
@@ -22,7 +22,7 @@ _SECOND = signed(0x94D049BB133111EB)
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """Numbers in [0, 1), float64, drawn by splitmix64 from int64 tensors of one shape."""
+    """Return numbers in [0, 1), float64, drawn by splitmix64 from int64 tensors of one shape."""
     mixed = seed * _STEP + (position + 1) * _FIRST
     mixed = (mixed ^ _shift(mixed, 30)) * _FIRST
     mixed = (mixed ^ _shift(mixed, 27)) * _SECOND

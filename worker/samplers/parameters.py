@@ -1,4 +1,4 @@
-"""What one sequence asks of the sampler chain: plain numbers, without tensors."""
+"""Sampler chain parameters of one sequence: plain numbers, without tensors."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ Breaker = tuple[tuple[int, ...], tuple[int, ...]]
 """Head tokens, any of which begins the breaker, and the tail tokens that must follow."""
 
 LONGEST_TAIL = 20
-"""Tail tokens of a breaker that are compared; llama.cpp cuts its tails to as many."""
+"""Number of tail tokens of a breaker that are compared; llama.cpp has the same limit."""
 
 ALL_TOKENS = -1
 RANKED_TOKENS = (128, 512, 2048)
-"""How many tokens a partial sort brings, so that sequences with a similar top_k go together."""
+"""Sizes of a partial sort, so that sequences with a similar top_k share a group."""
 TIED_TOKENS = 64
-"""Tokens ranked beyond top_k: of as many with equal logits at its edge, the lower ids are kept."""
+"""Tokens ranked beyond top_k: of this many with equal logits at its edge, lower ids are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainParameters:
-    """The chain of one sequence. The defaults change nothing; meanings are those of the contract.
+    """The chain of one sequence. Defaults change nothing; meanings are those of the contract.
 
-    At temperature 0 (greedy) only the penalties and DRY act. Mirostat takes the place of every
-    step but the temperature.
+    At temperature 0 (greedy) only the penalties and DRY apply. Mirostat replaces every step except
+    the temperature.
     """
 
     order: tuple[Sampler, ...] = DEFAULT_SAMPLERS
@@ -61,20 +61,20 @@ class ChainParameters:
     prompt_tokens: int = 0
     """Length of the prompt as the client sent it; later tokens were generated."""
     replayed: tuple[int, ...] = ()
-    """The completion's first tokens, which are sampled once more, so that mirostat's state follows."""
+    """The completion's first tokens, which are sampled again to restore mirostat's state."""
 
     def __post_init__(self) -> None:
-        # Equal breakers become one object: a batch then need not compare thousands of token ids.
+        # Make equal breakers one object: a batch then need not compare thousands of token ids.
         object.__setattr__(self, "dry_breakers", _shared(self.dry_breakers))
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is taken, so that only penalties and DRY matter."""
+        """Whether the most probable token is taken, so that only penalties and DRY apply."""
         return self.temperature == 0.0
 
     @property
     def uses_mirostat(self) -> bool:
-        """Whether mirostat takes the place of the chain."""
+        """Whether mirostat replaces the chain."""
         return self.mirostat_version != 0 and not self.is_greedy
 
     @property
@@ -84,7 +84,7 @@ class ChainParameters:
 
     @property
     def history_needed(self) -> int:
-        """Newest tokens of prompt and completion that the chain reads; -1 is all of them."""
+        """Newest tokens of prompt and completion that the chain reads; -1 for all of them."""
         windows = [0]
         if self.uses(Sampler.PENALTIES):
             windows.append(self.penalty_last_n)
@@ -94,7 +94,7 @@ class ChainParameters:
 
     @property
     def ranked_tokens(self) -> int:
-        """How many of the most probable tokens must be put in order; 0: none, -1: all."""
+        """How many of the most probable tokens must be sorted; 0: none, -1: all."""
         for step in self.order:
             if step is Sampler.TOP_K and self.uses(step):
                 needed = max(self.top_k, self.min_keep) + TIED_TOKENS
@@ -105,19 +105,19 @@ class ChainParameters:
 
     @property
     def group(self) -> Hashable:
-        """Sequences with equal groups can stand in the same `Rows`."""
+        """Sequences with equal groups can share the same `Rows`."""
         if self.uses_mirostat:
             return self.mirostat_version
         return (self.order, self.ranked_tokens)
 
     def uses(self, step: Sampler) -> bool:
-        """Whether the step stands in the order and changes anything."""
+        """Whether the step is in the order and changes anything."""
         if step not in self.order or self.uses_mirostat:
             return False
         if step is Sampler.PENALTIES:
             return self._penalizes()
         if step is Sampler.DRY:
-            # As in llama.cpp, a base below 1 turns DRY off.
+            # As in llama.cpp, a base below 1 disables DRY.
             return self.dry_multiplier != 0.0 and self.dry_base >= 1.0 and self.dry_last_n != 0
         return not self.is_greedy and self._truncates(step)
 
@@ -135,7 +135,7 @@ class ChainParameters:
             Sampler.TYPICAL_P: self.typical_p < 1.0,
             Sampler.TOP_P: self.top_p < 1.0,
             Sampler.MIN_P: self.min_p > 0.0,
-            # As in llama.cpp, a threshold above a half turns XTC off.
+            # As in llama.cpp, a threshold above a half disables XTC.
             Sampler.XTC: self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5,
             Sampler.TEMPERATURE: self.temperature != 1.0 or self.dynatemp_range > 0.0,
         }[step]

@@ -15,18 +15,18 @@ from worker.samplers.window import Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """The three penalties; only tokens of the window are touched."""
+    """The three penalties; they change only tokens of the window."""
 
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
     window: Window
     counted_from: Tensor | None
-    """First position that presence and frequency count; None if every row counts all of them."""
+    """First position that presence and frequency count; None if every row counts all positions."""
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         used = [row.uses(Sampler.PENALTIES) for row in parameters]
         starts = [0 if row.penalizes_prompt else row.prompt_tokens for row in parameters]
         lengths = [
@@ -41,11 +41,11 @@ class Penalties:
         )
 
     def apply(self, candidates: Candidates, context: Context) -> None:
-        """Penalise the tokens of the windows."""
+        """Penalize the tokens of the windows."""
         logits = candidates.by_token()
         tokens = self.window.newest(context.history)
         present = (tokens >= 0) & (tokens < logits.shape[1])
-        # Columns without a token point at token 0, whose own penalty they then compute once more.
+        # Columns without a token point at token 0 and compute its own penalty again.
         ids = tokens.where(present, 0)
         seen = _counts(logits, ids, present)
         counts = (
@@ -59,13 +59,13 @@ class Penalties:
         logits.scatter_(1, ids, new - (counts > 0) * self.presence)
 
     def _counted(self, tokens: Tensor, total_tokens: Tensor) -> Tensor:
-        """Which columns presence and frequency count."""
+        """Return which columns presence and frequency count."""
         width = tokens.shape[1]
         first = total_tokens.unsqueeze(1) - width
         return first + torch.arange(width, device=tokens.device) >= self.counted_from
 
 
 def _counts(logits: Tensor, ids: Tensor, counted: Tensor) -> Tensor:
-    """How often the token of each column stands in the counted columns of its row."""
+    """How often the token of each column occurs in the counted columns of its row."""
     totals = torch.zeros_like(logits).scatter_add_(1, ids, counted.to(logits.dtype))
     return totals.gather(1, ids)

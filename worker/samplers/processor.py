@@ -1,4 +1,4 @@
-"""What vLLM loads: the sampler chain for whichever of its model runners asks."""
+"""vLLM's logits processor entry point: the sampler chain for either of its model runners."""
 
 from typing import Any
 
@@ -11,14 +11,15 @@ from worker.samplers.v2 import ProcessorV2
 
 
 class SamplerChain(InterfaceV1, InterfaceV2):  # type: ignore[misc]  # vLLM is skipped by the type checker.
-    """Passes the type checks of both runners, and makes the processor of the one that calls it.
+    """Passes the type checks of both runners, and creates the processor for the caller.
 
-    Raises ValueError with speculative decoding: a step then samples several tokens of a sequence, and
-    the chain would not see the first of them.
+    Raises ValueError with speculative decoding: a step then samples several tokens of a sequence,
+    and
+    the chain would not receive the first of them.
     """
 
     def __new__(cls, vllm_config: Any, *rest: Any) -> Any:
-        """Make the processor; the newer runner gives its state, the older one two arguments."""
+        """Create the processor; the newer runner passes its state, the older one two arguments."""
         if vllm_config.speculative_config is not None:
             raise ValueError("The sampler chain does not work with speculative decoding.")
         if len(rest) == 1:

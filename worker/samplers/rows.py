@@ -1,4 +1,4 @@
-"""The chains of many sequences as tensors, one row each, built when the batch changes."""
+"""The sampler chains of many sequences as tensors, one row each, built when the batch changes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ _BUILDERS: Mapping[Sampler, Callable[[Sequence[ChainParameters], Placement], Ste
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The steps that sequences of one `ChainParameters.group` go through."""
+    """The steps of sequences with the same `ChainParameters.group`."""
 
     steps: Sequence[Step]
-    """In the order of the group, each once; only those that change something in one row at least."""
+    """In the order of the group, each once; only those that change at least one row."""
     ranked_tokens: int
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device: one or more, all of one group, none with mirostat."""
+        """Copy parameters to the device: at least one, all of one group, none with mirostat."""
         used = {step for step in Sampler if any(row.uses(step) for row in parameters)}
         built = {step: _BUILDERS[step](parameters, placement) for step in used}
         first = parameters[0]
-        # Repeated, temperatures and penalties would leave the range of float32.
+        # Repeated, temperatures and penalties would exceed the range of float32.
         steps = [built[step] for step in dict.fromkeys(first.order) if step in used]
         return cls(steps, first.ranked_tokens)

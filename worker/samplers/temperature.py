@@ -1,4 +1,4 @@
-"""The temperature, fixed or following the entropy of the distribution (llama.cpp's dynatemp)."""
+"""The temperature, fixed or dependent on the distribution's entropy (llama.cpp's dynatemp)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from worker.samplers.candidates import Candidates, Context, Placement
 from worker.samplers.parameters import ChainParameters
 
 LOWEST = 1e-6
-"""Temperatures below act as this one, which leaves nothing but the largest logit."""
+"""Lower temperatures act as this one, which leaves only the largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Temperature:
     lowest: Tensor
     highest: Tensor
     exponent: Tensor | None
-    """None if no row has a range, so that the entropy need not be known."""
+    """None if no row has a range, so that the entropy is not needed."""
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         middle = [row.temperature if row.uses(Sampler.TEMPERATURE) else 1.0 for row in parameters]
         width = [row.dynatemp_range if row.uses(Sampler.TEMPERATURE) else 0.0 for row in parameters]
         pairs = list(zip(middle, width, strict=True))

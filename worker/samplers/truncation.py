@@ -1,6 +1,6 @@
-"""Steps that keep only some candidates, by their logits alone: top-n-sigma, top-k, typical, top-p, min-p.
+"""Truncation steps that depend on logits only: top-n-sigma, top-k, typical, top-p, min-p.
 
-As in llama.cpp; rows that do not use a step carry numbers with which it keeps everything.
+As in llama.cpp. Rows that do not use a step have parameters with which it keeps everything.
 """
 
 import math
@@ -26,13 +26,13 @@ class TopNSigma:
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         used = [row.uses(Sampler.TOP_N_SIGMA) for row in parameters]
         wide = [row.top_n_sigma if on else 1e30 for row, on in zip(parameters, used, strict=True)]
         return cls(placement.floats(wide))
 
     def apply(self, candidates: Candidates, _: Context) -> None:
-        """Mask the rest."""
+        """Mask the other candidates."""
         logits, live = candidates.logits, candidates.is_live
         count = live.sum(-1, keepdim=True).clamp_(min=1)
         mean = logits.where(live, 0.0).sum(-1, keepdim=True) / count
@@ -49,7 +49,7 @@ class TopK:
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         kept = [
             max(row.top_k, row.min_keep) if row.uses(Sampler.TOP_K) else placement.vocab_size
             for row in parameters
@@ -57,7 +57,7 @@ class TopK:
         return cls(placement.integers(kept))
 
     def apply(self, candidates: Candidates, _: Context) -> None:
-        """Mask the rest."""
+        """Mask the other candidates."""
         candidates.mask(candidates.ranks() >= self.kept)
 
 
@@ -66,24 +66,25 @@ class TypicalP:
     """Keeps the candidates whose surprise is nearest to the expected one, up to a probability."""
 
     probability: Tensor
-    """Above 1 keeps all, whatever the rounding."""
+    """Above 1 keeps all, independent of rounding."""
     kept: Tensor
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         probability = [row.typical_p if row.uses(Sampler.TYPICAL_P) else 2.0 for row in parameters]
         return cls(placement.floats(probability), _kept(parameters, placement))
 
     def apply(self, candidates: Candidates, _: Context) -> None:
-        """Mask the rest."""
+        """Mask the other candidates."""
         live = candidates.is_live
         logprobs = candidates.logits.log_softmax(-1)
         probabilities = logprobs.exp()
         entropy = -(probabilities * logprobs).where(live, 0.0).sum(-1, keepdim=True)
         distance = (-logprobs - entropy).abs().where(live, -MASKED)
         order = distance.sort(dim=-1, stable=True).indices
-        # Kept until the mass exceeds the probability: as long as what comes before does not.
+        # Keep candidates until the mass exceeds the
+        # probability, i.e. while the mass before does not.
         is_early = _mass_before(probabilities.gather(1, order)) <= self.probability
         is_early |= torch.arange(order.shape[1], device=order.device) < self.kept
         candidates.mask(~torch.zeros_like(live).scatter_(1, order, is_early))
@@ -94,17 +95,17 @@ class TopP:
     """Keeps the most probable candidates until their mass reaches a probability."""
 
     probability: Tensor
-    """Above 1 keeps all, whatever the rounding."""
+    """Above 1 keeps all, independent of rounding."""
     kept: Tensor
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         probability = [row.top_p if row.uses(Sampler.TOP_P) else 2.0 for row in parameters]
         return cls(placement.floats(probability), _kept(parameters, placement))
 
     def apply(self, candidates: Candidates, _: Context) -> None:
-        """Mask the rest."""
+        """Mask the other candidates."""
         ranks = candidates.ranks()
         mass = _mass_before(candidates.logits.softmax(-1))
         candidates.mask((mass >= self.probability) & (ranks >= self.kept))
@@ -112,15 +113,15 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class MinP:
-    """Keeps the candidates that are probable in relation to the most probable one."""
+    """Keeps candidates whose probability is high enough relative to the most probable one."""
 
     log_probability: Tensor
     kept: Tensor | None
-    """None if no row asks to keep more than one candidate."""
+    """None if no row keeps more than one candidate."""
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         used = [row for row in parameters if row.uses(Sampler.MIN_P)]
         log_probability = [
             math.log(row.min_p) if row.uses(Sampler.MIN_P) else MASKED for row in parameters
@@ -130,7 +131,7 @@ class MinP:
         return cls(placement.floats(log_probability), kept)
 
     def apply(self, candidates: Candidates, _: Context) -> None:
-        """Mask the rest."""
+        """Mask the other candidates."""
         # Ranking replaces the logits, so it must come first.
         ranks = None if self.kept is None else candidates.ranks()
         logits = candidates.logits
@@ -141,7 +142,7 @@ class MinP:
 
 
 def _kept(parameters: Sequence[ChainParameters], placement: Placement) -> Tensor:
-    """How many candidates a row keeps at least."""
+    """Return the minimum number of candidates that each row keeps."""
     return placement.integers([max(row.min_keep, 1) for row in parameters])
 
 

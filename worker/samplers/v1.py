@@ -1,6 +1,6 @@
 """The sampler chain in vLLM's older model runner ("V1"), which CPUs use.
 
-There, all that came before is known on the host, and rows move when requests leave the batch.
+There, all earlier tokens are known on the host, and rows move when requests leave the batch.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class _Row:
 
     sequence: ChainedSequence
     tokens: npt.NDArray[np.int64]
-    """Prompt and completion; longer than what is known of them."""
+    """Prompt and completion; longer than the known tokens."""
     prompt_tokens: int
     output: list[int]
-    """vLLM's own list of the completion, which grows; -1 stands for a token that is still to come."""
+    """vLLM's own growing list of the completion; -1 is a placeholder for a pending token."""
     total_tokens: int
 
     def read_output(self) -> int:
-        """Take over tokens that have come since the last step; return how many there are now."""
+        """Copy the tokens since the last step; return the current number of tokens."""
         for token in self.output[self.total_tokens - self.prompt_tokens :]:
             if token < 0:
                 break
@@ -39,12 +39,12 @@ class _Row:
         return self.total_tokens
 
     def newest(self, count: int) -> npt.NDArray[np.int64]:
-        """Return the last `count` tokens, or as many as there are."""
+        """Return the last `count` tokens, or all if there are fewer."""
         return self.tokens[max(0, self.total_tokens - count) : self.total_tokens]
 
 
 class ProcessorV1:
-    """What `vllm.v1.sample.logits_processor.LogitsProcessor` asks for."""
+    """Implements `vllm.v1.sample.logits_processor.LogitsProcessor`."""
 
     def __init__(self, vllm_config: Any, device: torch.device, _is_pin_memory: bool) -> None:  # noqa: FBT001  (as vLLM calls it)
         self._device = device
@@ -53,11 +53,11 @@ class ProcessorV1:
         self._groups: list[Group] | None = []
 
     def is_argmax_invariant(self) -> bool:
-        """Say no, so that the chain comes before greedy sampling takes the maximum."""
+        """Return False, so that the chain runs before greedy sampling takes the maximum."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow requests that enter, leave and move; None if none does."""
+        """Follow requests that enter, leave and move; None if the batch is unchanged."""
         if process_dict_updates(self._rows, batch_update, self._row):
             self._groups = None
 
@@ -97,7 +97,7 @@ class ProcessorV1:
         if parameters is None:
             return None
         known = len(prompt or ())
-        # Memory that nothing is written to is not taken from the machine.
+        # The system allocates only the pages that are written.
         tokens = np.empty(self._capacity, dtype=np.int64)
         tokens[:known] = prompt or ()
         return _Row(ChainedSequence(parameters), tokens, known, output, known)

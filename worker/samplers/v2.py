@@ -1,7 +1,7 @@
 """The sampler chain in vLLM's newer model runner ("V2"), which GPUs use.
 
-There, requests have slots for as long as they run, while their rows change with every step. All that
-came before is on the device, where work is queued long before it runs, so nothing here waits for it.
+There, requests keep their slots while they run, but their rows change with every step. All earlier
+tokens are on the device, where work is queued long before it runs, so nothing here waits for it.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from worker.samplers.candidates import Placement
 
 
 class ProcessorV2:
-    """What `vllm.v1.worker.gpu.sample.logits_processor.LogitsProcessor` asks for."""
+    """Implements `vllm.v1.worker.gpu.sample.logits_processor.LogitsProcessor`."""
 
     def __init__(self, _vllm_config: Any, req_states: Any) -> None:
         self._states = req_states
@@ -30,7 +30,7 @@ class ProcessorV2:
         self._row_of_slot = torch.zeros(slots, dtype=torch.int64, device=req_states.device)
 
     def add_request(self, slot: int, params: Any) -> bool:
-        """Put a request into a slot, whatever was there; return whether it has a chain."""
+        """Put a request into a slot, replacing any other; return whether it has a chain."""
         parameters = chain_parameters(params.extra_args)
         self._sequences.pop(slot, None)
         if parameters is not None:
@@ -39,7 +39,7 @@ class ProcessorV2:
         return parameters is not None
 
     def apply_staged_writes(self) -> None:
-        """Do nothing: groups are put on the device when it is known who is in the step."""
+        """Do nothing: groups are copied to the device when the step's requests are known."""
 
     def apply(self, logits: Tensor, step: Any) -> Tensor:
         """Change the logits ([rows, vocabulary], float32) of the rows that have a chain."""
@@ -60,7 +60,7 @@ class ProcessorV2:
             return
         for slot, each in self._grouped.items():
             if slot not in present and self._sequences.get(slot) is each:
-                # It has ended, or is left out of this step while others go on.
+                # The sequence has ended, or is omitted from this step while others continue.
                 each.detach()
         placement = Placement(device=self._states.device, vocab_size=vocab_size)
         self._groups = grouped(present, placement)
@@ -75,7 +75,7 @@ class ProcessorV2:
         )
 
     def _history(self, slots: Tensor, totals: Tensor, window: int) -> Tensor:
-        """Return the newest tokens, the last of them on the right, with -1 where there is none."""
+        """Return the newest tokens, the last of them on the right, with -1 in empty places."""
         columns = totals.unsqueeze(1) - window + torch.arange(window, device=totals.device)
         tokens = self._states.all_token_ids.gpu[slots.unsqueeze(1), columns.clamp(min=0)]
         return torch.where(columns >= 0, tokens.long(), -1)

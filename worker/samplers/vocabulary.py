@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 Indices = npt.NDArray[np.int64]
 
 _BETWEEN = b"\xff"
-"""Between tokens; never a byte of UTF-8, so that no text is found across two tokens."""
+"""Separates tokens; never a byte of UTF-8, so that no match spans two tokens."""
 _BLANK = "\u2581"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """All tokens with at least one byte. An index counts them by token id."""
+    """All tokens with at least one byte, indexed in the order of token ids."""
 
     token_ids: Indices
     _joined: npt.NDArray[np.uint8]
@@ -47,7 +47,7 @@ class Vocabulary:
         )
 
     def containing(self, text: bytes) -> Indices:
-        """Indices of the tokens in which the text, one byte or more of UTF-8, stands."""
+        """Indices of the tokens that contain the text, which is at least one byte of UTF-8."""
         places = np.flatnonzero(self._joined == text[0])
         places = places[places <= len(self._joined) - len(text)]
         for offset in range(1, len(text)):
@@ -58,12 +58,12 @@ class Vocabulary:
         """Indices of the tokens that end with the text, one byte or more of UTF-8 or its beginning."""
         found = self._by_last_byte[text[-1]]
         for offset in range(2, len(text) + 1):
-            # Before a token stands the byte between tokens; before the first, place -1, too.
+            # Each token is preceded by the separator; the first one by place -1, also a separator.
             found = found[self._joined[self._ends[found] - offset] == text[-offset]]
         return found
 
     def tokens_of_end(self, token_ids: Sequence[int], end: bytes) -> tuple[int, ...]:
-        """The last of these tokens, whose bytes are just `end`; none if no tokens are."""
+        """Return the trailing tokens whose joined bytes equal `end`; none if no split fits."""
         covered = b""
         for count, token_id in enumerate(reversed(token_ids), start=1):
             covered = self._bytes_of(token_id) + covered
@@ -90,7 +90,7 @@ def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
 
 
 def _alphabet() -> dict[int, int]:
-    """Return the byte that each character stands for in a byte-level vocabulary, as in GPT-2's."""
+    """Return the byte that each character represents in a byte-level vocabulary, as in GPT-2's."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {byte: byte for byte in printable} | {

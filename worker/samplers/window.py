@@ -1,4 +1,4 @@
-"""The newest tokens of each sequence, as many as each asks for."""
+"""The window of newest tokens of each sequence, each with its own length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ _ANY_LENGTH = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The newest tokens that rows look at."""
+    """The newest tokens that each row uses."""
 
     length: Tensor
     longest: int
 
     @classmethod
     def build(cls, lengths: Sequence[int], placement: Placement) -> Self:
-        """Put the lengths on the device; -1 is all tokens."""
+        """Copy the lengths to the device; -1 is all tokens."""
         whole = [length if length >= 0 else _ANY_LENGTH for length in lengths]
         return cls(length=placement.integers(whole), longest=max(whole))
 
     def newest(self, history: Tensor) -> Tensor:
-        """The last columns of the history, with -1 where they are out of a row's own window."""
+        """Return the last columns of the history, with -1 outside of each row's own window."""
         tokens = history[:, -self.longest :] if self.longest < history.shape[1] else history
         age = torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
         return tokens.where(age < self.length, -1)

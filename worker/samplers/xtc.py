@@ -1,4 +1,4 @@
-"""XTC, "exclude top choices": now and then removes all likely tokens but the least likely of them."""
+"""XTC, "exclude top choices": occasionally removes all likely tokens except the least likely."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from worker.samplers.parameters import ChainParameters
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """As llama.cpp's, but that the draw depends on seed and position alone; some tokens are spared."""
+    """llama.cpp's XTC, but draws depend only on seed and position, and tokens can be spared."""
 
     probability: Tensor
     threshold: Tensor
@@ -26,7 +26,7 @@ class Xtc:
 
     @classmethod
     def build(cls, parameters: Sequence[ChainParameters], placement: Placement) -> Self:
-        """Put the parameters on the device."""
+        """Copy the parameters to the device."""
         used = [row.uses(Sampler.XTC) for row in parameters]
         pairs = list(zip(parameters, used, strict=True))
         return cls(
@@ -39,14 +39,14 @@ class Xtc:
         )
 
     def apply(self, candidates: Candidates, context: Context) -> None:
-        """Remove the likely candidates of the rows whose turn it is."""
+        """Remove the likely candidates of the rows whose draw selects it."""
         draw = uniform(self.seed, context.total_tokens.unsqueeze(1))
         live = candidates.is_live
         probabilities = candidates.logits.softmax(-1)
         likely = (probabilities >= self.threshold) & live
         removed = likely.sum(-1, keepdim=True) - 1
         stays = live.sum(-1, keepdim=True) - removed >= self.kept
-        # Of equally likely candidates the last one survives, so that it is always exactly one.
+        # Of equally likely candidates only the last one is kept, so that exactly one remains.
         least = probabilities.where(likely, 2.0).amin(-1, keepdim=True)
         positions = torch.arange(likely.shape[1], device=likely.device)
         survivor = positions.where(likely & (probabilities == least), -1).amax(-1, keepdim=True)
