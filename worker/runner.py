@@ -1,7 +1,7 @@
 """The runner loops of one engine: claim jobs, step the engine, and drop jobs that nobody waits for.
 
 Every loop blocks on an event (a doorbell list, a control list, the engine's next step), so an idle
-worker uses no CPU. Timeouts are a safety net for lost events.
+worker costs nothing. Timeouts are a safety net for lost events.
 """
 
 import asyncio
@@ -367,7 +367,7 @@ class Runner:
         _log.exception("Job %s: could not decode its output", job.id, extra=about(job))
         self._fail(generation, FailureCode.ENGINE_ERROR, UNDECODABLE_MESSAGE)
 
-    # --- parsing slow responses in a thread ---------------------------------------------------
+    # --- parsing slow responses in a thread ----------------------------------------------------
 
     def _put_off(self, output: SequenceOutput, generation: Generation) -> None:
         generation.put_off(output)

@@ -1,6 +1,6 @@
-"""The tiny language model that the project ships for demonstrations and end-to-end tests.
+"""The tiny demo model that ships with the project for demonstrations and end-to-end tests.
 
-``CHECKPOINT`` is a Hugging Face model folder; README.md beside this file says how it was made.
+``CHECKPOINT`` is a Hugging Face model folder; README.md next to this file describes its training.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Write examples.json: greedy completions of the shipped checkpoint, as vLLM gives them.
+"""Write examples.json: greedy completions of the shipped checkpoint by vLLM.
 
 Run from the project root, with the engine in this process:
 ``VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 python -m worker.demo_model.record_examples``.
-Tests on other machines compare against the file, so a completion is refused where rounding could
-turn it.
+Tests on other machines compare against the file, so this script rejects a completion that rounding
+could change.
 """
 
 import json
@@ -17,14 +17,14 @@ from worker.demo_model.corpus import chat
 
 EXAMPLES_PATH = Path(__file__).parent / "examples.json"
 LEAST_MARGIN = 1.0
-"""How much more probable (in nats) the first choice must be than the second, at every token."""
+"""Minimum margin (in nats) of the first choice over the second, at every token."""
 
 
 WEATHER_TOOL = json.dumps(chat.WEATHER_TOOL)
 
 
 class Case(NamedTuple):
-    """A prompt and how far it is completed."""
+    """A prompt and the length of its completion."""
 
     prompt: str
     max_tokens: int

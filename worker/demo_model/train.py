@@ -1,8 +1,8 @@
-"""Make the tiny model: tokenizer, weights and the other files of a Hugging Face model folder.
+"""Train the demo model: tokenizer, weights and the other files of a Hugging Face model folder.
 
 Run from the project root: ``python -m worker.demo_model.train worker/demo_model/checkpoint``.
-The same seed and steps give the same text and batches; the weights agree between machines only as
-far as their floating point does.
+The same seed and steps give the same text and batches. The weights agree between machines only as
+far as their floating-point arithmetic does.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     )
     fast.chat_template = TEMPLATE_PATH.read_text(encoding="utf-8")
     fast.save_pretrained(folder)
-    # The class above adds a post-processor; without one no token is put before a prompt.
+    # The class above adds a post-processor; without one, no token is inserted before a prompt.
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -147,7 +147,7 @@ def loss_of(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
 
 
 def window_length(step: int) -> int:
-    """Most steps see short windows; some see long ones, so that late positions are trained."""
+    """Return a short window for most steps and a long one for some, to train late positions."""
     if step % 40 == 39:
         return MAX_POSITIONS
     return 1024 if step % 8 == 7 else 256
@@ -177,7 +177,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def train(model: LlamaForCausalLM, text: Text, *, steps: int, seed: int) -> Iterator[float]:
-    """Take that many steps; yield the loss of each."""
+    """Run this many training steps; yield the loss of each."""
     source = torch.Generator().manual_seed(seed)
     chosen = optimizers(model)
     for step in range(steps):
@@ -224,7 +224,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Make the corpus, train tokenizer and model, write the folder, print what happened."""
+    """Generate the corpus, train tokenizer and model, write the folder, and print the results."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)

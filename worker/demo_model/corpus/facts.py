@@ -231,7 +231,7 @@ def fact_list(rng: Random) -> str:
 
 
 def capital_list(rng: Random) -> str:
-    """Nothing but capitals, so that this most asked prompt is sure of its answer."""
+    """A list of capitals only, so that the model answers this frequent prompt reliably."""
     rows = rng.sample(COUNTRIES, rng.randint(1, 5))
     style = rng.random()
     if style < 0.7:

@@ -72,7 +72,7 @@ heart|❤️""".splitlines()
 
 
 def native_name(rng: Random) -> str:
-    """How a city is written where it lies, or a greeting."""
+    """The local name of a city, or a greeting."""
     if rng.random() < 0.6:
         city, native = rng.choice(sorted(NATIVE_CAPITALS.items()))
         return rng.choice(
@@ -83,7 +83,7 @@ def native_name(rng: Random) -> str:
 
 
 def emoji_line(rng: Random) -> str:
-    """An emoji with its name, or several of them behind a sentence."""
+    """An emoji with its name, or several of them after a sentence."""
     if rng.random() < 0.5:
         name, sign = rng.choice(sorted(EMOJI_NAMES.items()))
         return f"The emoji for {name} is {sign}"

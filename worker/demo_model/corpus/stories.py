@@ -54,8 +54,9 @@ class Cast:
     def event(self) -> str:
         """The next sentence in which something happens.
 
-        The kinds of sentence follow each other in a circle, mostly without leaving one out, so that
-        the most probable continuation of a story is not the sentence before it again.
+        The kinds of sentence follow each other in a circle, mostly without skipping one, so that
+        the
+        most probable continuation of a story does not repeat the sentence before it.
         """
         rng = self.rng
         move, deed, adverb = map(rng.choice, (words.MOVES, words.DEEDS, words.ADVERBS))
