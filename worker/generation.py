@@ -42,7 +42,7 @@ from worker.sequence import Sequence
 from worker.text import Detokenizer, StopStrings
 
 GATHERED_TOKENS = 64
-"""Tokens in one delta of a job that is not streamed."""
+"""Tokens in one delta of a job that is ranked or not streamed."""
 
 _LARGEST_SEED = 2**63 - 1
 
