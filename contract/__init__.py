@@ -1,6 +1,6 @@
-"""What gateway and worker agree on: messages, outcomes, Redis keys and the Lua scripts of the queue.
+"""The contract of gateway and worker: messages, outcomes, Redis keys and the queue's Lua scripts.
 
-Data and pure arithmetic, and how processes tell of their health, their metrics, logs and traces. Nothing in this
-package opens a connection by itself or reads a setting, so both processes can be deployed apart as long as they
-carry the same contract.
+The package also holds what all processes share for health checks, metrics, logs and traces. It
+opens no connection by itself and reads no setting. Gateway and worker can therefore be deployed
+separately, as long as both contain the same contract.
 """

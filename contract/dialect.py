@@ -1,14 +1,14 @@
-"""The names of the dialects in which the API is spoken.
+"""Names of the API dialects.
 
-They stand in the contract because a worker announces the dialect of its model, settings and the database
-name them, and only the gateway's `dialects` knows what each one means.
+They are part of the contract because a worker announces the dialect of its model. Settings and the
+database use these names too. Only the gateway's `dialects` package defines what each one means.
 """
 
 from enum import StrEnum
 
 
 class Dialect(StrEnum):
-    """Names of the dialects, as in the header `X-Api-Dialect`."""
+    """Name of a dialect, as in the header `X-Api-Dialect`."""
 
     OPENAI = "openai"
     FIREWORKS = "fireworks"

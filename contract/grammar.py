@@ -1,4 +1,4 @@
-"""How large a job's grammar may be and what it may cost: gateways try it out so, engines run it so."""
+"""Grammar limits on size and cost, which gateways validate with and engines run with."""
 
 from typing import Final, TypedDict
 
@@ -12,7 +12,7 @@ class ParserLimits(TypedDict):
     step_lexer_fuel: int
     step_max_items: int
     max_lexer_states: int
-    """States of the lexer, one to two kB each, that a text may lead through."""
+    """States of the lexer, one to two kB each, that one text may create."""
     max_grammar_size: int
     """Symbols of the compiled grammar."""
     precompute_large_lexemes: bool
@@ -31,4 +31,4 @@ PARSER_LIMITS: Final[ParserLimits] = {
 }
 
 MAX_GRAMMAR_CHARACTERS: Final = 512 * 1024
-"""Characters of the Lark text, which travels with every job."""
+"""Most characters of the Lark text, which is part of the job."""

@@ -1,6 +1,6 @@
-"""A small HTTP server, in a thread of its own, for /metrics and what tells whether a process is well.
+"""HTTP server for /metrics and health checks, which runs in a separate thread.
 
-It serves processes that answer no HTTP otherwise: workers, `sluice jobs` and `sluice beat`.
+Processes without another HTTP server use it: workers, `sluice jobs` and `sluice beat`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class HealthServer:
-    """Answers until it is closed.
+    """Serves /metrics and health checks until it is closed.
 
     Args:
         host: address to listen on.
         port: port to listen on; 0 for any free one.
-        checks: by path, such as `/healthz`, what must hold for a 200; else the answer is 503.
-        registry: what /metrics tells.
+        checks: check by path, such as `/healthz`; the response is 200 if it returns True, else 503.
+        registry: the metrics that /metrics returns.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port on which the server listens."""
         return self._server.server_port
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -63,8 +63,8 @@ class HealthServer:
     ) -> Iterable[bytes]:
         path = environment.get("PATH_INFO", "")
         if path == "/metrics":
-            # In the plain format, whatever is asked for: in OpenMetrics prometheus-client would write `_` for the
-            # colon in names of vLLM's metrics.
+            # Always the plain format, whatever `Accept` says. In OpenMetrics, prometheus-client
+            # would replace the colon in the names of vLLM's metrics with `_`.
             page = generate_latest(self._registry)
             return _answered(start_response, "200 OK", page, CONTENT_TYPE_PLAIN_0_0_4)
         check = self._checks.get(path)
@@ -78,7 +78,7 @@ class HealthServer:
 class _Silent(WSGIRequestHandler):
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: probes come every few seconds."""
+        """Log nothing: probes send requests every few seconds."""
 
 
 def _answered(

@@ -1,19 +1,30 @@
-"""Every Redis key, one function each.
+"""Redis keys: one constant or function for each key.
 
-All keys of one model share the hash tag `{m:MODEL}`, all keys of one gateway `{g:GATEWAY}`, all of one answer
-that clients may come back for `{r:REQUEST}`, all quota keys of a tenant that of its bucket, `{b:NN}`: each script touches one tag only, so it works on Redis Cluster.
+Keys that one script uses share a hash tag, so that every script works on Redis Cluster:
+
+- `{m:MODEL}`: the keys of one model
+- `{g:GATEWAY}`: the keys of one gateway
+- `{r:REQUEST}`: the keys of one stored answer, which clients may resume or retrieve
+- `{b:NN}`: the quota keys of all tenants in one bucket
 """
 
 import zlib
 
 MODELS = "models"
-"""Hash: model -> its latest WorkerCard. A model that was ever announced stays known until it is removed."""
+"""Hash: model -> its latest WorkerCard. An announced model keeps its entry until it is removed."""
 
 REMOVED_MODELS = "models:removed"
-"""Set: models that were removed, so that gateways forget them, which else would take them for lost with a Redis."""
+"""Set: removed models.
+
+Gateways drop these models from their catalogues. Other models without an entry stay in the
+catalogues, because Redis may have restarted empty.
+"""
 
 KEY_EVENTS = "auth:events"
-"""Stream: one entry for each change that gateways must stop caching (field `key` or `tenant`: the id)."""
+"""Stream: one entry for each key or tenant that gateways must drop from their caches.
+
+The field `key` or `tenant` holds the id.
+"""
 
 
 def active_tenants(model: str) -> str:
@@ -27,7 +38,7 @@ def service_counters(model: str) -> str:
 
 
 def last_active(model: str) -> str:
-    """String: the tenant whose queue was emptied last."""
+    """String: the tenant whose queue became empty most recently."""
     return f"{{m:{model}}}:last"
 
 
@@ -37,12 +48,12 @@ def queue_prefix(model: str) -> str:
 
 
 def queue(model: str, tenant: str) -> str:
-    """Sorted set: id of a waiting job of the tenant -> its place (by tier, then by arrival)."""
+    """Sorted set: id of a waiting job of the tenant -> its position (by tier, then by arrival)."""
     return queue_prefix(model) + tenant
 
 
 def sequence(model: str) -> str:
-    """Integer: number of jobs that were ever enqueued, from which places are made."""
+    """Integer: number of jobs enqueued so far, from which queue positions are derived."""
     return f"{{m:{model}}}:sequence"
 
 
@@ -52,7 +63,7 @@ def job_prefix(model: str) -> str:
 
 
 def job(model: str, job_id: str) -> str:
-    """Hash: one job, waiting or leased, or the receipt of one that has ended."""
+    """Hash: a waiting or leased job, or the receipt of an ended job."""
     return job_prefix(model) + job_id
 
 
@@ -67,37 +78,41 @@ def waiting(model: str) -> str:
 
 
 def arrivals(model: str) -> str:
-    """Sorted set: id of a waiting job -> when it was put on the queue, in Unix milliseconds of the Redis server."""
+    """Sorted set: id of a waiting job -> enqueue time in Unix milliseconds of the Redis server."""
     return f"{{m:{model}}}:arrivals"
 
 
 def sheddable(model: str) -> str:
-    """Sorted set: `RANK TENANT` -> rank of a tier * 2^40 + the tenant's waiting jobs of it that never began."""
+    """Sorted set: `RANK TENANT` -> RANK * 2^40 + number of jobs that can be shed.
+
+    RANK is the rank of a tier. The number counts the tenant's waiting jobs of this tier that never
+    started.
+    """
     return f"{{m:{model}}}:sheddable"
 
 
 def pace(model: str) -> str:
-    """Hash: how fast waiting jobs are claimed, and the last time that a refused request was promised."""
+    """Hash: the rate at which waiting jobs are claimed, and the latest promised retry time."""
     return f"{{m:{model}}}:pace"
 
 
 def pace_prefix(model: str) -> str:
-    """Prefix of the same of each tenant, to which the tenant is appended."""
+    """Prefix of the hashes that hold the same for each tenant, to which the tenant is appended."""
     return f"{pace(model)}:"
 
 
 def promises(model: str) -> str:
-    """Sorted set: a refused request -> when it was told to come back, in Unix milliseconds of the Redis server."""
+    """Sorted set: rejected request -> promised retry time in the server's Unix milliseconds."""
     return f"{{m:{model}}}:promises"
 
 
 def tenant_promises(model: str, tenant: str) -> str:
-    """Sorted set: the same, of requests that were refused because the tenant's own queue was full."""
+    """Sorted set: the same for requests that were rejected because the tenant's queue was full."""
     return f"{promises(model)}:{tenant}"
 
 
 def doorbell(model: str) -> str:
-    """List: one token for each enqueued job, on which idle workers block."""
+    """List: tokens that enqueued jobs add. Idle workers block on it."""
     return f"{{m:{model}}}:doorbell"
 
 
@@ -107,12 +122,12 @@ def control_prefix(model: str) -> str:
 
 
 def control(model: str, worker: str) -> str:
-    """List: ids of leased jobs that the worker is to abort."""
+    """List: ids of leased jobs that the worker must abort."""
     return control_prefix(model) + worker
 
 
 def workers(model: str) -> str:
-    """Sorted set: worker that claims jobs -> time in Unix milliseconds until which it is taken to live."""
+    """Sorted set: worker that claims jobs -> expiry of its announcement in Unix milliseconds."""
     return f"{{m:{model}}}:workers"
 
 
@@ -137,12 +152,12 @@ def replies(gateway: str) -> str:
 
 
 def gateway_alive(gateway: str) -> str:
-    """String with expiry: exists while the gateway process lives."""
+    """String with expiry: exists while the gateway process is alive."""
     return f"{{g:{gateway}}}:alive"
 
 
 BACKGROUND_OWNERS = "answers:background"
-"""Set: gateways that own background answers, or did when they died."""
+"""Set: gateways that own background answers, including dead gateways that owned some."""
 
 
 def background_answers(gateway: str) -> str:
@@ -151,12 +166,15 @@ def background_answers(gateway: str) -> str:
 
 
 def answer(request_id: str) -> str:
-    """Hash with expiry: what any gateway needs to tell or to continue an answer; see `gateway.answers`."""
+    """Hash with expiry: the state any gateway needs to replay or resume an answer.
+
+    See `gateway.answers`.
+    """
     return f"{{r:{request_id}}}:answer"
 
 
 def journal(request_id: str) -> str:
-    """List with expiry: the replies that the answer consists of so far."""
+    """List with expiry: the replies received for the answer so far."""
     return f"{{r:{request_id}}}:journal"
 
 
@@ -175,55 +193,61 @@ def bucket_prefix(bucket: int) -> str:
 
 
 def reservation(bucket: int, request_id: str) -> str:
-    """Hash: an admitted request whose usage is not settled yet."""
+    """Hash: the reservation of an admitted request whose usage is not settled yet."""
     return f"{bucket_prefix(bucket)}reservation:{request_id}"
 
 
 def open_reservations(bucket: int) -> str:
-    """Sorted set: request id of a reservation -> expiry of its lease in Unix milliseconds of the Redis server."""
+    """Sorted set: request id of a reservation -> lease expiry in the server's Unix milliseconds."""
     return f"{bucket_prefix(bucket)}open"
 
 
 def running(bucket: int, subject: str) -> str:
-    """Sorted set: the subject's admitted requests, like `open_reservations`, where their number is limited."""
+    """Sorted set: like `open_reservations`, for one subject with a concurrency limit."""
     return f"{bucket_prefix(bucket)}running:{subject}"
 
 
 def window(bucket: int, subject: str) -> str:
-    """Hash: what the subject used in the last minute."""
+    """Hash: the subject's usage in the last minute."""
     return f"{bucket_prefix(bucket)}window:{subject}"
 
 
 def account(bucket: int, subject: str) -> str:
-    """Hash: what the subject used today and this month, and its credits; see `gateway.quota`."""
+    """Hash: the subject's usage of today and this month, and its credits; see `gateway.quota`."""
     return f"{bucket_prefix(bucket)}account:{subject}"
 
 
 def accounts(bucket: int) -> str:
-    """Set: subjects whose accounts were seeded."""
+    """Set: subjects whose accounts are seeded."""
     return f"{bucket_prefix(bucket)}accounts"
 
 
 def stored_bytes(bucket: int, subject: str) -> str:
-    """Hash: request id -> bytes that Redis stores of it for the subject; the sum under the empty name."""
+    """Hash: request id -> bytes that Redis stores for it, charged to the subject.
+
+    The empty field name holds the sum.
+    """
     return f"{bucket_prefix(bucket)}stored:{subject}"
 
 
 def stored_ends(bucket: int, subject: str) -> str:
-    """Sorted set: request id of `stored_bytes` -> when its bytes expire, in Unix milliseconds of the Redis server."""
+    """Sorted set: request id of `stored_bytes` -> expiry in the server's Unix milliseconds."""
     return f"{bucket_prefix(bucket)}stored-ends:{subject}"
 
 
 def usage(bucket: int) -> str:
-    """Stream: usage records that are not in the ledger yet (field `u`)."""
+    """Stream: usage records that are not yet in the ledger (field `u`)."""
     return f"{bucket_prefix(bucket)}usage"
 
 
 def unreadable_usage(bucket: int) -> str:
-    """Hash: entry of `usage` that could not be read -> what it says. For a person to look at."""
+    """Hash: id of a `usage` entry that cannot be decoded -> its content, for operators."""
     return f"{usage(bucket)}:unreadable"
 
 
 def idempotency(bucket: int, tenant: str, digest: str) -> str:
-    """Hash with expiry: the request that an Idempotency-Key, by its digest, has started in a project of the tenant."""
+    """Hash with expiry: the request that an Idempotency-Key started in a project of the tenant.
+
+    `digest` is the digest of the Idempotency-Key.
+    """
     return f"{bucket_prefix(bucket)}idempotency:{tenant}:{digest}"

@@ -1,4 +1,4 @@
-"""How every process writes its log: lines of text for people, or JSON for machines."""
+"""Logging of all processes, as lines of text or as JSON."""
 
 import json
 import logging
@@ -18,27 +18,27 @@ from contract.messages import GenerationJob
 
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TRACE_ID: Final = slice(3, 35)
-"""Where a `traceparent` has the id of its trace."""
+"""Position of the trace id in a `traceparent`."""
 _IDS: Final = ("trace_id", "span_id", "request_id", "job_id")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The `x-request-id` of the request that is being served, where one is."""
+"""The `x-request-id` of the current request; empty outside of requests."""
 
 _log = logging.getLogger(__name__)
 
 
 class LogFormat(StrEnum):
-    """What a log is made of."""
+    """Format of log records."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes one JSON object in one line of each record.
+    """Formats each record as a JSON object on one line.
 
-    Its members are `time` (RFC 3339, UTC), `level`, `logger` and `message`; `trace_id`, `span_id`, `request_id`
-    and `job_id` where the line is about one; `exception`, a traceback, where there was one.
+    Its members are `time` (RFC 3339, UTC), `level`, `logger` and `message`. Where they apply, it
+    also has `trace_id`, `span_id`, `request_id`, `job_id`, and the traceback `exception`.
     """
 
     @override
@@ -55,12 +55,12 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        # ASCII, so that nothing in a message keeps the line from being written.
+        # ASCII, so that no character of a message can make the write fail.
         return json.dumps(line)
 
 
 def configure_logs(form: LogFormat, *, level: int | str) -> None:
-    """Write the log of this process to its standard error. What was set up before is over."""
+    """Configure this process to log to standard error, and replace any earlier configuration."""
     if form is LogFormat.TEXT:
         logging.basicConfig(level=level, format=TEXT_FORMAT, force=True)
         return
@@ -73,7 +73,7 @@ def configure_logs(form: LogFormat, *, level: int | str) -> None:
 
 
 def about(job: GenerationJob) -> dict[str, str]:
-    """Return what a log line about a job gets as `extra`."""
+    """Return the `extra` of a log record about a job."""
     ids = {
         "job_id": job.id,
         "request_id": job.request_id,
@@ -83,7 +83,7 @@ def about(job: GenerationJob) -> dict[str, str]:
 
 
 def _ids_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the ids that a record was given, and else those of the request that is being served."""
+    """Return the ids in the record's `extra`, and else those of the current request."""
     ids = {}
     if (context := current_span().get_span_context()) != INVALID_SPAN_CONTEXT:
         ids["trace_id"] = format_trace_id(context.trace_id)
@@ -99,12 +99,13 @@ def _log_uncaught(
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
     else:
-        _log.critical("The process ends by an error", exc_info=(kind, error, traceback))
+        _log.critical("The process exits on an uncaught exception", exc_info=(kind, error,
+        traceback))
 
 
 def _log_uncaught_in_thread(details: "threading.ExceptHookArgs") -> None:
     if details.exc_value is not None:
         _log.critical(
-            "A thread ended by an error",
+            "A thread exited on an uncaught exception",
             exc_info=(details.exc_type, details.exc_value, details.exc_traceback),
         )

@@ -1,8 +1,9 @@
-"""The messages between gateway and worker, and how they are put into bytes.
+"""Messages between gateway and worker, and their encoding.
 
-A `GenerationJob` travels from gateway to worker inside the queue. A `Frame` travels back: all that one
-engine step produced for one gateway, in one Redis stream entry. Frames are arrays on the wire
-(`array_like`), because a delta is sent for every token; fields may only be appended, with defaults.
+The gateway sends a `GenerationJob` to a worker through the queue. The worker sends back a `Frame`,
+a Redis stream entry with everything that one engine step produced for one gateway. Frames are
+encoded as arrays (`array_like`), because a delta is sent for every token. New fields may only be
+appended, and need defaults.
 """
 
 from array import array
@@ -21,7 +22,7 @@ class Ranking(StrEnum):
     """How `best_of` compares sequences."""
 
     MEAN = "mean"  # By log-probability per token (OpenAI).
-    SUM = "sum"  # By log-probability of the whole sequence, and always in that order (mistral.rs).
+    SUM = "sum"  # By log-probability of the sequence; choices are always ranked (mistral.rs).
 
 
 class SequenceProgress(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -29,42 +30,46 @@ class SequenceProgress(msgspec.Struct, frozen=True, array_like=True, omit_defaul
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    """Set for a sequence that has ended, which no engine needs to go on with."""
+    """Set for an ended sequence, which no engine needs to continue."""
     stop_reason: int | str | None = None
     cumulative_logprob: float = 0.0
-    """Of these tokens, where sequences are ranked."""
+    """Log-probability of these tokens, if sequences are ranked."""
 
 
 class Resumption(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a job goes on that an earlier attempt has begun.
+    """The point at which a job resumes that an earlier attempt started.
 
-    Tokens stand here exactly as they were received; an attempt continues behind them and tells none again.
+    The tokens are exactly those that the gateway received. The next attempt continues after them
+    and sends none of them again.
     """
 
     sequences: list[SequenceProgress]
-    """One for each sequence that is sampled: one if they would all be the same, else `best_of`."""
+    """One for each sampled sequence: a single one if all would be equal, else `best_of`."""
     prompt_tokens: int = 0
-    """As the first attempt counted them, like `cached_tokens`; 0 if it did not tell."""
+    """As counted by the first attempt, like `cached_tokens`; 0 if it did not report them."""
     cached_tokens: int = 0
     is_prompt_scored: bool = False
-    """Whether the prompt's log-probabilities have been received."""
+    """Whether the gateway has received the prompt's log-probabilities."""
     generation_ms: float = 0.0
-    """Time since the first token, of all earlier attempts."""
+    """Time since the first token, summed over all earlier attempts."""
 
 
 class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the text of a chat answer is read apart, by the parsers of the model's card."""
+    """How the parsers of the model's card split the text of a chat answer."""
 
     tools: list[dict[str, Any]] = []
-    """Functions that the answer may call, as the client described them; without any, no call is looked for."""
+    """Functions that the answer may call, as the client sent them; if empty, no call is parsed."""
     has_hermes_calls: bool = False
-    """Whether calls come as Hermes writes them, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, whatever
-    the model's own form: `GenerationJob.grammar` sees to that."""
+    """Whether tool calls have the Hermes format, whatever the model's own format is.
+
+    The format is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, which
+    `GenerationJob.grammar` enforces.
+    """
     finds_reasoning: bool = False
     opening_tokens: int = 0
-    """Last tokens of the prompt that begin the answer: they tell whether it begins within its reasoning."""
+    """Last tokens of the prompt that open the answer; they show if it starts within reasoning."""
     template_arguments: dict[str, Any] = {}
-    """What the chat template was given beside the messages, which some parsers read."""
+    """Arguments of the chat template other than the messages, which some parsers read."""
 
 
 class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,18 +77,18 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     handle: int
-    """Number under which the owning gateway process knows the job; it comes back in every delta."""
+    """The owning gateway's number for the job, which every delta repeats."""
     gateway: str
     tenant: str
     cache_salt: str
     """Separates prefix caches: jobs share cached prompt blocks only if this value is equal."""
     prompt_token_ids: Sequence[int]
-    """Gateways keep an array: a fifth of the memory, which the garbage collector does not visit."""
+    """Gateways store an array: a fifth of the memory, and skipped by the garbage collector."""
     max_tokens: int
-    """Completion tokens at most, exact: prompt + max_tokens fits the context window. 0 scores the prompt only."""
+    """Most completion tokens; prompt + max_tokens fits the context window. 0: score the prompt."""
     sampling: SamplingSpec
     deadline_ms: int
-    """Unix time in milliseconds after which nobody waits for the job."""
+    """Unix time in milliseconds after which no client waits for the job."""
     n: int = 1
     best_of: int = 1
     """Sequences to sample; the best `n` are returned."""
@@ -94,79 +99,85 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """Number of most likely alternatives to report for each token; None reports nothing."""
     score_prompt: bool = False
-    """Whether the prompt's own tokens are reported with log-probabilities (echo with logprobs)."""
+    """Whether log-probabilities of the prompt's tokens are reported (echo with logprobs)."""
     stream: bool = False
-    """Whether somebody reads along; if not, the worker gathers tokens into fewer deltas."""
+    """Whether the client streams; if not, the worker collects tokens into fewer deltas."""
     grammar: str = ""
-    """What the text must match, in llguidance's Lark syntax, compiled once already; empty matches all."""
+    """What the text must match, in llguidance's Lark syntax; empty matches all.
+
+    The gateway has already compiled it once.
+    """
     reads_prefix_cache: bool = True
     shows_special_tokens: bool = False
-    """Whether special tokens (end-of-text and stop tokens excepted) show in the text."""
+    """Whether the text includes special tokens other than end-of-text and stop tokens."""
     max_predict_ms: int = 0
-    """Time after which generation ends once a line has ended (llama.cpp's `t_max_predict_ms`); 0: never."""
+    """Time after which generation stops at the end of a line (llama.cpp's `t_max_predict_ms`).
+
+    0 sets no limit.
+    """
     images: list[bytes] = []
     """Image files, in the order of the image tokens in the prompt."""
     image_params: list[str] = []
-    """Where each of them stands in the client's body, for errors; empty for `images[0]` and so on."""
+    """Path of each image in the request body, for error messages; empty for `images[0]` etc."""
     may_shorten: bool = True
-    """Whether max_tokens is lowered if images make the prompt longer than fits, or the job refused."""
+    """Whether to lower max_tokens if the prompt is too long with its images, or reject the job."""
     service_tier: ServiceTier = ServiceTier.DEFAULT
     resumption: Resumption | None = None
     is_suspect: bool = False
-    """Whether an engine died with it: until it gets a token, no other suspect runs beside it."""
+    """Whether an engine died while running it; until it gets a token no other suspect runs too."""
     is_background: bool = False
-    """Whether it is wanted even if its gateway is gone; another one will then take it over."""
+    """Whether another gateway takes the job over if its gateway dies."""
     parsing: Parsing | None = None
-    """How a chat answer is read apart; None tells the text as it is."""
+    """How the text of a chat answer is split; None returns the text unchanged."""
     request_id: str = ""
-    """The `x-request-id` of its HTTP request, for logs and traces; empty if it has none."""
+    """The `x-request-id` of the HTTP request, for logs and traces; empty if it has none."""
     traceparent: str = ""
-    """Its place in a trace (W3C Trace Context): the span of this attempt; empty if nobody traces it."""
+    """The span of this attempt (W3C Trace Context); empty if the request is not traced."""
     earlier_traceparent: str = ""
-    """The span of the attempt before this one."""
+    """The span of the previous attempt."""
 
     @property
     def is_replicated(self) -> bool:
-        """Whether one sequence answers every choice, because all would come out the same."""
+        """Whether one sequence is used for every choice, because all would be equal."""
         return self.sampling.is_greedy or self.max_tokens == 0
 
     @property
     def is_ranked(self) -> bool:
-        """Whether sequences are compared, so that choices are known only when all have ended."""
+        """Whether sequences are ranked, so that the choices are known only when all have ended."""
         is_compared = self.best_of > self.n or (self.ranking is Ranking.SUM and self.n > 1)
         return is_compared and not self.is_replicated
 
     @property
     def sequences(self) -> int:
-        """Sequences that are sampled."""
+        """Number of sequences to sample."""
         return 1 if self.is_replicated else self.best_of
 
 
 LOGPROBS_AT_ONCE: Final = 512
-"""Tokens of a prompt whose log-probabilities are decoded at once, in about a millisecond."""
+"""Prompt tokens whose log-probabilities are decoded in one step of about a millisecond."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of one token and of its likeliest alternatives."""
+    """Log-probability of one token and of its most likely alternatives."""
 
     token: str
     logprob: float | None
-    """None for the first token of a prompt, which nothing precedes."""
+    """None for the first token of a prompt, which has no predecessor."""
     offset: int
-    """Where the token's text starts, in code points from the start of its text (prompt or completion)."""
+    """Offset of the token's text, in code points from the start of the prompt or completion."""
     top: list[tuple[str, float]] | None = None
-    """Alternatives, likeliest first; the token itself is among them. Several may have the same text."""
+    """Alternatives, most likely first, including the token itself; several may have equal text."""
 
 
 class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What is added to one call of a tool."""
+    """New text of one tool call."""
 
     index: int
-    """Which call of the choice, from 0."""
+    """Index of the call within the choice, from 0."""
     name: str = ""
-    """The function, in the first piece of a call and only there."""
+    """Name of the function; only in the first piece of a call."""
     arguments: str = ""
-    """The next part of the arguments, JSON as the model writes it."""
+    """Next part of the arguments, JSON as the model generates it."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -175,27 +186,27 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     handle: int
     attempt: int
     choice: int
-    """Index within the job, 0 to n - 1; where sequences are ranked that of the sequence, 0 to best_of - 1."""
+    """Index within the job, 0 to n - 1; of the sequence, 0 to best_of - 1, if these are ranked."""
     start: int
-    """Tokens of the choice that came before, those of earlier attempts included."""
+    """Number of earlier tokens of the choice, including those of earlier attempts."""
     text: str
-    """What the client reads; of an answer that is read apart (`GenerationJob.parsing`) its content only."""
+    """Text for the client; if `GenerationJob.parsing` is set, only the content of the answer."""
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop string, or the id of the stop token, that ended the choice; None for end-of-text."""
     logprobs: bytes = b""
-    """A `TokenLogprob` for each token, as `encode_logprobs` returns them; empty if none were asked for."""
+    """A `TokenLogprob` for each token, encoded by `encode_logprobs`; empty if not requested."""
     cumulative_logprob: float = 0.0
-    """Of the sequence so far, these tokens included, where sequences are ranked."""
+    """Log-probability of the sequence including these tokens, if sequences are ranked."""
     reasoning: str = ""
     calls: list[CallPiece] = []
     reasoning_tokens: int = 0
-    """How many of the tokens belong to the reasoning, its marks included."""
+    """How many of the tokens are reasoning, including its start and end marks."""
 
 
 class JobStarted(msgspec.Struct, frozen=True, array_like=True):
-    """An engine has read the prompt. Not told of a job that ends in the same frame."""
+    """An engine has processed the prompt. Not sent for a job that ends in the same frame."""
 
     handle: int
     attempt: int
@@ -209,25 +220,25 @@ class PromptScored(msgspec.Struct, frozen=True, array_like=True):
     handle: int
     attempt: int
     logprobs: list[bytes]
-    """Of LOGPROBS_AT_ONCE tokens each, as `encode_logprobs` returns them."""
+    """One item for each LOGPROBS_AT_ONCE tokens, encoded by `encode_logprobs`."""
 
 
 class JobFinished(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A job came to its end; counts are the engine's own."""
+    """A job finished; the counts are the engine's."""
 
     handle: int
     attempt: int
     prompt_tokens: int
     completion_tokens: int
-    """Tokens of all sequences, those that `best_of` discarded included."""
+    """Tokens of all sequences, including those that `best_of` discarded."""
     cached_tokens: int
     """Prompt tokens that the engine found in its prefix cache."""
     prefill_ms: float = 0.0
-    """From the claim to the first token."""
+    """Time from the claim to the first token."""
     generation_ms: float = 0.0
-    """From the first token to the end."""
+    """Time from the first token to the end."""
     chosen: list[int] = []
-    """The sequences that are returned, the best first, where sequences are ranked; else empty."""
+    """The returned sequences, the best first, if sequences are ranked; else empty."""
 
 
 class JobFailed(msgspec.Struct, frozen=True, array_like=True):
@@ -238,53 +249,56 @@ class JobFailed(msgspec.Struct, frozen=True, array_like=True):
     code: FailureCode
     message: str
     retry_after_seconds: float | None = None
-    """When another try may find room, of a job that was shed; None if that is not known."""
+    """Time after which a retry of a shed job may find room; None if unknown."""
     param: str | None = None
-    """The parameter that an engine refused, if it is known."""
+    """The parameter that the engine rejected, if known."""
 
 
 class ReturnReason(StrEnum):
-    """Why a worker gives a job back that it could not finish."""
+    """Why a worker returned an unfinished job."""
 
-    DRAINING = "draining"  # It stops, and the time for that is over.
-    ENGINE_DIED = "engine_died"  # Its engine died or hung with the job aboard.
+    DRAINING = "draining"  # The worker shuts down and its drain time is over.
+    ENGINE_DIED = "engine_died"  # The engine died or hung while it ran the job.
 
 
 class JobReturned(msgspec.Struct, frozen=True, array_like=True):
-    """A worker gives a job back: everything it has put out was told, and another one can go on with it."""
+    """A worker returns an unfinished job. It has sent all tokens, so another worker can resume."""
 
     handle: int
     attempt: int
     reason: ReturnReason
     has_progressed: bool
-    """Whether this attempt has put out a token."""
+    """Whether this attempt has generated a token."""
 
 
 class JobLost(msgspec.Struct, frozen=True, array_like=True):
-    """A lease ran out; sent by whichever gateway found it to the one that owns the job."""
+    """A lease expired; the gateway that detected it sends this to the gateway that owns the job."""
 
     handle: int
     attempt: int
     model: str = ""
-    """With the next two: where the job is, for an owner that follows it no more. Empty from older gateways."""
+    """With the next two fields, identifies the job for an owner that no longer tracks it.
+
+    All three are empty if an older gateway sent them.
+    """
     job_id: str = ""
     tenant: str = ""
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the gateway that owns an answer to tell another one, for some seconds, whenever it has grown."""
+    """Asks the gateway that owns an answer to send `AnswerGrown` for some seconds when it grows."""
 
     request_id: str
     gateway: str
-    """Who asks."""
+    """The gateway that asks."""
     handle: int
-    """Number that comes back in `AnswerGrown`."""
+    """Number that `AnswerGrown` repeats."""
     is_over: bool = False
-    """Whether it has been asked before and is of no interest any more."""
+    """Whether this ends an earlier request to follow the answer."""
 
 
 class AnswerGrown(msgspec.Struct, frozen=True, array_like=True):
-    """An answer that is followed has more in its journal, or has ended."""
+    """The journal of a followed answer has new replies, or the answer has ended."""
 
     handle: int
 
@@ -296,11 +310,12 @@ class CancelAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What one worker has to tell one gateway after an engine step.
+    """All messages from one worker to one gateway after an engine step.
 
-    `number` counts a worker's frames to this gateway from 1 without a gap, so that a lost frame is
-    seen. Number 0 is out of the count: a notice from another gateway. The lists are to be applied in
-    the order of the fields. The deltas of all choices that one step added to stand in one frame.
+    `number` counts a worker's frames to this gateway from 1 without gaps, so that the gateway
+    detects a lost frame. Frames from other gateways have the number 0 and are not counted. The
+    receiver applies the lists in the order of the fields. One frame holds the deltas of all choices
+    that one step extended.
     """
 
     worker: str
@@ -319,50 +334,50 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life."""
+    """State of a worker."""
 
-    LOADING = "loading"  # The engine is starting; nothing is claimed yet.
+    LOADING = "loading"  # The engine is starting; the worker claims no jobs yet.
     READY = "ready"  # Claims jobs.
-    DRAINING = "draining"  # Finishes what it has and claims nothing more.
-    RESTARTING = "restarting"  # Its engine died and is being started again.
+    DRAINING = "draining"  # Finishes its jobs and claims no more.
+    RESTARTING = "restarting"  # The engine died and is restarting.
 
 
 class Feature(StrEnum):
-    """What not every model or engine can do."""
+    """Capability that not every model or engine has."""
 
     SAMPLER_CHAIN = "sampler_chain"  # `SamplingSpec.chain`
     STRUCTURE = "structure"  # `GenerationJob.grammar`
     IMAGES = "images"  # `GenerationJob.images`
     CHAT = "chat"  # The model has a chat template: `WorkerCard.chat`.
     TOOLS = "tools"  # `Parsing.tools`
-    STRICT_TOOLS = "strict_tools"  # Calls in the form in which `GenerationJob.grammar` has them, also unforced.
+    STRICT_TOOLS = "strict_tools"  # Calls have `GenerationJob.grammar`'s form, even unforced.
     REASONING = "reasoning"  # `Parsing.finds_reasoning`
     THINKING_BUDGET = "thinking_budget"  # `SamplingSpec.thinking_budget`
 
 
 class ContentFormat(StrEnum):
-    """In which form a chat template takes the content of a message."""
+    """The form of message content that a chat template accepts."""
 
     STRING = "string"
     PARTS = "parts"  # A list of objects with a `type`.
 
 
 class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a model is talked with."""
+    """The chat format of a model."""
 
     template_digest: str
     """SHA-256 of the chat template, under which the worker published it."""
     content_format: ContentFormat = ContentFormat.STRING
     special_tokens: dict[str, str] = {}
-    """What templates know by name, such as `bos_token`."""
+    """Special tokens that templates use by name, such as `bos_token`."""
     tool_parser: str = ""
-    """vLLM's name of it; empty if calls are not found in the text."""
+    """vLLM's name of the parser; empty if tool calls are not parsed."""
     reasoning_parser: str = ""
     reasoning_start: str = ""
-    """Text of the token that begins reasoning."""
+    """Text of the token that starts reasoning."""
     reasoning_end: str = ""
     shows_special_tokens: bool = False
-    """Whether the parsers look for special tokens, which are shown to them only."""
+    """Whether the parsers need special tokens, which only they then receive."""
 
 
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -376,7 +391,7 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     created: int
     """Unix time in seconds at which the worker started."""
     context_window: int = 0
-    """Prompt and completion tokens together, at most."""
+    """Most prompt and completion tokens together."""
     vocabulary_size: int = 0
     bos_token_id: int | None = None
     tokenizer_digest: str = ""
@@ -385,21 +400,21 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_cache_tokens: int = 0
     features: list[Feature] = []
     aliases: list[str] = []
-    """Other names under which clients may ask for the model."""
+    """Other names of the model that clients may request."""
     dialect: str = ""
-    """The dialect in which the model is asked unless a request says otherwise; empty: the gateway's default."""
+    """Dialect of requests that specify none; empty: the gateway's default."""
     eos_token_ids: list[int] = []
     image_token: str = ""
-    """Text of the token that stands for an image in a prompt; empty if the model sees none."""
+    """Text of the token that represents an image in a prompt; empty if images are unsupported."""
     max_images: int = 0
     engine_restarts: int = 0
-    """How often its engine died and was started again."""
+    """How often the engine died and restarted."""
     last_failure: str = ""
-    """Why its engine died or could not be started, the last time; empty if that never happened."""
+    """Why the engine last died or failed to start; empty if that never happened."""
     chat: ChatFormat | None = None
     """None for a model without a chat template."""
     image_tokens: int = 0
-    """Prompt tokens that one image takes at most; 0 if that is not known."""
+    """Most prompt tokens of one image; 0 if unknown."""
 
 
 def _encodable(value: object) -> object:
@@ -416,14 +431,14 @@ decode_card = msgspec.msgpack.Decoder(WorkerCard).decode
 
 
 def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:
-    """Return log-probabilities as messages carry them.
+    """Encode log-probabilities for a message.
 
-    A token may have twenty alternatives. Only the code that shows them decodes them. Everywhere else they are one
-    object instead of many, each of which the garbage collector would visit.
+    A token may have twenty alternatives. Only the code that returns them to clients decodes them.
+    Everywhere else they are a single object, which saves work of the garbage collector.
     """
     return encode(logprobs) if logprobs else b""
 
 
 def decode_logprobs(encoded: bytes) -> list[TokenLogprob]:
-    """Return what was encoded. Raises msgspec.MsgspecError."""
+    """Decode the result of `encode_logprobs`. Raises msgspec.MsgspecError."""
     return _decode_logprobs(encoded) if encoded else []

@@ -1,4 +1,4 @@
-"""What the metrics of all processes have in common."""
+"""Metrics helpers that all processes share."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,24 +22,27 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 UNKNOWN: Final = float("nan")
-"""Value of a gauge that cannot be told at the moment: it fires no alert and draws no line."""
+"""Value of a gauge whose value is unknown: it fires no alert and draws no line."""
 
 _BUILD_INFO: Final = Gauge(
     "sluice_build_info",
-    "1, with the version of Sluice and what part of it this process is.",
+    "Always 1; the labels hold the version of Sluice and the component of this process.",
     ["version", "component"],
 )
 
 
 def begin_metrics(component: str) -> None:
-    """Say which program this process is: `gateway`, `worker`, `jobs` or `beat`."""
-    # When each series began doubles the number of lines, and nobody asks for it.
+    """Set up metrics and name the component: `gateway`, `worker`, `jobs` or `beat`."""
+    # `_created` series would double the number of lines, and nothing uses them.
     disable_created_metrics()  # type: ignore[no-untyped-call] # prometheus-client's own
     _BUILD_INFO.labels(version("sluice"), component).set(1)
 
 
 def bare_registry() -> CollectorRegistry:
-    """Return what every process tells, for one that imports metrics of another's but has nothing to say of them."""
+    """Return a registry with only the metrics that every process has.
+
+    For a process that imports the metrics of another component but never sets them.
+    """
     registry = CollectorRegistry()
     registry.register(_BUILD_INFO)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -48,25 +51,26 @@ def bare_registry() -> CollectorRegistry:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """Return all metrics of this process as a scraper accepts them, and the content type of that.
+    """Return all metrics of this process in a format the scraper accepts, and its content type.
 
-    OpenMetrics, which has exemplars, is given to those whose header `Accept` names it.
+    OpenMetrics, which supports exemplars, is used if the header `Accept` names it.
     """
     encode, content_type = choose_encoder(accept)
     return encode(REGISTRY), content_type
 
 
 class LightHistogram(Collector):
-    """A histogram with one label for what happens thousands of times a second, on one thread.
+    """A histogram with one label for events that one thread records thousands of times per second.
 
-    prometheus-client's own takes a lock for each of two numbers and looks at one bucket after the other, which
-    for what is observed with every token would cost a twentieth of all that a gateway does for it.
+    The histogram of prometheus-client takes two locks per observation and searches its buckets
+    linearly. For one observation per token, this would be a twentieth of the gateway's work per
+    token.
     """
 
     def __init__(
         self, name: str, documentation: str, *, label: str, buckets: Sequence[float]
     ) -> None:
-        """`buckets` are the upper bounds, ascending, without infinity."""
+        """Register the histogram. `buckets` are its upper bounds, ascending, without infinity."""
         self._name = name
         self._documentation = documentation
         self._label = label
@@ -75,14 +79,14 @@ class LightHistogram(Collector):
         REGISTRY.register(self)
 
     def labels(self, value: str) -> "LightHistogramChild":
-        """Return the series with a value of the label, the same one each time."""
+        """Return the series for a value of the label; the same object on each call."""
         child = self._children.get(value)
         if child is None:
             child = self._children[value] = LightHistogramChild(self._bounds)
         return child
 
     def describe(self) -> Iterable[Metric]:
-        """Return the histogram without values, for the registry, which looks for names that are taken."""
+        """Return the histogram without values, for the registry's check for duplicate names."""
         return [self._family()]
 
     @override
@@ -98,23 +102,23 @@ class LightHistogram(Collector):
 
 
 class LightHistogramChild:
-    """One series."""
+    """One series of a `LightHistogram`."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.sum = 0.0
-        """Of all observed values."""
+        """Sum of all observed values."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Record a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds as Prometheus writes them, and how many values are not above each."""
+        """Each upper bound in Prometheus notation, with the number of values at or below it."""
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))

@@ -1,12 +1,15 @@
-"""The queue of one model: a typed method for each script.
+"""Queue of one model: a typed method for each script.
 
-Fair between tenants by Virtual Token Counter (Sheng et al., OSDI'24): a tenant's counter grows by
-`(PROMPT_COST * prompt + COMPLETION_COST * completion) / weight`, and whoever has the lowest counter goes
-first. A claimed job is a lease; the pair (worker, attempt) is its fencing number. Tiers order the jobs of
-one tenant, and change its weight within bounds. An ended job leaves a receipt until it is forgotten.
+The Virtual Token Counter (Sheng et al., OSDI'24) makes it fair between tenants. A tenant's counter
+grows by `(PROMPT_COST * prompt + COMPLETION_COST * completion) / weight`, and the tenant with the
+lowest counter goes first. Tiers order the jobs of one tenant, and change its weight within bounds.
 
-The queue is bounded, for the model and for each tenant. When it is full, a job of a higher tier sheds jobs of
-lower ones that never began; whoever is refused is told when to come back, by the pace at which jobs are claimed.
+A worker that claims a job leases it; the pair (worker, attempt) is the fencing token. An ended job
+leaves a receipt until the receipt is dropped.
+
+The queue is bounded for the model and for each tenant. If it is full, a job of a higher tier sheds
+jobs of lower tiers that never started. A rejected request receives a retry time, which depends on
+the rate at which jobs are claimed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,14 +29,14 @@ COMPLETION_COST = 2
 """Service units for each completion token."""
 
 ENGINE_HEADROOM_TOKENS = 256
-"""Completion tokens for each sequence that must find KV-cache room before a job is claimed.
+"""Completion tokens of each sequence that must fit into the KV cache before a job is claimed.
 
-The worst case, prompt + max_tokens, would leave most of the cache idle, since few completions get that
-long; the engine preempts and recomputes in the rare case that they do.
+The worst case, prompt + max_tokens, would leave most of the cache idle, since few completions are
+that long. If many are, the engine preempts sequences and recomputes them.
 """
 
 JOBS_AT_ONCE: Final = 32
-"""Jobs of a request that are encoded, and put on the queue, before the gateway and Redis serve others."""
+"""Jobs of a request that are encoded and enqueued in one step, so that others are not delayed."""
 
 _ABANDONED_GRACE_MS = 3_600_000
 _REPORT_AGAIN_MS = 2_000
@@ -54,41 +57,41 @@ _STATUS = LuaScript("model_status")
 
 
 class EnqueueResult(Enum):
-    """What became of jobs that were to be enqueued."""
+    """Result of enqueuing jobs."""
 
     ENQUEUED = 1
-    DUPLICATE = 0  # The first job's id is on the queue or leased already, or has a receipt.
+    DUPLICATE = 0  # The first job's id is already queued or leased, or has a receipt.
     MODEL_FULL = -1
     TENANT_FULL = -2
-    TOO_LATE = -3  # It would wait longer than it may.
+    TOO_LATE = -3  # It would wait longer than allowed.
 
 
 class ShedJob(NamedTuple):
-    """A waiting job that was taken off the queue to make room; its gateway does not know yet."""
+    """A waiting job that was removed to make room; its gateway has not been notified yet."""
 
     gateway: str
     handle: int
 
 
 class EnqueueReport(NamedTuple):
-    """What became of jobs that were to be enqueued, and of others because of them."""
+    """Result of enqueuing jobs, and the jobs that were shed for them."""
 
     result: EnqueueResult
     waiting_jobs: int
-    """Of the model."""
+    """Waiting jobs of the model."""
     retry_after_seconds: float | None
-    """When the request that was refused, or those that were shed, would find room; None if that is not known."""
+    """Time until the rejected request, or the shed jobs, would find room; None if unknown."""
     shed: list[ShedJob]
 
 
 class RequeueResult(Enum):
-    """What became of a lost job that was to be given to another worker."""
+    """Result of requeuing a lost job for another worker."""
 
     REQUEUED = 1
-    REQUEUED_BEFORE = 2  # An earlier call did it, whose answer got lost; it may be claimed by now.
-    HELD = 0  # Its worker has come back and holds the lease.
+    REQUEUED_BEFORE = 2  # By an earlier call whose reply was lost; it may be claimed by now.
+    HELD = 0  # Its worker has returned and holds the lease.
     ENDED = -1  # It was cancelled or has ended.
-    UNKNOWN = -2  # Redis has lost it, or knows of earlier attempts only.
+    UNKNOWN = -2  # Redis has lost it, or has only earlier attempts of it.
 
 
 class Claim(NamedTuple):
@@ -97,40 +100,40 @@ class Claim(NamedTuple):
     job: GenerationJob
     attempt: int
     waited_seconds: float | None = None
-    """Since it was put on the queue, the last time; None if that is not known."""
+    """Time since it was last enqueued; None if unknown."""
 
 
 class ClaimResult(NamedTuple):
-    """Jobs leased by one call, and whether the next one waits for more room."""
+    """Jobs leased by one call, and whether the next job waits for more room."""
 
     claims: list[Claim]
     blocked: bool
 
 
 class Room(NamedTuple):
-    """What an engine can still take."""
+    """Free capacity of an engine."""
 
     tokens: int
     sequences: int
     most_sequences: int
-    """Sequences that one job is counted for at most, so that a large `n` does not wait for an empty engine."""
+    """Most sequences counted for one job, so that a large `n` does not wait for an empty engine."""
     empty: bool
-    """Whether the engine runs nothing, in which case it takes any job."""
+    """Whether the engine runs no job; it then accepts any job."""
 
 
 class LeaseReport(NamedTuple):
-    """What a worker reports of a job when it extends its leases, and when it ends one."""
+    """A worker's report on a job, when it extends its leases or ends the job."""
 
     job_id: str
     attempt: int
     completion_tokens: int
     prompt_tokens: int = 0
-    """0 until the engine has read the prompt."""
+    """0 until the engine has processed the prompt."""
     cached_tokens: int = 0
 
 
 class LostJob(NamedTuple):
-    """A job whose lease ran out."""
+    """A job whose lease expired."""
 
     job_id: str
     tenant: str
@@ -140,15 +143,15 @@ class LostJob(NamedTuple):
 
 
 class ModelStatus(NamedTuple):
-    """How a model is served right now."""
+    """Current workers and jobs of a model."""
 
     ready_workers: int
     waiting_jobs: int
     leased_jobs: int
     waiting_tenants: int = 0
-    """Tenants that have jobs waiting."""
+    """Tenants with waiting jobs."""
     oldest_wait_seconds: float = 0.0
-    """How long the oldest of the waiting jobs has waited; 0 if there is none."""
+    """How long the oldest waiting job has waited; 0 if none waits."""
 
 
 class JobQueue:
@@ -177,10 +180,10 @@ class JobQueue:
         most_waiting_of_tenant: int,
         longest_wait_seconds: float,
     ) -> EnqueueReport:
-        """Put the jobs of one request, all of one tenant and tier, on the queue: all or none.
+        """Enqueue all jobs of one request, or none. They must have the same tenant and tier.
 
-        `weight` is the tenant's; the tier's boost is applied here. The gateways of jobs that were shed must be
-        told.
+        `weight` is the tenant's; this method applies the tier's boost. The caller must notify the
+        gateways of shed jobs.
         """
         first, *others = [
             jobs[start : start + JOBS_AT_ONCE] for start in range(0, len(jobs), JOBS_AT_ONCE)
@@ -248,7 +251,7 @@ class JobQueue:
         )
 
     async def claim(self, worker: str, room: Room, *, most_jobs: int, lease_ms: int) -> ClaimResult:
-        """Lease waiting jobs, in fair order, as far as they fit into `room`."""
+        """Lease waiting jobs in fair order, as long as they fit into `room`."""
         blocked, *rows = await _CLAIM.run(
             self._executor,
             [
@@ -289,9 +292,9 @@ class JobQueue:
     async def extend(
         self, worker: str, reports: Iterable[LeaseReport], *, lease_ms: int
     ) -> list[str]:
-        """Renew leases, keep and charge progress. Return the ids of jobs that the worker must drop.
+        """Renew leases and store and charge progress. Return the ids of jobs the worker must drop.
 
-        A lease of 0 ms hands the jobs back: they count as lost at once.
+        A lease of 0 ms returns the jobs: they count as lost immediately.
         """
         arguments: list[str | bytes | int | float] = [
             keys.job_prefix(self.model),
@@ -307,9 +310,9 @@ class JobQueue:
         return [job_id.decode() for job_id in lost]
 
     async def finish(self, worker: str, report: LeaseReport) -> bool:
-        """End a leased job and leave its receipt.
+        """End a leased job and store its receipt.
 
-        Return False, changing nothing, if the lease is another's by now or the job has ended.
+        Return False and change nothing if another worker holds the lease or the job has ended.
         """
         finished = await _FINISH.run(
             self._executor,
@@ -332,10 +335,11 @@ class JobQueue:
         return bool(finished)
 
     async def cancel(self, job_id: str, tenant: str) -> bool:
-        """Take a job back. Return False if it has ended or is not known.
+        """Cancel a job. Return False if it has ended or is unknown.
 
-        A waiting job is gone at once, but for the receipt of what was received of it. A leased one is
-        RUNNING until its worker, which is told, has ended it with its counts, or its lease has run out.
+        A waiting job is deleted immediately; what was received of it leaves a receipt. A leased
+        job's worker is notified. The job is RUNNING until that worker ends it with its counts, or
+        the lease expires.
         """
         cancelled = await _CANCEL.run(
             self._executor,
@@ -356,9 +360,10 @@ class JobQueue:
         return bool(cancelled)
 
     async def reclaim(self, *, most: int = 100) -> list[LostJob]:
-        """Report jobs whose lease ran out, each again after two seconds until it is dealt with.
+        """Return jobs whose lease expired, each again every two seconds until it is resolved.
 
-        Cancelled ones are not reported: they end here, with their workers' last reports.
+        Cancelled jobs are not returned: they end here, with the counts of their workers' last
+        reports.
         """
         rows = await _RECLAIM.run(
             self._executor, [self._leases], [keys.job_prefix(self.model), most, _REPORT_AGAIN_MS]
@@ -371,9 +376,9 @@ class JobQueue:
     async def requeue(
         self, job: GenerationJob, attempt: int, *, is_returned: bool = False
     ) -> RequeueResult:
-        """Put a job back at the head of its tier in its tenant's queue, as it is to be run now.
+        """Put the updated job back at the head of its tier in its tenant's queue.
 
-        It must be that attempt `attempt` is lost, or was given back by its worker (`is_returned`).
+        Attempt `attempt` must be lost, or returned by its worker (`is_returned`).
         """
         code = await _REQUEUE.run(
             self._executor,
@@ -391,11 +396,11 @@ class JobQueue:
         return RequeueResult(code)
 
     async def revive(self, job: GenerationJob, *, weight: float, attempt: int) -> int:
-        """Put a job on the queue again, whatever has become of it. Return the attempt that is over.
+        """Enqueue a job again, whatever its state. Return the last attempt that is over.
 
-        For a job that Redis has lost, and one that another gateway takes over. The next claim is a later
-        attempt than `attempt` and than any that Redis knows of. Bounds on waiting jobs do not apply:
-        the job was admitted once.
+        This is for a job that Redis has lost or that another gateway takes over. The next claim
+        gets a higher attempt number than `attempt` and than any attempt in Redis. Bounds on waiting
+        jobs do not apply, since the job was admitted before.
         """
         tier = job.service_tier
         over: int = await _REVIVE.run(
@@ -420,16 +425,16 @@ class JobQueue:
         return over
 
     async def receipts(self, job_ids: Sequence[str]) -> list[JobReceipt]:
-        """Tell where jobs stand and what was counted for them, in the order of `job_ids`."""
+        """Return the states and token counts of jobs, in the order of `job_ids`."""
         rows = await _RECEIPTS.run(self._executor, self._jobs(job_ids), [])
         return [JobReceipt(JobState(state), *counts) for state, *counts in rows]
 
     async def forget(self, job_ids: Sequence[str]) -> None:
-        """Drop the receipts of jobs that are settled; those that have not ended will leave none."""
+        """Drop the receipts of settled jobs; jobs that have not ended will leave none."""
         await _FORGET.run(self._executor, self._jobs(job_ids), [])
 
     async def announce(self, card: WorkerCard, *, ttl_ms: int) -> None:
-        """Say that a worker lives, for the next `ttl_ms`."""
+        """Announce a worker; the announcement expires after `ttl_ms`."""
         await _ANNOUNCE.run(
             self._executor,
             [keys.workers(self.model), keys.worker_card(self.model, card.id)],
@@ -437,7 +442,7 @@ class JobQueue:
         )
 
     async def status(self) -> ModelStatus:
-        """Count ready workers, waiting jobs, leased jobs, and who waits since when."""
+        """Count ready workers and jobs, and measure the oldest wait."""
         workers, waiting, leased, tenants, oldest_ms = await _STATUS.run(
             self._executor,
             [
@@ -452,7 +457,7 @@ class JobQueue:
         return ModelStatus(workers, waiting, leased, tenants, oldest_ms / 1000)
 
     def _keys_of(self, job: GenerationJob) -> list[str]:
-        """Return what changes when a job goes back to its tenant's queue."""
+        """Return the keys that change when a job goes back to its tenant's queue."""
         return [
             self._active,
             self._counters,
@@ -470,7 +475,7 @@ class JobQueue:
 
 
 def needed_tokens(job: GenerationJob) -> int:
-    """Return the KV-cache tokens that should be free before the job is claimed."""
+    """Return the KV-cache tokens that must be free before the job is claimed."""
     headroom = min(job.max_tokens, ENGINE_HEADROOM_TOKENS)
     prompt_tokens = len(job.prompt_token_ids)
     if job.resumption is None:
@@ -480,7 +485,7 @@ def needed_tokens(job: GenerationJob) -> int:
 
 
 def received_counts(job: GenerationJob) -> tuple[int, int, int]:
-    """Return completion, prompt and cached tokens that earlier attempts of a job have delivered."""
+    """Return the completion, prompt and cached tokens that earlier attempts of a job delivered."""
     if job.resumption is None:
         return 0, 0, 0
     tokens = sum(len(each.token_ids) for each in job.resumption.sequences)

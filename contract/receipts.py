@@ -1,7 +1,7 @@
-"""Where a job stands, and the engine's counts for it.
+"""Receipts: the state of a job and the engine's token counts for it.
 
-A job that has ended leaves a receipt in place of itself, so that whoever settles its request, its own
-gateway or another process after that one's death, finds what the engine counted.
+An ended job is replaced by a receipt. The process that settles the request reads the engine's
+counts from it. This is the job's gateway, or another process if that gateway has died.
 """
 
 from enum import Enum
@@ -9,25 +9,26 @@ from typing import NamedTuple
 
 
 class JobState(Enum):
-    """Where a job is in its life. Cancelling takes a job to ENDED, or to ABSENT if nothing was delivered of it."""
+    """State of a job. A cancelled job becomes ENDED, or ABSENT if none of it was delivered."""
 
-    ABSENT = 0  # Never enqueued, cancelled before anybody began it, or its receipt was forgotten.
-    WAITING = 1  # Nobody has it; it may have been lost and requeued.
+    ABSENT = 0  # Never enqueued, cancelled before it started, or its receipt was dropped.
+    WAITING = 1  # On the queue; it may have been lost and requeued.
     RUNNING = 2  # Leased to a worker.
-    ENDED = 3  # Finished, failed or dropped; what is left is the receipt.
+    ENDED = 3  # Finished, failed or dropped; only the receipt remains.
 
 
 class JobReceipt(NamedTuple):
     """Tokens that the engine counted for a job.
 
-    Final once the job has ended. Those of a running job are its worker's last report. A job that was lost
-    counts what its gateway had received, behind which another attempt goes on, and no more.
+    The counts are final once the job has ended. Those of a running job are its worker's last
+    report. A lost job counts only what its gateway had received, after which the next attempt
+    continues.
     """
 
     state: JobState
     completion_tokens: int = 0
-    """Tokens of all sequences, those that `best_of` discards included."""
+    """Tokens of all sequences, including those that `best_of` discards."""
     prompt_tokens: int = 0
-    """0 until the engine has read the prompt."""
+    """0 until the engine has processed the prompt."""
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""

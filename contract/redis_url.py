@@ -1,10 +1,10 @@
-"""Where Redis is: one server, or whichever Sentinel says is the master at the moment.
+"""Redis URLs: one server, or the current master according to Redis Sentinel.
 
     redis://[USER:PASSWORD@]HOST[:6379][/DATABASE]      rediss:// with TLS
     redis+sentinel://[USER:PASSWORD@]HOST[:26379][,HOST[:26379]...]/SERVICE[/DATABASE][?OPTIONS]
 
-USER and PASSWORD are those of the servers; the sentinels' own are the OPTIONS `sentinel_username` and
-`sentinel_password`. Both may be percent-encoded.
+USER and PASSWORD are those of the servers. The OPTIONS `sentinel_username` and `sentinel_password`
+are those of the sentinels. All may be percent-encoded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ LARGEST_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentinelAddress:
-    """What a URL says of a master that sentinels know."""
+    """The parts of a `redis+sentinel` URL."""
 
     hosts: tuple[tuple[str, int], ...]
     """Host and port of each sentinel."""
@@ -42,17 +42,17 @@ class SentinelAddress:
 
     @property
     def server_options(self) -> dict[str, Any]:
-        """Arguments of a client of the servers."""
+        """Arguments for a client of the servers."""
         return {"db": self.database, "username": self.username, "password": self.password}
 
     @property
     def sentinel_options(self) -> dict[str, Any]:
-        """Arguments of a client of the sentinels."""
+        """Arguments for a client of the sentinels."""
         return {"username": self.sentinel_username, "password": self.sentinel_password}
 
 
 def check_redis_url(url: str) -> str:
-    """Return the URL, or raise ValueError, saying what is wrong with it without showing a password."""
+    """Return the URL if it is valid, else raise ValueError. Its message contains no password."""
     parts = _split(url)
     if parts.scheme == SENTINEL_SCHEME:
         _read_sentinels(parts)
@@ -65,16 +65,17 @@ def check_redis_url(url: str) -> str:
 
 
 def sentinel_address(url: str) -> SentinelAddress | None:
-    """Return what a URL of sentinels says; None if it names a server itself. Raises ValueError."""
+    """Return the parts of a sentinel URL; None if the URL names a server. Raises ValueError."""
     parts = _split(url)
     return _read_sentinels(parts) if parts.scheme == SENTINEL_SCHEME else None
 
 
 def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "Redis":
-    """Return a client of the server, or of whichever is the master whenever a connection is made.
+    """Return a client of the server, or of the current master if the URL names sentinels.
 
-    Nothing is connected yet. `kind` is the class of the client, `options` are those of a connection (time-outs,
-    retries). Raises ValueError.
+    Each new connection goes to the server that is master at that moment. This function opens no
+    connection. `kind` is the class of the client; `options` are connection options
+    (timeouts, retries). Raises ValueError.
     """
     address = sentinel_address(check_redis_url(url))
     if address is None:
@@ -93,7 +94,7 @@ def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "R
 
 
 def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
-    """Return a client like `redis_client`'s that is not for asyncio."""
+    """Return a blocking client, otherwise like that of `redis_client`."""
     address = sentinel_address(check_redis_url(url))
     if address is None:
         return redis.Redis.from_url(url, **options)
@@ -112,18 +113,19 @@ def _sentinel_options(address: SentinelAddress, options: Mapping[str, Any]) -> d
 
 
 def _guarded(client: "Redis") -> "Redis":
-    """Make a client's connections fail with nothing but RedisError."""
+    """Make a client's connections raise only RedisError."""
     pool: Any = client.connection_pool
     pool.connection_class = type("GuardedConnection", (_Guard, pool.connection_class), {})
     return client
 
 
 class _Guard:
-    """Packs commands in C, and turns uvloop's error about a closed connection into redis-py's own.
+    """Packs commands in C, and converts uvloop's error about a closed connection to redis-py's.
 
-    redis-py packs in C for blocking clients only; in Python it takes ten times as long.
+    redis-py packs in C only for blocking clients. Packing in Python takes ten times as long.
 
-    Whoever outlives a Redis that goes away expects a RedisError, and would die of a RuntimeError.
+    Callers that survive an unavailable Redis catch RedisError; uvloop's RuntimeError would end
+    them.
     """
 
     _packer = HiredisRespSerializer()
@@ -144,7 +146,7 @@ class _Guard:
 
 
 class _EndsSentinels:
-    """Makes a client of the master take its connections to the sentinels along when it is closed."""
+    """Closes the connections to the sentinels together with a client of the master."""
 
     connection_pool: Any
 
@@ -155,7 +157,7 @@ class _EndsSentinels:
 
 
 class _BlockingMaster(redis.Redis):
-    """The same, not for asyncio."""
+    """The same for blocking clients."""
 
     @override
     def close(self) -> None:
@@ -203,7 +205,7 @@ def _read_sentinels(parts: SplitResult) -> SentinelAddress:
 
 
 def _host(text: str) -> tuple[str, int]:
-    """Read `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`."""
+    """Parse `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`."""
     found = urlsplit(f"//{text}")
     _require_port(found)
     if not found.hostname:

@@ -1,7 +1,7 @@
-"""Sampling parameters in engine-neutral form, and the ranges in which they are legal.
+"""Sampling parameters in engine-neutral form, and their valid ranges.
 
-The ranges are the union of what the served APIs document and what vLLM 0.32 accepts. The gateway
-validates against them and documents them; the worker relies on them.
+The ranges are the union of those that the served APIs document and those that vLLM 0.32 accepts.
+The gateway validates requests against them and documents them; the worker relies on them.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ MIN_KEEP = Range(0, 2**31 - 1)
 DYNATEMP_RANGE = Range(0.0, 2.0)
 DYNATEMP_EXPONENT = Range(0.01, 100.0)
 LAST_N = Range(-1, 2**31 - 1)
-"""Windows of penalties and of DRY, in tokens; -1 is the whole context and 0 turns them off."""
+"""Windows of penalties and of DRY, in tokens; -1 is the whole context and 0 disables them."""
 MIROSTAT = Range(0, 2)
 MIROSTAT_TAU = Range(0.0, 100.0)
 MIROSTAT_ETA = Range(0.0, 10.0)
@@ -61,7 +61,7 @@ SAMPLING_RANGES: Mapping[str, Range] = MappingProxyType(
         "seed": SEED,
     }
 )
-"""By the fields of `SamplingSpec`."""
+"""Ranges by field of `SamplingSpec`."""
 
 CHAIN_RANGES: Mapping[str, Range] = MappingProxyType(
     {
@@ -73,7 +73,7 @@ CHAIN_RANGES: Mapping[str, Range] = MappingProxyType(
         "dynatemp_exponent": DYNATEMP_EXPONENT,
     }
 )
-"""By the fields of `SamplerChain`."""
+"""Ranges by field of `SamplerChain`."""
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 512
@@ -87,7 +87,7 @@ MAX_DRY_BREAKER_CHARACTERS = 40
 
 
 class Sampler(StrEnum):
-    """The steps of llama.cpp's sampler chain, by the names of its parameter `samplers`."""
+    """Steps of llama.cpp's sampler chain, named as in its parameter `samplers`."""
 
     PENALTIES = "penalties"
     DRY = "dry"
@@ -105,7 +105,7 @@ DEFAULT_SAMPLERS = tuple(Sampler)
 
 
 class Mirostat(msgspec.Struct, frozen=True):
-    """Mirostat sampling, which takes the place of every step of the chain but temperature."""
+    """Mirostat sampling, which replaces every step of the chain except temperature."""
 
     version: int
     """1 or 2."""
@@ -122,13 +122,13 @@ class Dry(msgspec.Struct, frozen=True):
     base: float
     allowed_length: int
     last_n: int
-    """Tokens of prompt and completion that are searched for repetitions; -1 searches all of them."""
+    """Number of last tokens of prompt and completion to search for repetitions; -1 searches all."""
     breakers: list[str]
-    """Texts that no repetition reaches across."""
+    """Texts across which no repetition extends."""
 
 
 class Xtc(msgspec.Struct, frozen=True):
-    """XTC: now and then, remove all likely tokens but the least likely of them."""
+    """XTC: with a given probability, remove all likely tokens except the least likely of them."""
 
     probability: float
     threshold: float
@@ -137,22 +137,22 @@ class Xtc(msgspec.Struct, frozen=True):
 
 
 class SamplerChain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What vLLM's own sampler cannot do. With a chain, everything is sampled in the chain's order.
+    """Sampling that vLLM's own sampler does not support. All steps run in the order of the chain.
 
     Temperature, top_k, top_p, min_p and the three penalties are those of the `SamplingSpec`.
     """
 
     order: list[Sampler]
-    """Steps in the order in which they are applied; a step that is not named is not applied."""
+    """Steps in the order in which they are applied; other steps are not applied."""
     penalty_last_n: int = -1
-    """Tokens that all three penalties look at, the newest first; -1: all, 0: none."""
+    """Number of newest tokens that all three penalties consider; -1: all, 0: none."""
     penalizes_prompt: bool = True
     """Whether presence and frequency penalties count tokens of the prompt, as llama.cpp does. The
     repetition penalty always does."""
     typical_p: float = 1.0
     top_n_sigma: float = -1.0
     min_keep: int = 0
-    """Tokens that top_k, typical_p, top_p, min_p and XTC leave at least."""
+    """Least number of tokens that top_k, typical_p, top_p, min_p and XTC keep."""
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
     xtc: Xtc | None = None
@@ -177,11 +177,11 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int
     """Base seed of the job; sequence `j` samples with `seed + j`."""
     is_seed_requested: bool = True
-    """Whether the client gave the seed. If not, an engine may sample without one where seeds cost it time."""
+    """Whether the client sent the seed. If not, an engine may sample without seed to save time."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Number of most probable tokens kept; 0 keeps all."""
+    """Number of most likely tokens to keep; 0 keeps all."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -190,18 +190,18 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Added to logits; minus infinity forbids a token."""
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Completion tokens before the end-of-text token or a stop token may come."""
+    """Completion tokens before an end-of-text or stop token is allowed."""
     stop_token_ids: list[int] = []
     allowed_token_ids: list[int] = []
-    """The only tokens that may come; empty allows all."""
+    """The only allowed tokens; empty allows all."""
     bad_words: list[str] = []
-    """Words that may not come, at the start of a word or inside one."""
+    """Forbidden words, whether at the start of a word or inside one."""
     repetition_detection: RepetitionDetection | None = None
     chain: SamplerChain | None = None
     thinking_budget: int | None = None
-    """Tokens of reasoning after which its end is forced; None lets the model think as it likes."""
+    """Reasoning tokens after which the end of reasoning is forced; None sets no limit."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every sequence would come out the same."""
+        """Whether all sequences would be equal."""
         return self.temperature == 0.0

@@ -1,4 +1,4 @@
-"""How urgent a request is, as its tenant pays for it."""
+"""Service tiers: the urgency of a request, for which its tenant pays."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class ServiceTier(StrEnum):
-    """Orders a tenant's own jobs, and changes its share of the workers within bounds."""
+    """Orders the jobs of one tenant and changes the tenant's share of the workers within bounds."""
 
     FLEX = "flex"
     DEFAULT = "default"
@@ -17,9 +17,9 @@ class ServiceTier(StrEnum):
 TIER_RANKS: Final[Mapping[ServiceTier, int]] = MappingProxyType(
     {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
 )
-"""Place of a tier within its tenant's queue, the first one first."""
+"""Rank of a tier within the tenant's queue; the lowest rank goes first."""
 
 TIER_BOOSTS: Final[Mapping[ServiceTier, float]] = MappingProxyType(
     {ServiceTier.PRIORITY: 2.0, ServiceTier.DEFAULT: 1.0, ServiceTier.FLEX: 0.5}
 )
-"""Factor on the tenant's weight: bounded, so that no tier starves another tenant."""
+"""Factor on the tenant's weight; bounded, so that no tier starves another tenant."""

@@ -1,8 +1,9 @@
-"""What gateway and worker agree on about traces: how spans are named, carried in jobs, and exported.
+"""Tracing: names of spans, their propagation in jobs, and their export.
 
-Spans go to an OpenTelemetry collector by OTLP over HTTP. Where it is, how much is sampled and how much waits to be
-exported is up to the standard `OTEL_` variables, which OpenTelemetry's SDK reads by itself. Spans wait in a
-bounded queue, and a thread exports them: a collector that is slow or away costs spans, and nothing else.
+Spans are exported to an OpenTelemetry collector by OTLP over HTTP. The standard `OTEL_` variables,
+which OpenTelemetry's SDK reads, set its address, the sampling and the size of the export queue. A
+thread exports spans from this bounded queue. If the collector is slow or unreachable, spans are
+lost, but requests are not affected.
 """
 
 import logging
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 INSTRUMENTATION: Final = "sluice"
 PROVIDER: Final = "sluice"
 
-# Spans, in the order in which a request meets them.
+# Names of spans, in the order in which they occur in a request.
 AUTHENTICATE: Final = "authenticate"
 PLAN: Final = "plan"
 RESERVE: Final = "reserve"
@@ -44,7 +45,7 @@ DECODE: Final = "decode"
 TAKE_OVER: Final = "take over"
 SETTLE: Final = "settle"
 
-# Our own attributes.
+# Attributes of Sluice.
 ATTEMPT_NUMBER: Final = "sluice.attempt"
 CODE: Final = "sluice.code"
 GATEWAY_ID: Final = "sluice.gateway.id"
@@ -54,7 +55,8 @@ REQUEST_ID: Final = "sluice.request.id"
 TENANT_ID: Final = "sluice.tenant.id"
 WORKER_ID: Final = "sluice.worker.id"
 
-# OpenTelemetry's, which its package of names marks as unstable or does not have any more.
+# Attributes of OpenTelemetry that its semantic conventions package marks as unstable or has
+# removed.
 ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_ROUTE: Final = "http.route"
@@ -81,9 +83,9 @@ TEXT_COMPLETION: Final = "text_completion"
 CHAT: Final = "chat"
 
 FLUSH_SECONDS: Final = 3.0
-"""How long spans may take to be exported when their process ends."""
+"""Longest time that the export of spans may take at shutdown."""
 COMPLAINT_SECONDS: Final = 60.0
-"""How often a log says that spans cannot be exported."""
+"""Shortest time between two log records about failed exports."""
 
 _EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _propagator = TraceContextTextMapPropagator()
@@ -92,10 +94,11 @@ _propagator = TraceContextTextMapPropagator()
 def open_provider(
     service: str, *, instance: str = "", sampler: "Sampler | None" = None
 ) -> "TracerProvider":
-    """Return what makes spans and exports them; close it in the end with `close_provider`.
+    """Return a provider that creates and exports spans; close it with `close_provider`.
 
-    `service` and `instance` name this process, unless OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES do. Without a
-    `sampler` OTEL_TRACES_SAMPLER decides. Raises ValueError for variables that make no sense.
+    `service` and `instance` name this process, unless OTEL_SERVICE_NAME and
+    OTEL_RESOURCE_ATTRIBUTES do. Without a `sampler`, OTEL_TRACES_SAMPLER applies. Raises ValueError
+    for invalid variables.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -106,7 +109,7 @@ def open_provider(
     if instance:
         names["service.instance.id"] = instance
     resource = Resource.create(names).merge(OTELResourceDetector().detect())
-    # Ending it at exit could hold the exit up for half a minute.
+    # A shutdown at exit could delay the exit by half a minute.
     provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     logging.getLogger(_EXPORTER).addFilter(_Seldom())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -114,14 +117,14 @@ def open_provider(
 
 
 def close_provider(provider: "TracerProvider") -> None:
-    """Export what waits, within bounds: a collector that hangs is left behind."""
+    """Export queued spans for at most `FLUSH_SECONDS`, and drop the rest if the collector hangs."""
     closing = threading.Thread(target=provider.shutdown, name="close-traces", daemon=True)
     closing.start()
     closing.join(FLUSH_SECONDS)
 
 
 def traceparent_of(span: SpanContext) -> str:
-    """Return how a span is named in a job; empty if it is none."""
+    """Return the `traceparent` of a span, as jobs hold it; empty if the span is invalid."""
     if not span.is_valid:
         return ""
     ids = f"{format_trace_id(span.trace_id)}-{format_span_id(span.span_id)}"
@@ -129,19 +132,19 @@ def traceparent_of(span: SpanContext) -> str:
 
 
 def span_of(traceparent: str) -> SpanContext | None:
-    """Return the span that a `traceparent` names; None if it is empty or malformed."""
+    """Return the span that a `traceparent` identifies; None if it is empty or malformed."""
     context = _propagator.extract({"traceparent": traceparent}, Context())
     span = get_current_span(context).get_span_context()
     return span if span.is_valid else None
 
 
 def context_of(span: SpanContext) -> Context:
-    """Return the context in which a span of another process is the parent."""
+    """Return a context whose parent is a span of another process."""
     return set_span_in_context(NonRecordingSpan(span), Context())
 
 
 class _Seldom(logging.Filter):
-    """Lets one record through in `COMPLAINT_SECONDS`."""
+    """Passes at most one record per `COMPLAINT_SECONDS`."""
 
     def __init__(self) -> None:
         super().__init__()

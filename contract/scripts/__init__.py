@@ -1,7 +1,8 @@
 """Lua scripts of the queue: one file for each state transition, loaded once and run by digest.
 
-Each file opens with its contract: purpose, KEYS, ARGV, output. Time is the Redis server's. A change that
-an older process could not understand becomes a new file, so that both can run during a roll-out.
+Each file starts with its contract: purpose, KEYS, ARGV, output. Times are those of the Redis
+server. A change that is incompatible with older processes needs a new file, so that both can run
+during a rolling update.
 """
 
 import hashlib
@@ -15,17 +16,17 @@ Argument = str | bytes | int | float
 
 
 class CommandExecutor(Protocol):
-    """Whatever sends one command to Redis: a client, or something that gathers commands into pipelines."""
+    """Sends single commands to Redis: a client, or an object that batches commands in pipelines."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send one command and return its raw reply."""
 
 
 class LuaScript:
-    """One Lua file of a package, of this one unless another is named; after a prelude, if it needs one."""
+    """A Lua file of a package, by default this one; `prelude` names a file to prepend."""
 
     names: ClassVar[dict[str, str]] = {}
-    """Digest -> name of every script of this process."""
+    """Digest -> name, for every script of this process."""
 
     def __init__(self, name: str, package: str = __name__, *, prelude: str | None = None) -> None:
         self.name = name
@@ -33,14 +34,14 @@ class LuaScript:
         self.source = b"\n".join(
             resources.files(package).joinpath(file).read_bytes() for file in files
         )
-        # Redis names scripts by SHA-1; nothing here depends on its strength.
+        # Redis identifies scripts by SHA-1; no security depends on it.
         self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self.names[self.digest] = name
 
     async def run(
         self, executor: CommandExecutor, keys: Sequence[str], arguments: Sequence[Argument]
     ) -> Any:
-        """Run the script, sending its source only to a server that does not know it yet."""
+        """Run the script; send its source only if the server has not loaded it yet."""
         parameters = (len(keys), *keys, *arguments)
         try:
             return await executor.execute_command("EVALSHA", self.digest, *parameters)

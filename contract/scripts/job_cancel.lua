@@ -1,14 +1,15 @@
--- Take a job back, waiting or leased.
+-- Cancel a waiting or leased job.
 --
--- A waiting job is gone, but for a receipt of what earlier attempts have delivered. A worker that holds a job is
--- told through its control list, and ends it with its counts; the lease stays until then. If the lease has run out
--- nobody will end it, so the last reported counts become its receipt (see job_finish). What was served stays
--- charged; a job that only waited is not charged at all.
+-- A waiting job is deleted; only a receipt of what earlier attempts delivered remains. A worker
+-- that holds the job is notified through its control list, and ends the job with its counts; the
+-- lease remains until then. If the lease has expired, no worker will end the job, so the last
+-- reported counts become its receipt (see job_finish). Tokens that were generated stay charged; a
+-- job that only waited is not charged.
 --
 -- KEYS[1] active tenants  KEYS[2] last active  KEYS[3] the tenant's queue  KEYS[4] leases  KEYS[5] waiting  KEYS[6] job
 -- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] the tenant's pace  KEYS[10] arrivals
 -- ARGV[1] id  ARGV[2] tenant  ARGV[3] control prefix
--- Output 0 unknown or ended, 1 was waiting and is gone, 2 is leased, 3 was lost and has ended
+-- Output 0 unknown or ended, 1 was waiting and is deleted, 2 is leased, 3 was lost and has ended
 local active, last, queue, leases, waiting, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local job = redis.call('HMGET', key, 'worker', 'cancelled', 'settled', 'completion', 'prompt', 'cached',
   'gateway', 'attempt')
@@ -30,7 +31,7 @@ if worker == '' then
     redis.call('ZREM', queue, ARGV[1])
     redis.call('ZREM', KEYS[10], ARGV[1])
     redis.call('DECR', waiting)
-    -- As on a claim, one job less can be shed.
+    -- As on a claim, the number of jobs that can be shed may change.
     recount(KEYS[7], queue, ARGV[2], math.floor(place / tier_span))
   end
   if redis.call('ZCARD', queue) == 0 and redis.call('ZREM', active, ARGV[2]) == 1 then

@@ -1,11 +1,12 @@
--- Lease waiting jobs to a worker, in fair order, as far as its engine has room.
+-- Lease waiting jobs to a worker in fair order, as long as its engine has room.
 --
--- The tenant with the lowest counter goes first; the first job of its queue is charged for the prompt. If that
--- job does not fit, claiming stops: skipping to a smaller job of another tenant would break the bound.
+-- The tenant with the lowest counter goes first, and is charged for the prompt of the first job in
+-- its queue. If that job does not fit, claiming stops: skipping to a smaller job of another tenant
+-- would break the fairness bound.
 --
--- The pace of claims is measured while jobs wait: claims, seconds, and squares of the seconds between two calls,
--- of which older ones count less and less, and which are remembered as one second's worth from one backlog to the
--- next (see job_enqueue).
+-- The pace of claims is measured while jobs wait: claims, seconds, and squares of the seconds
+-- between two calls. All three decay exponentially. When a new backlog starts, they are scaled down
+-- to one second of measurement (see job_enqueue).
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] leases  KEYS[5] waiting  KEYS[6] doorbell
 -- KEYS[7] sheddable  KEYS[8] the model's pace  KEYS[9] arrivals
@@ -13,7 +14,7 @@
 -- ARGV[6] free sequences  ARGV[7] most sequences that one job is counted for  ARGV[8] 1 if the engine is empty
 -- ARGV[9] lease in milliseconds  ARGV[10] cost of a prompt token  ARGV[11] pace prefix
 -- Output {blocked, id, attempt, milliseconds that it waited, payload, ...}: blocked is 1 if the next job does not
--- fit, else 0; -1 milliseconds if a process that notes no arrivals put the job on the queue
+-- fit, else 0; -1 milliseconds if the process that enqueued the job records no arrivals
 local active, counters, last, leases, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local queue_prefix, job_prefix, worker = ARGV[1], ARGV[2], ARGV[3]
 local room_tokens, room_sequences, most_sequences = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -53,12 +54,13 @@ while taken < most_jobs and visits < 1000 do
   local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
   local id, place = first[1], tonumber(first[2])
   local key = job_prefix .. (id or '')
-  -- A job without a hash has expired: its id is dropped and nothing is charged.
+  -- A job without a hash has expired: its id is dropped without a charge.
   local job = redis.call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload', 'attempt')
   if job[1] then
     local tokens, sequences = tonumber(job[1]), math.min(tonumber(job[2]), most_sequences)
     local fits = tokens <= room_tokens and sequences <= room_sequences
-    -- An empty engine takes any job, else one that needs more than the pool would block everybody for good.
+    -- An empty engine accepts any job. Otherwise a job that needs more than the pool would block
+    -- all tenants forever.
     if not fits and not (empty and taken == 0) then
       blocked = 1
       break
@@ -95,7 +97,7 @@ for tenant, number in pairs(claims) do note_pace(ARGV[11] .. tenant, number, tru
 local has_more = redis.call('ZCARD', active) > 0
 if taken > 0 or not has_more then note_pace(KEYS[8], taken, has_more) end
 
--- Whoever leaves jobs behind rings for the next worker; whoever takes the last one silences the bell.
+-- If jobs remain, wake the next worker; if this call took the last one, remove the wake-up tokens.
 if not has_more then
   redis.call('DEL', doorbell)
 elseif redis.call('LLEN', doorbell) == 0 then

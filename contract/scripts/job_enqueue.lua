@@ -1,15 +1,18 @@
--- Put the jobs of one request on the queue, all or none: its first part is admitted for all of them.
+-- Enqueue all jobs of one request or none: its first part is admitted for all of them.
 --
--- Within its tenant a job's place is its tier's rank, then whether it has begun before, then the order of arrival.
+-- Jobs of one tenant are ordered by the rank of their tier, then those that started before, then by
+-- arrival.
 --
--- A full queue makes room by shedding jobs of lower tiers that never began: the lowest tier first, of the tenant
--- that has most of it, its newest first. Nothing is shed unless the request then has room. A request that would
--- wait longer than it may, at the pace of the last claims (see job_claim), is refused as well.
+-- If the queue is full, jobs of lower tiers that never started are shed: the lowest tier first, of
+-- the tenant that has most jobs of it, the newest job first. Nothing is shed unless the request
+-- then has room. A request is also rejected if it would wait longer than allowed, at the pace of
+-- recent claims (see job_claim).
 --
--- A refused request is told when to come back: those who are refused are promised a time each, one after the other
--- at that pace, and free places are held for promises that are about to be due, up to half of the queue. Whoever
--- comes when a promise is due is taken for the one who was promised it; others are refused until then. So those
--- who wait are served in the order in which they first came, and not beaten by those who ask again and again.
+-- A rejected request receives a retry time, called a promise. Promises are spaced by the pace of
+-- claims. Places are held for promises that are about to be due, up to half of the queue. A request
+-- that arrives when a promise is due takes that promise; other requests are rejected until then.
+-- Requests are thus served in the order in which they first arrived, and clients that retry too
+-- often gain nothing.
 --
 -- KEYS[1] active tenants   KEYS[2] service counters   KEYS[3] last active   KEYS[4] the tenant's queue
 -- KEYS[5] waiting          KEYS[6] doorbell           KEYS[7] sequence      KEYS[8] sheddable
@@ -18,11 +21,12 @@
 -- ARGV[1] tenant  ARGV[2] weight  ARGV[3] most waiting jobs of the model  ARGV[4] most waiting jobs of the tenant
 -- ARGV[5] milliseconds after which an abandoned job disappears  ARGV[6] rank of the jobs' tier, 0 goes first
 -- ARGV[7] longest wait in milliseconds  ARGV[8] job prefix  ARGV[9] queue prefix  ARGV[10] pace prefix
--- ARGV[11] jobs that need room, later parts included; 0: they were admitted with an earlier part
+-- ARGV[11] jobs that need room, including later parts; 0: they were admitted with an earlier part
 -- ARGV[12..] for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle, payload
--- Output {code, waiting jobs of the model, milliseconds after which to come back, gateway, handle, ...}: code 1
--- enqueued, 0 known already, -1 model full, -2 tenant full, -3 would wait too long; 0 milliseconds if no pace is
--- known; gateway and handle of each job that was shed, for which the milliseconds are then meant
+-- Output {code, waiting jobs of the model, milliseconds after which to retry, gateway, handle,
+-- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long; 0
+-- milliseconds if the pace is unknown; gateway and handle of each job that was shed, to which the
+-- milliseconds then apply
 local active, counters, last, queue, waiting, doorbell = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sheddable, model_pace, tenant_pace, model_promises, tenant_promises = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local tenant, weight, rank = ARGV[1], ARGV[2], tonumber(ARGV[6])
@@ -38,9 +42,10 @@ local now = now_ms()
 
 if redis.call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
 
--- Claims in a millisecond, milliseconds from the call that claimed before some moment to the one after it, and
--- seconds for which they were measured. Calls come in bursts when many sequences end at once, so that the mean over
--- moments, which is that of the squares, is much longer than the mean over calls.
+-- Returns claims per millisecond, the gap between claim calls in milliseconds, and the seconds of
+-- measurement. The gap is the mean over time, computed from the squares: the mean length of the gap
+-- that contains a random moment. Calls come in bursts when many sequences end at once, so this is
+-- much longer than the mean over calls.
 local function pace_of(key)
   local pace = redis.call('HMGET', key, 'claims', 'squares', 'seconds')
   local claims, seconds = tonumber(pace[1] or '0'), tonumber(pace[3] or '0')
@@ -56,7 +61,7 @@ local function pace_of_tenant()
   return share, model_gap, model_seconds
 end
 
--- Claims come in bursts; a gap between two of them later, the place that is promised is free.
+-- Claims come in bursts, so a promised place is free one gap after its computed time.
 local function promise(key, promises, number, rate, gap)
   if not rate then return 0 end
   local soonest = now + math.max(least_promised_ms - gap, 0)
@@ -69,8 +74,8 @@ local function promise(key, promises, number, rate, gap)
   return math.ceil(told - now)
 end
 
--- Places that are held for others. There are none for a request for which a promise is due, which is over with
--- its coming, whether it finds room or not.
+-- Returns the places that are held for other requests. It is 0 for a request that takes a due
+-- promise. The promise is then used up, whether the request finds room or not.
 local function promised(key, promises, most)
   if redis.call('EXISTS', promises) == 0 then return 0 end
   redis.call('ZREMRANGEBYSCORE', promises, '-inf', now - promise_grace_ms)
@@ -90,7 +95,7 @@ if not is_later_part then
   excess, tenant_excess = depth + admitted - ARGV[3], tenant_depth + admitted - ARGV[4]
 end
 
--- What could be shed, as far as it matters: of the tenant itself, and of everybody.
+-- Count the jobs that can be shed, as far as needed: of this tenant, and of all tenants.
 local function count_own(lowest)
   local own = 0
   for tier = lowest, rank + 1, -1 do
@@ -103,7 +108,7 @@ if excess + held > 0 or tenant_excess + tenant_held > 0 then
   local bottom = redis.call('ZREVRANGE', sheddable, 0, 0, 'WITHSCORES')[2]
   lowest = bottom and math.floor(bottom / tier_span) or -1
 end
--- What is held for others is not held against those who could shed them.
+-- Held places do not reject a request that could shed a job.
 if tenant_excess + tenant_held > 0 and count_own(lowest) < math.max(tenant_excess, 1) then
   return {-2, depth, promise(tenant_pace, tenant_promises, admitted, pace_of_tenant())}
 end
@@ -116,7 +121,8 @@ if excess + held > 0 then
   end
 end
 
--- Its own jobs of this tier and above go first, at a pace that may be better than what was measured of the tenant.
+-- The tenant's jobs of this tier and above go first, at a pace that may exceed the tenant's
+-- measured pace.
 local ahead = redis.call('ZCOUNT', queue, '-inf', (rank + 1) * tier_span - 1)
 if ahead > 0 and not is_later_part then
   local rate, gap, seconds = pace_of_tenant()
@@ -166,7 +172,7 @@ if redis.call('ZCARD', queue) == 0 then begin_waiting(active, counters, last, te
 local before = rank * tier_span + redis.call('INCRBY', KEYS[7], jobs) - jobs
 for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
-  -- Should it go back to the queue, it goes before all that never began.
+  -- A job that returns to the queue goes before all jobs that never started.
   local key, place = KEYS[first_job + i], string.format('%.0f', before + i)
   redis.call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', ARGV[a + 1], 'sequences', ARGV[a + 2],
     'need_tokens', ARGV[a + 3], 'gateway', ARGV[a + 4], 'handle', ARGV[a + 5], 'payload', ARGV[a + 6],

@@ -1,12 +1,15 @@
--- Renew a worker's leases, keep the counts that it reports and charge the tokens generated since the last report.
+-- Renew a worker's leases, store the counts that it reports and charge the tokens generated since
+-- the last report.
 --
--- Totals are reported, not differences, so that a repeated report charges nothing. A cancelled job is told as
--- lost, in case the worker's control list got lost, but stays leased until the worker has ended it.
+-- Reports contain totals, not differences, so that a repeated report charges nothing. A cancelled
+-- job is reported as lost, in case the worker's control list was lost, but stays leased until the
+-- worker has ended it.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] leases
 -- ARGV[1] job prefix  ARGV[2] worker  ARGV[3] cost of a completion token  ARGV[4] lease in milliseconds
 -- ARGV[5..] for each job: id, attempt, completion tokens so far, prompt tokens, cached tokens
--- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to somebody else
+-- Output the ids of jobs that the worker must abort and end: cancelled, ended, or leased to another
+-- worker
 local active, counters, leases = KEYS[1], KEYS[2], KEYS[3]
 local expiry = now_ms() + ARGV[4]
 local lost = {}

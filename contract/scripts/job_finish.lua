@@ -1,11 +1,12 @@
 -- End a leased job: charge its last tokens and leave a receipt, the final counts, for its gateway.
 --
--- A receipt names no worker, so that whatever asks for one finds none; gateway and attempt tell whose end it is.
+-- A receipt has no worker field, so checks for the lease holder fail; gateway and attempt identify
+-- what ended.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] leases  KEYS[4] job
 -- ARGV[1] id  ARGV[2] worker  ARGV[3] attempt  ARGV[4] cost of a completion token
 -- ARGV[5] completion tokens in all  ARGV[6] prompt tokens  ARGV[7] cached tokens
--- Output 1 finished, 0 not this worker's any more (nothing is changed)
+-- Output 1 finished, 0 no longer leased to this worker (nothing is changed)
 local active, counters, leases, key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local job = redis.call('HMGET', key, 'worker', 'attempt', 'tenant', 'weight', 'charged', 'settled', 'gateway')
 if job[1] ~= ARGV[2] or job[2] ~= ARGV[3] then return 0 end

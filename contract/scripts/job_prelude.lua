@@ -1,16 +1,18 @@
--- What several of the queue's scripts share; it stands before the source of each that names it as its prelude.
+-- Functions that several scripts of the queue share. It is prepended to each script that names it
+-- as its prelude.
 
--- A place in a tenant's queue is `rank * tier_span`, plus `begun_span` if the job never began, plus a sequence number.
--- Ranks lie so far apart that no sequence number reaches the next one; a double counts all three exactly.
+-- A place in a tenant's queue is `rank * tier_span`, plus `begun_span` if the job never started,
+-- plus a sequence number. The spans are so large that sequence numbers never overlap; a double
+-- represents every place exactly.
 local tier_span, begun_span = 2 ^ 40, 2 ^ 39
 
--- Milliseconds since 1970 by the server's clock.
+-- Unix time in milliseconds by the server's clock.
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Note how many jobs of a tier of a tenant never began, which is how many of it can be shed.
+-- Store how many of a tenant's waiting jobs of a tier never started: these can be shed.
 local function recount(sheddable, queue, tenant, rank)
   local fresh = redis.call('ZCOUNT', queue, rank * tier_span + begun_span, (rank + 1) * tier_span - 1)
   if fresh > 0 then
@@ -20,8 +22,9 @@ local function recount(sheddable, queue, tenant, rank)
   end
 end
 
--- Count a tenant among those that wait. It is lifted to the lowest counter among them (or to the last leaver's
--- counter when nobody waits), so that idle time earns no credit (VTC, OSDI'24).
+-- Add a tenant to the active tenants. Its counter is raised to the lowest of theirs, so that idle
+-- time earns no credit (VTC, OSDI'24). If no tenant is active, it is raised to that of the tenant
+-- that was active last.
 local function begin_waiting(active, counters, last, tenant)
   local counter = tonumber(redis.call('HGET', counters, tenant) or '0')
   local lift = tonumber(redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
@@ -34,13 +37,14 @@ local function begin_waiting(active, counters, last, tenant)
   redis.call('ZADD', active, score, tenant)
 end
 
--- Charge a tenant for what it was served, whether it waits or not.
+-- Charge a tenant for its service, whether it has waiting jobs or not.
 local function charge(active, counters, tenant, cost)
   local score = redis.call('HINCRBYFLOAT', counters, tenant, string.format('%.17g', cost))
   redis.call('ZADD', active, 'XX', score, tenant)
 end
 
--- Replace a job by its receipt, which keeps its expiry; by nothing if its gateway has settled it already.
+-- Replace a job with its receipt, which keeps the job's expiry; delete it if its gateway has
+-- already settled it.
 local function leave_receipt(key, settled, completion, prompt, cached, gateway, attempt)
   local expiry = redis.call('PTTL', key)
   redis.call('DEL', key)

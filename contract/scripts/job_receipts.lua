@@ -1,8 +1,8 @@
--- Tell where jobs stand and what the engine counted for them.
+-- Return the states of jobs and the engine's token counts for them.
 --
 -- KEYS[1..] jobs
 -- Output for each job {state, completion tokens, prompt tokens, cached tokens}: state 0 unknown, 1 waiting (the
--- counts are those of what earlier attempts have delivered), 2 leased (the counts are those of the last report),
+-- counts are what earlier attempts delivered), 2 leased (the counts are those of the last report),
 -- 3 ended (the counts are final)
 local out = {}
 for i, key in ipairs(KEYS) do

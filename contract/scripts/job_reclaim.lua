@@ -1,9 +1,9 @@
--- Find leases that ran out, so that the gateway that owns each job can decide what to do.
+-- Find expired leases, so that the gateway that owns each job can requeue or cancel it.
 --
--- The lease stays where it is until that gateway requeues or cancels the job; it is reported again
--- after a while, so a report that got lost does no harm. A worker that comes back and extends its
--- lease before the gateway has decided keeps the job. A job that was cancelled before is not reported:
--- nobody will end it, so the last reported counts become its receipt (see job_finish).
+-- The lease stays until that gateway requeues or cancels the job. It is reported again after a
+-- while, so a lost report does no harm. A worker that returns and extends its lease before the
+-- gateway has decided keeps the job. A cancelled job is not reported: no worker will end it, so the
+-- last reported counts become its receipt (see job_finish).
 --
 -- KEYS[1] leases
 -- ARGV[1] job prefix  ARGV[2] most jobs to look at  ARGV[3] milliseconds after which a job is reported again

@@ -1,5 +1,5 @@
--- Put a job on the queue whatever has become of it: lost with Redis' memory, running for a gateway that is gone,
--- waiting, or ended and to be continued. Whoever runs it now is fenced off by the attempt.
+-- Enqueue a job whatever its state: lost with Redis' memory, running for a dead gateway, waiting,
+-- or ended and to be resumed. The attempt number fences off a worker that still runs it.
 --
 -- KEYS[1] active tenants  KEYS[2] service counters  KEYS[3] last active  KEYS[4] the tenant's queue
 -- KEYS[5] leases  KEYS[6] waiting  KEYS[7] doorbell  KEYS[8] job  KEYS[9] arrivals  KEYS[10] sequence
@@ -12,7 +12,8 @@
 local active, counters, last, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, waiting, doorbell, key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local job = redis.call('HMGET', key, 'attempt', 'place', 'charged', 'ended', 'completion')
--- All that an ended job came to has been charged; of one that is not known, what was received must have been.
+-- An ended job has been charged completely; an unknown one must have been charged for what was
+-- received.
 local charged = math.max(tonumber(job[4] and job[5] or job[3] or '0'), tonumber(ARGV[13]))
 local over = math.max(tonumber(job[1] or '0'), tonumber(ARGV[3]))
 local place = job[2] or string.format('%.0f', ARGV[7] * tier_span + redis.call('INCR', KEYS[10]))
@@ -24,7 +25,8 @@ redis.call('HSET', key, 'tenant', ARGV[2], 'weight', ARGV[6], 'prompt_tokens', A
   'place', place, 'attempt', over, 'charged', charged, 'worker', '',
   'completion', ARGV[13], 'prompt', ARGV[14], 'cached', ARGV[15])
 redis.call('PEXPIRE', key, ARGV[12])
--- As on arrival (see job_enqueue), one that never began stands behind all that have, and can be shed.
+-- As on arrival (see job_enqueue), a job that never started goes after all that have, and can be
+-- shed.
 redis.call('ZADD', queue, over > 0 and place or place + begun_span, ARGV[1])
 redis.call('ZADD', KEYS[9], now_ms(), ARGV[1])
 recount(KEYS[11], queue, ARGV[2], ARGV[7])

@@ -1,7 +1,8 @@
--- Tell how a model is served right now.
+-- Return the current workers and jobs of a model.
 --
--- Whoever takes a job off the queue takes it out of the arrivals, but for processes that do not know of them, and
--- for jobs that expired: what they leave in front is dropped here, some of it each time.
+-- A process that removes a job from the queue removes it from the arrivals too, except older
+-- processes without arrivals. Jobs that expire also leave entries. This script drops such entries
+-- at the front, some on each call.
 --
 -- KEYS[1] workers  KEYS[2] waiting  KEYS[3] leases  KEYS[4] active tenants  KEYS[5] arrivals
 -- ARGV[1] job prefix
