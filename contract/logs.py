@@ -99,13 +99,12 @@ def _log_uncaught(
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
     else:
-        _log.critical("The process exits on an uncaught exception", exc_info=(kind, error,
-        traceback))
+        _log.critical("Uncaught exception; the process exits", exc_info=(kind, error, traceback))
 
 
 def _log_uncaught_in_thread(details: "threading.ExceptHookArgs") -> None:
     if details.exc_value is not None:
         _log.critical(
-            "A thread exited on an uncaught exception",
+            "Uncaught exception; a thread exited",
             exc_info=(details.exc_type, details.exc_value, details.exc_traceback),
         )
