@@ -1,11 +1,11 @@
-"""Write what the chart has from elsewhere: its README, and copies of alerting rules, dashboards and the files of Redis.
+"""Generate files of the Helm chart: README, and copies of alerting rules, dashboards and Redis files.
 
     .venv/bin/python scripts/chart.py           write
-    .venv/bin/python scripts/chart.py --check   only tell what would change; exit code 1 if anything would
+    .venv/bin/python scripts/chart.py --check   only list changes; exit code 1 if there are any
 
-Helm packages one folder, so what Compose uses, too, is copied into it. The README is
-README.md.gotmpl with the values table that helm-docs would make of the comments in values.yaml; of helm-docs'
-templates only those in `SECTIONS` are known here.
+Helm packages one folder, so files that Compose also uses are copied into it. The README is
+README.md.gotmpl with the values table that helm-docs would generate from the comments in
+values.yaml. Of helm-docs' templates, only those in `SECTIONS` are supported.
 """
 
 import argparse
@@ -25,7 +25,7 @@ COPIES: Final = {
     CHART / "redis": (ROOT / "ops" / "redis", "*"),
     CHART / "dashboards": (ROOT / "ops" / "grafana" / "dashboards", "*.json"),
 }
-"""Folder in the chart: where its files come from, and which they are."""
+"""Folder in the chart -> source folder and pattern of its files."""
 
 _DIRECTIVE = re.compile(r"\{\{ template \"([\w.]+)\" \. \}\}")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
@@ -33,7 +33,7 @@ _MARK = "-- "
 
 
 class Row(NamedTuple):
-    """A value of the chart: its path with dots, what it is, its default as JSON, and its comment."""
+    """A value of the chart: its dotted path, its type, its default as JSON, and its comment."""
 
     key: str
     kind: str
@@ -44,9 +44,7 @@ class Row(NamedTuple):
 def main() -> int:
     """Write or check every file."""
     parser = argparse.ArgumentParser(description="Write the chart's README and copied files.")
-    parser.add_argument(
-        "--check", action="store_true", help="tell what would change, write nothing"
-    )
+    parser.add_argument("--check", action="store_true", help="list changes, write nothing")
     check = parser.parse_args().check
     changes = stale_files()
     for path, content in changes.items():
@@ -62,32 +60,32 @@ def main() -> int:
 
 
 def stale_files() -> dict[Path, str | None]:
-    """Return what each file that is not as it should be has to hold; None if it has to go."""
+    """Return the required content of each outdated file; None if the file must be deleted."""
     wanted: dict[Path, str | None] = {CHART / "README.md": readme()}
     for folder, (source, pattern) in COPIES.items():
-        # What is there, unless the source has it.
+        # Existing files are deleted unless the source has them.
         wanted |= dict.fromkeys(folder.glob("*"))
         wanted |= {folder / file.name: file.read_text() for file in source.glob(pattern)}
     return {path: text for path, text in wanted.items() if text != _text_of(path)}
 
 
 def readme() -> str:
-    """Return the README. Raises ValueError for a template that is not known, and for a value without comment."""
+    """Return the README. Raises ValueError for an unknown template or a value without comment."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     rows = list(read_rows((CHART / "values.yaml").read_text()))
 
     def section(match: re.Match[str]) -> str:
         if match[1] not in SECTIONS:
-            raise ValueError(f"README.md.gotmpl: {match[1]} is not known")
+            raise ValueError(f"README.md.gotmpl: unknown template {match[1]}")
         return SECTIONS[match[1]](chart, rows)
 
     return _DIRECTIVE.sub(section, (CHART / "README.md.gotmpl").read_text())
 
 
 def read_rows(values: str) -> Iterator[Row]:
-    """Return a row for each value of a values.yaml that has a comment of its own.
+    """Return a row for each value of a values.yaml with a `# --` comment.
 
-    Raises ValueError for one that neither has a comment nor is a group of values that have.
+    Raises ValueError for a value that neither has a comment nor is a group of values with comments.
     """
     node = yaml.compose(values, Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
@@ -105,7 +103,7 @@ def _rows(node: yaml.MappingNode, lines: list[str], *, prefix: str) -> Iterator[
         elif isinstance(value, yaml.MappingNode) and value.value:
             yield from _rows(value, lines, prefix=f"{path}.")
         else:
-            raise ValueError(f"values.yaml: {path} has no comment that begins with `# --`")
+            raise ValueError(f"values.yaml: {path} has no comment that starts with `# --`")
 
 
 def _comment_above(lines: list[str], number: int) -> str | None:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install Debian packages as root, without questions and without starting their services.
+# Install Debian packages as root, without prompts and without starting their services.
 set -euo pipefail
 
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e $policy ]]; then
-    # Debian asks this file whether a package may start its service: 101 means no.
+    # Debian runs this file to check whether a package may start its service: 101 means no.
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod +x "$policy"
     trap 'rm -f "$policy"' EXIT
@@ -12,7 +12,7 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 install=(apt-get install --yes --quiet=2 --no-install-recommends "$@")
 
-# The lists of packages may be missing or old. Downloads that fail are tried up to three times.
+# The package lists may be missing or outdated. Failed downloads are tried up to three times.
 "${install[@]}" >/dev/null 2>&1 && exit
 for pause in 5 20; do
     apt-get update --quiet=2 && "${install[@]}" >/dev/null && exit

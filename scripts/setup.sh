@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Make .venv and install the lock files of requirements/ into it. A second call is instant.
+# Create .venv and install the lock files of requirements/ into it. A second call is instant.
 #
-#   scripts/setup.sh gateway worker        what `make run` needs
-#   scripts/setup.sh gateway worker dev    what `make test` needs
-#   scripts/setup.sh clients               OpenAI's client for Node, which tests call, if there is npm
-#   scripts/setup.sh llama-index           LlamaIndex, which the long form of the tests calls
+#   scripts/setup.sh gateway worker        for `make run`
+#   scripts/setup.sh gateway worker dev    for `make test`
+#   scripts/setup.sh clients               OpenAI's client for Node, for tests, if npm is installed
+#   scripts/setup.sh llama-index           LlamaIndex, for the long form of the tests
 #
 # PYTHON          the Python 3.11 to use; default python3.11
-# SLUICE_DEVICE   cpu or gpu: which build of vLLM; default gpu where nvidia-smi finds one
+# SLUICE_DEVICE   build of vLLM, cpu or gpu; default gpu if nvidia-smi finds a GPU
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3.11}
 cpu_torch_index=https://download.pytorch.org/whl/cpu
 venv=.venv
-installing=$venv # Into which environment.
+installing=$venv # Target environment.
 stamps=$venv/.stamps
 log=$venv/setup.log
 
@@ -24,10 +24,10 @@ die() {
     exit 1
 }
 
-# Only one set-up at a time: `make run` and `make test` may be started together.
+# Only one setup runs at a time: `make run` and `make test` may be started together.
 exec 9<scripts/setup.sh
 flock -n 9 || {
-    say "Waiting for another set-up of this folder to end ..."
+    say "Waiting for another setup of this folder to finish ..."
     flock 9
 }
 
@@ -42,11 +42,11 @@ stop() {
 trap stop INT TERM
 trap 'rm -rf "$venv/tmp"' EXIT
 
-# Debian packages: installed where we may, named where we may not.
+# Install Debian packages if this runs as root, else name them.
 need_debian() { # PACKAGE...
     if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
         say "Installing the Debian packages $* ..."
-        scripts/debian.sh "$@" || die "That failed. Install them by hand: apt-get install $*"
+        scripts/debian.sh "$@" || die "That failed. Install them manually: apt-get install $*"
     else
         die "Missing Debian packages. As root: apt-get install $*"
     fi
@@ -60,13 +60,13 @@ device() {
     esac
 }
 
-# Run a command up to three times: a download may fail where the next one succeeds.
+# Run a command up to three times, since downloads may fail temporarily.
 retry() { # NAME COMMAND...
     local name=$1 pause
     shift
     for pause in 5 20; do
         if "$@"; then return; fi
-        # Final: pip has reached the index, or has retried the connection itself.
+        # Not temporary: pip has reached the index, or has retried the connection itself.
         if grep -q 'No matching distribution' "$log"; then return 1; fi
         say "  $name failed: $(failure | tail -n 1)"
         say "  trying again in $pause seconds ..."
@@ -82,20 +82,20 @@ failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm (ERR!|error) (code|
 
 packages_in() { grep -c '^[a-z0-9].*==' "$1"; }
 
-# Install what a lock file names. PyTorch's CPU build alone has no hash: see scripts/lock.py.
+# Install the packages of a lock file. Only PyTorch's CPU build has no hash: see scripts/lock.py.
 install_locked() { # NAME
     local lock=requirements/$1.txt
     retry pip run_pip "$(packages_in "$lock")" --require-hashes -r "$lock"
 }
 
-# Run pip once and report its progress every ten seconds. Its own output is in $log.
+# Run pip once and report its progress every ten seconds. Its output is in $log.
 run_pip() { # TOTAL ARGUMENT...
     local total=$1 verb=Fetched finished=0 start=$SECONDS reported=$SECONDS
     local before
     before=$(installed)
     shift
     mkdir -p "$venv/tmp"
-    # Python compiles what it imports, a fraction of vLLM's and PyTorch's modules.
+    # Python compiles modules on import; these are a fraction of vLLM's and PyTorch's modules.
     TMPDIR=$PWD/$venv/tmp "$installing/bin/python" -m pip install --no-deps --no-input --no-compile \
         --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 9<&- &
     child=$!
@@ -124,7 +124,7 @@ run_pip() { # TOTAL ARGUMENT...
 
 installed() { find "$installing"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' | wc -l; }
 
-# Packages differ in size, so the estimate is rough, and useless before a tenth of them is done.
+# Packages differ in size, so the estimate is rough, and useless before a tenth of them is finished.
 report() { # VERB COUNT TOTAL SECONDS
     if (($2 * 10 > $3 && $3 > 1)); then
         say "  $1 $2 of $3 packages, about $(($4 * ($3 - $2) / $2)) seconds left"
@@ -135,7 +135,7 @@ report() { # VERB COUNT TOTAL SECONDS
 
 pip_failed() { # WHAT
     failure | tail -n 20 >&2
-    die "pip could not install $1. Its whole output is in $log."
+    die "pip could not install $1. Its full output is in $log."
 }
 
 digest() { cat "$@" | sha256sum | cut -c1-16; }
@@ -149,7 +149,7 @@ make_venv() {
     "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
         die "$python is $("$python" --version), but Sluice needs Python 3.11. Set PYTHON."
     "$python" -c 'import ensurepip' 2>/dev/null || need_debian python3.11-venv
-    say "Making a virtual environment in $venv ..."
+    say "Creating a virtual environment in $venv ..."
     rm -rf "$venv"
     "$python" -m venv "$venv"
     mkdir -p "$stamps"
@@ -164,8 +164,9 @@ install_set() { # SET TEXT
     digest "$lock" >"$stamps/$1"
 }
 
-# PyTorch's CPU build comes from an index that pip is configured with, or else from PyTorch's. Each
-# may have built it itself, so it is pinned without a hash and installed apart from the lock file.
+# PyTorch's CPU build comes from an index in pip's configuration, or else from PyTorch's. Each index
+# may provide its own build, so it is pinned without a hash and installed separately from the lock
+# file.
 install_cpu_torch() {
     local torch
     torch=$(grep '^torch==' requirements/torch-cpu.txt)
@@ -173,7 +174,7 @@ install_cpu_torch() {
     say "Installing PyTorch for CPU (under a minute, 0.7 GB) ..."
     if ! retry pip run_pip 1 "$torch"; then
         grep -q 'No matching distribution' "$log" || pip_failed PyTorch
-        say "  pip knows no $torch by itself: fetching it from $cpu_torch_index ..."
+        say "  pip finds no $torch in its indexes, downloading it from $cpu_torch_index ..."
         retry pip run_pip 1 "$torch" --extra-index-url "$cpu_torch_index" || pip_failed PyTorch
     fi
     printf '%s\n' "$torch" >"$stamps/torch"
@@ -193,9 +194,9 @@ install_project() {
     local version
     version=$(digest pyproject.toml requirements/build.txt)
     is_done project "$version" && return
-    say "Installing Sluice itself ..."
+    say "Installing Sluice ..."
     install_locked build || pip_failed "the build backend"
-    run_pip 1 --no-build-isolation --editable . || pip_failed "Sluice itself"
+    run_pip 1 --no-build-isolation --editable . || pip_failed "Sluice"
     printf '%s\n' "$version" >"$stamps/project"
 }
 
@@ -203,14 +204,14 @@ install_npm() {
     local folder=tests/clients
     local version
     if ! command -v npm >/dev/null; then
-        say "npm is not there, so OpenAI's client for Node is not installed."
+        say "npm is not installed, so OpenAI's client for Node is not installed either."
         return 1
     fi
     version="$(digest $folder/package-lock.json) $(node --version)"
     [[ -d $folder/node_modules ]] && is_done npm "$version" && return
     say "Installing OpenAI's client for Node ..."
     if ! retry npm run_npm ci --prefix $folder --no-audit --no-fund; then
-        say "That failed. npm's whole output is in $log."
+        say "That failed. npm's full output is in $log."
         return 1
     fi
     printf '%s\n' "$version" >"$stamps/npm"
@@ -218,14 +219,14 @@ install_npm() {
 
 run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
 
-# In an environment of its own, since it needs an older `openai` than the test tools.
+# In a separate environment, since it needs an older `openai` than the test tools.
 install_llama_index() {
     local lock=requirements/llama-index.txt
     local installing=$venv/llama-index
     is_done llama-index "$(digest $lock)" && return
     say "Installing LlamaIndex (about a minute) ..."
     if ! { "$python" -m venv --clear "$installing" && install_locked llama-index; }; then
-        say "That failed. pip's whole output is in $log."
+        say "That failed. pip's full output is in $log."
         return 1
     fi
     digest $lock >"$stamps/llama-index"
@@ -237,8 +238,8 @@ for set in "$@"; do
         gateway) install_set gateway "the gateway (under a minute)" ;;
         worker) install_worker ;;
         dev) install_set dev "the test tools (under a minute)" ;;
-        clients) install_npm || say "What needs it is skipped." ;;
-        llama-index) install_llama_index || say "What needs it is skipped." ;;
+        clients) install_npm || say "Tests that need it are skipped." ;;
+        llama-index) install_llama_index || say "Tests that need it are skipped." ;;
         *) die "Sets are gateway, worker, dev, clients and llama-index, not '$set'." ;;
     esac
 done
