@@ -1,4 +1,4 @@
-"""Generate files of the Helm chart: README, and copies of alerting rules, dashboards and Redis files.
+"""Generate files of the Helm chart: README, and copies of alerting rules, dashboards and Redis.
 
     .venv/bin/python scripts/chart.py           write
     .venv/bin/python scripts/chart.py --check   only list changes; exit code 1 if there are any

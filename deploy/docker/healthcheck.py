@@ -1,8 +1,8 @@
-"""Exit with 0 if a URL of this container answers with a status of 200, with 1 and a sentence otherwise.
+"""Health check: exit with 0 if a URL of this container returns 200, else with 1 and a message.
 
     python healthcheck.py http://127.0.0.1:8080/readyz
 
-Images without curl have Python. Only its standard library is used, so that a check costs little.
+The images have Python but no curl. Only the standard library is used, so that a check is cheap.
 """
 
 import http.client
@@ -10,11 +10,11 @@ import sys
 from urllib.parse import urlsplit
 
 TIMEOUT_SECONDS = 3.0
-"""Less than Docker gives a check, so that it is this program that says what is wrong."""
+"""Less than Docker's timeout, so that this program can report the reason."""
 
 
 def main(url: str) -> int:
-    """Ask the URL once and return the exit status."""
+    """Request the URL once and return the exit status."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_SECONDS)
     try:
