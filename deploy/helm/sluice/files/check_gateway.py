@@ -1,6 +1,6 @@
-"""What `helm test` runs: is a gateway ready, and does it ask for a key? Takes its base URL.
+"""Script for `helm test`: checks that the gateway is ready and requires a key. The argument is its base URL.
 
-Uses the standard library only, and is read by whoever wonders why the test failed.
+It uses only the standard library, and is easy to read for operators whose test failed.
 """
 
 import json
@@ -14,7 +14,7 @@ PAUSE_SECONDS = 2
 
 
 def get(url: str) -> tuple[int, bytes]:
-    """Return status and body of a GET; status 0 and the reason while nobody answers."""
+    """Return status and body of a GET; status 0 and the reason if there is no response."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return response.status, response.read()
@@ -25,7 +25,7 @@ def get(url: str) -> tuple[int, bytes]:
 
 
 def main(base: str) -> None:
-    """Raise SystemExit with a sentence if something is wrong."""
+    """Raise SystemExit with a message if a check fails."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (ready := get(f"{base}/readyz"))[0] != 200:
         if time.monotonic() > deadline:

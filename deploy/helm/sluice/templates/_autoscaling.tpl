@@ -1,6 +1,7 @@
 {{/*
-What KEDA asks Prometheus, by the metrics of docs/metrics.md. Every gateway tells of the same queue: the maximum is taken.
-One that does not hear from Redis tells NaN, which `>= 0` leaves out: nothing is then known, instead of a number that is none.
+KEDA's queries to Prometheus, on the metrics of docs/metrics.md. Every gateway reports the same queue, so the queries
+use the maximum. A gateway that cannot read Redis reports NaN, which `>= 0` drops: if all do, the result is empty instead of
+a wrong number.
 */}}
 
 {{/* Label matchers of gateways' metrics. Takes root, pool and more, a list of further matchers. */}}
@@ -30,7 +31,7 @@ One that does not hear from Redis tells NaN, which `>= 0` leaves out: nothing is
 {{- toYaml (dict "jobs" $jobs "oldestWait" $oldestWait "wake" $wake) -}}
 {{- end -}}
 
-{{/* Jobs that each worker is meant to have. Takes the pool. */}}
+{{/* Target number of jobs for each worker. Takes the pool. */}}
 {{- define "sluice.jobsPerReplica" -}}
 {{- if kindIs "invalid" .autoscaling.jobsPerReplica -}}
 {{- max 1 (div (mul (int .engine.maxSequences) 4) 5) -}}

@@ -1,5 +1,5 @@
 {{/*
-What the schema cannot say: values that do not go together, each refused with a sentence. Takes the root.
+Checks that the schema cannot express: each conflict between values fails with a message. Takes the root.
 */}}
 {{- define "sluice.check" -}}
 {{- $problems := concat

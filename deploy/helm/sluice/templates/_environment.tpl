@@ -1,8 +1,8 @@
 {{/*
-Environment variables. Secrets are only referred to; passwords of the bundled servers become part of URLs inside the pod.
+Environment variables. Secrets are only referenced; passwords of the bundled servers become part of URLs inside the pod.
 */}}
 
-{{/* A reference to a secret. Takes root, secret, secretKey and, of the chart's own Secret, ownKey and own (its name). */}}
+{{/* A reference to a secret. Takes root, secret, secretKey and, for the chart's own Secret, ownKey and own (its name). */}}
 {{- define "sluice.secretKeyRef" -}}
 valueFrom:
   secretKeyRef:
@@ -15,7 +15,7 @@ valueFrom:
     {{- end }}
 {{- end -}}
 
-{{/* Where Redis is, and as whom a process asks it. Takes root and role (gateway, worker, jobs). */}}
+{{/* The URL of Redis with the user of a role. Takes root and role (gateway, worker, jobs). */}}
 {{- define "sluice.redisEnvironment" -}}
 {{- $redis := .root.Values.redis -}}
 {{- if $redis.bundled.enabled -}}
@@ -35,7 +35,7 @@ valueFrom:
 {{- include "sluice.secretKeyRef" (dict "root" .root "secret" $bundled.existingSecret "secretKey" (index $bundled.roleKeys .role) "ownKey" (printf "redis-%s-password" .role)) -}}
 {{- end -}}
 
-{{/* The URL of the bundled Redis, in which the pod puts the password. Takes root and role. */}}
+{{/* The URL of the bundled Redis, into which the pod inserts the password. Takes root and role. */}}
 {{- define "sluice.bundledRedisUrl" -}}
 {{- $server := printf "%s:$(REDIS_PASSWORD)@%s-redis:6379/0" .role (include "sluice.fullname" .root) -}}
 {{- if include "sluice.redisTls" .root -}}
@@ -45,20 +45,20 @@ redis://{{ $server }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the bundled Redis speaks TLS. Takes the root. */}}
+{{/* Whether the bundled Redis uses TLS. Takes the root. */}}
 {{- define "sluice.redisTls" -}}
 {{- if and .Values.redis.bundled.enabled .Values.redis.bundled.tls.existingSecret -}}true{{- end -}}
 {{- end -}}
 
 {{- define "sluice.redisTrustFolder" -}}/etc/sluice/redis{{- end -}}
 
-{{/* The certificate by which clients know the bundled Redis: a volume and its mount, or nothing. They take the root. */}}
+{{/* The CA certificate with which clients verify the bundled Redis: a volume and its mount, or nothing. They take the root. */}}
 {{- define "sluice.redisTrustVolume" -}}
 {{- if include "sluice.redisTls" . -}}
 - name: redis-trust
   secret:
     secretName: {{ .Values.redis.bundled.tls.existingSecret }}
-    # Not the server's key.
+    # Excludes the server's key.
     items:
       - key: ca.crt
         path: ca.crt
@@ -72,7 +72,7 @@ redis://{{ $server }}
 {{- end -}}
 {{- end -}}
 
-{{/* With what background jobs sign the audit log's head, and where they keep it; nothing without a key. Takes the root. */}}
+{{/* The key with which background jobs sign the audit log's head, and its destination; empty without a key. Takes the root. */}}
 {{- define "sluice.auditEnvironment" -}}
 {{- if .Values.audit.existingSecret -}}
 - name: SLUICE_AUDIT_KEY
@@ -82,7 +82,7 @@ redis://{{ $server }}
 {{- end -}}
 {{- end -}}
 
-{{/* Where Celery's broker is, if that is another Redis. Takes the root. */}}
+{{/* The URL of Celery's broker, if that is another Redis. Takes the root. */}}
 {{- define "sluice.brokerEnvironment" -}}
 {{- with .Values.redis.brokerExistingSecret -}}
 - name: SLUICE_CELERY_BROKER_URL
@@ -90,7 +90,7 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* Where the database is. Takes root and, for another copy of the chart's own Secret, own. */}}
+{{/* The URL of the database. Takes root and, for another copy of the chart's own Secret, own. */}}
 {{- define "sluice.databaseEnvironment" -}}
 {{- $database := .root.Values.database -}}
 {{- if $database.bundled.enabled -}}
@@ -104,7 +104,7 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* Keys of secrets in the database, for those who write or use such a secret. Takes the root. */}}
+{{/* Encryption keys of secrets in the database, for processes that write or use such a secret. Takes the root. */}}
 {{- define "sluice.encryptionKeys" -}}
 {{- with .Values.encryption.existingSecret -}}
 - name: SLUICE_ENCRYPTION_KEYS
@@ -112,7 +112,7 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* What gateways alone know of callers. Background jobs, which never see one, would ask for the secrets, too. Takes the root. */}}
+{{/* Settings of gateways for JWTs and the cache salt. Background jobs would require these secrets for nothing. Takes the root. */}}
 {{- define "sluice.gatewayAccess" -}}
 - name: SLUICE_CACHE_SALT_SECRET
   {{- include "sluice.secretKeyRef" (dict "root" . "secret" .Values.cacheSalt.existingSecret "secretKey" .Values.cacheSalt.existingSecretKey "ownKey" "cache-salt") | nindent 2 }}
@@ -152,12 +152,12 @@ redis://{{ $server }}
 {{- include "sluice.tracingSecret" . }}
 {{- end -}}
 
-{{/* Whether JWTs are checked with public keys. Takes the root. */}}
+{{/* Whether JWTs are verified with public keys. Takes the root. */}}
 {{- define "sluice.usesJwks" -}}
 {{- if without .Values.jwt.algorithms "HS256" -}}true{{- end -}}
 {{- end -}}
 
-{{/* The folder in which gateways find the public keys: a folder, so that a changed Secret arrives. */}}
+{{/* The mount path of the public keys: a folder, since a changed Secret does not update a mounted file. */}}
 {{- define "sluice.jwksFolder" -}}/etc/sluice/jwt{{- end -}}
 
 {{/* Environment variables of a worker. Takes root and pool. */}}
@@ -231,7 +231,7 @@ redis://{{ $server }}
   value: {{ include "sluice.text" $value | quote }}
 {{- end }}
 {{- $cache := $pool.modelCache }}
-{{- /* The only folders that can be written to. USER, since torch asks for a name and the image may have none for the uid. */}}
+{{- /* The only writable folders. USER is set because torch needs a name and the image may have none for the uid. */}}
 - name: HOME
   value: /tmp
 - name: USER
@@ -249,7 +249,7 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* What was given as a value of where the database is, as YAML. Takes the root. */}}
+{{/* The database URL or password from values, as YAML. Takes the root. */}}
 {{- define "sluice.databaseSecretData" -}}
 {{- $database := .Values.database -}}
 {{- $data := dict -}}
@@ -262,7 +262,7 @@ redis://{{ $server }}
 {{- toYaml $data -}}
 {{- end -}}
 
-{{/* Settings of gateways and background jobs that are no secret, as YAML. Takes the root. */}}
+{{/* Settings of gateways and background jobs that are not secret, as YAML. Takes the root. */}}
 {{- define "sluice.settings" -}}
 {{- $settings := dict -}}
 {{- range $key, $value := .Values.config -}}
@@ -278,7 +278,7 @@ redis://{{ $server }}
 {{- toYaml $settings -}}
 {{- end -}}
 
-{{/* What was given as a value although it is a secret, as YAML. Takes the root. */}}
+{{/* Secrets from values, as YAML. Takes the root. */}}
 {{- define "sluice.secretData" -}}
 {{- $data := dict -}}
 {{- if and .Values.cacheSalt.value (not .Values.cacheSalt.existingSecret) -}}
@@ -289,7 +289,7 @@ redis://{{ $server }}
 {{- $_ := set $data "redis-url" $redis.url -}}
 {{- end -}}
 {{- if and $redis.bundled.enabled $redis.bundled.password (not $redis.bundled.existingSecret) -}}
-{{- /* For a try one password is enough: those of the roles are made of it. */ -}}
+{{- /* For a trial one password is enough: those of the roles are derived from it. */ -}}
 {{- $_ := set $data "redis-password" $redis.bundled.password -}}
 {{- range list "gateway" "worker" "jobs" -}}
 {{- $_ := set $data (printf "redis-%s-password" .) (printf "%s of %s" . $redis.bundled.password | sha256sum) -}}
@@ -307,7 +307,7 @@ redis://{{ $server }}
 {{- end }}
 {{- end -}}
 
-{{/* How the bundled Redis is asked whether it answers. Takes the root. */}}
+{{/* Probe command of the bundled Redis. Takes the root. */}}
 {{- define "sluice.redisPing" -}}
 {{- if include "sluice.redisTls" . -}}
 ["redis-cli", "-e", "--tls", "--insecure", "ping"]
@@ -316,7 +316,7 @@ redis://{{ $server }}
 {{- end -}}
 {{- end -}}
 
-{{/* Arguments of the bundled Redis beside its files. Takes the root. */}}
+{{/* Arguments of the bundled Redis other than its files. Takes the root. */}}
 {{- define "sluice.redisArguments" -}}
 {{- $bundled := .Values.redis.bundled -}}
 {{- $arguments := list "--dir" "/data" "--maxmemory" (printf "%dmb" (int $bundled.maxMemoryMiB)) -}}
@@ -328,7 +328,7 @@ redis://{{ $server }}
 {{- toYaml $arguments -}}
 {{- end -}}
 
-{{/* How every process writes its log and exports its spans, as YAML. Takes the root. */}}
+{{/* Settings of logs and of the export of spans for every process, as YAML. Takes the root. */}}
 {{- define "sluice.telemetrySettings" -}}
 {{- $tracing := .Values.tracing -}}
 {{- $settings := dict "SLUICE_LOG_FORMAT" .Values.logs.format -}}
@@ -344,7 +344,7 @@ redis://{{ $server }}
 {{- toYaml $settings -}}
 {{- end -}}
 
-{{/* What the collector of traces wants to see. Takes the root; begins with a line break. */}}
+{{/* Headers for the trace collector. Takes the root; begins with a line break. */}}
 {{- define "sluice.tracingSecret" -}}
 {{- if and .Values.tracing.enabled .Values.tracing.existingSecret }}
 - name: OTEL_EXPORTER_OTLP_HEADERS

@@ -6,7 +6,7 @@ Names, labels and images. Helpers that need more than the root take a dict.
 {{- .Values.nameOverride | default .Chart.Name | trunc 32 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* What names of objects begin with. Short enough for `-worker-` and the name of a pool in 63 characters. */}}
+{{/* Prefix of object names. Short enough for `-worker-` and the name of a pool in 63 characters. */}}
 {{- define "sluice.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
@@ -20,7 +20,7 @@ Names, labels and images. Helpers that need more than the root take a dict.
 {{- end -}}
 {{- end -}}
 
-{{/* Labels by which pods are selected: they never change. Takes root, component and, of a worker, pool. */}}
+{{/* Selector labels of pods, which never change. Takes root, component and, for a worker, pool. */}}
 {{- define "sluice.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "sluice.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -42,13 +42,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* Labels of pods. Takes the same, and podLabels. No version: a newer chart alone starts no server again. */}}
+{{/* Labels of pods. Takes the same, and podLabels. They have no version, so that a new chart alone restarts no server. */}}
 {{- define "sluice.podLabels" -}}
 {{- $own := fromYaml (include "sluice.selectorLabels" .) -}}
 {{- toYaml (merge $own (.podLabels | default dict) .root.Values.commonLabels) -}}
 {{- end -}}
 
-{{/* Annotations of pods. Takes root, podAnnotations and, where there are metrics, port. */}}
+{{/* Annotations of pods. Takes root, podAnnotations and, for pods with metrics, port. */}}
 {{- define "sluice.podAnnotations" -}}
 {{- if and .port .root.Values.metrics.scrapeAnnotations }}
 prometheus.io/scrape: "true"
@@ -68,7 +68,7 @@ prometheus.io/path: /metrics
 {{- end -}}
 {{- end -}}
 
-{{/* Reference of one of Sluice's own images. Takes root and image. */}}
+{{/* Reference of one of Sluice's images. Takes root and image. */}}
 {{- define "sluice.image" -}}
 {{- $tag := .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
 {{- include "sluice.imageReference" (merge (dict "registry" .root.Values.image.registry "tag" $tag) .image) -}}
@@ -80,7 +80,7 @@ prometheus.io/path: /metrics
 {{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end -}}
 {{- end -}}
 
-{{/* What every pod of Sluice has. Takes root and the values of the component; `spread` are its labels to be spread by. */}}
+{{/* Common fields of every pod of Sluice. Takes root and the values of the component; `spread` has the labels for the spread. */}}
 {{- define "sluice.podSpec" -}}
 serviceAccountName: {{ .serviceAccountName | default (include "sluice.serviceAccountName" .root) }}
 automountServiceAccountToken: false
@@ -91,7 +91,7 @@ securityContext:
 {{- include "sluice.scheduling" . }}
 {{- end -}}
 
-{{/* Where pods run. Takes the same. */}}
+{{/* Scheduling of pods. Takes the same. */}}
 {{- define "sluice.scheduling" -}}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -126,7 +126,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* A number or text as an environment variable's value: without the exponent that large numbers would get. */}}
+{{/* A number or text as the value of an environment variable; large numbers are written without exponent. */}}
 {{- define "sluice.text" -}}
 {{- if kindIs "slice" . -}}
 {{- join "," . -}}
@@ -142,7 +142,7 @@ topologySpreadConstraints:
 SLUICE_{{ regexReplaceAll "([A-Z])" . "_${1}" | upper }}
 {{- end -}}
 
-{{/* The pool with what worker.defaults say, as YAML. Takes root and pool. */}}
+{{/* The pool merged with worker.defaults, as YAML. Takes root and pool. */}}
 {{- define "sluice.pool" -}}
 {{- $pool := dict -}}
 {{- range $key, $value := .root.Values.worker.defaults -}}
@@ -152,7 +152,7 @@ SLUICE_{{ regexReplaceAll "([A-Z])" . "_${1}" | upper }}
 {{- end -}}
 
 {{/*
-`base` with what `over` says, as YAML, also where it says 0, false or nothing, which Sprig's merge takes for unsaid.
+`base` overridden by `over`, as YAML. Values 0, false and empty override too, which Sprig's merge ignores.
 Free-form maps of `over` (selectors, settings, engine arguments) add to those of `base`.
 */}}
 {{- define "sluice.overlay" -}}
@@ -173,7 +173,7 @@ Free-form maps of `over` (selectors, settings, engine arguments) add to those of
 {{- .model.name | default (base .model.path) -}}
 {{- end -}}
 
-{{/* How many GPUs a pool's model is split over. Takes the pool. */}}
+{{/* Number of GPUs among which a pool's model is split. Takes the pool. */}}
 {{- define "sluice.tensorParallelSize" -}}
 {{- if kindIs "invalid" .gpu.tensorParallelSize -}}
 {{- max 1 (div (int .gpu.count) (int (include "sluice.otherParallelism" .))) -}}
@@ -182,23 +182,23 @@ Free-form maps of `over` (selectors, settings, engine arguments) add to those of
 {{- end -}}
 {{- end -}}
 
-{{/* How many such splits there are, by the engine arguments. Takes the pool. */}}
+{{/* Number of such splits, by the engine arguments. Takes the pool. */}}
 {{- define "sluice.otherParallelism" -}}
 {{- $arguments := .engine.arguments -}}
 {{- mul (int (default 1 $arguments.pipeline_parallel_size)) (int (default 1 $arguments.data_parallel_size)) -}}
 {{- end -}}
 
-{{/* Seconds that Kubernetes gives a gateway: its drain, what it says goodbye in (6 s), and a margin. */}}
+{{/* Grace period of a gateway in seconds: its drain, its shutdown after that (6 s), and a margin. */}}
 {{- define "sluice.gatewayGraceSeconds" -}}
 {{- add (int .Values.gateway.drain.delaySeconds) (int .Values.gateway.drain.timeoutSeconds) 15 -}}
 {{- end -}}
 
-{{/* Seconds that Kubernetes gives a worker: its drain, what it hands jobs back in (6 s), the engine's end, and a margin. */}}
+{{/* Grace period of a worker in seconds: its drain, the return of jobs (6 s), the stop of the engine, and a margin. */}}
 {{- define "sluice.workerGraceSeconds" -}}
 {{- add (int .drainSeconds) 30 -}}
 {{- end -}}
 
-{{/* A volume for temporary files and its mount: all else is read-only. */}}
+{{/* A volume for temporary files and its mount; all other files are read-only. */}}
 {{- define "sluice.temporaryVolume" -}}
 - name: tmp
   emptyDir: {}
@@ -209,8 +209,8 @@ Free-form maps of `over` (selectors, settings, engine arguments) add to those of
 {{- end -}}
 
 {{/*
-A container that ends well once the database's schema is current, and is tried again until then: what comes behind it would end
-at once on an older schema. Takes the root.
+A container that succeeds once the database schema is current, and is retried until then: the containers after it would
+exit immediately on an older schema. Takes the root.
 */}}
 {{- define "sluice.schemaContainer" -}}
 - name: schema
@@ -229,7 +229,7 @@ at once on an older schema. Takes the root.
     {{- include "sluice.temporaryMount" . | nindent 4 }}
 {{- end -}}
 
-{{/* Resources of a worker with its GPUs, which are requested and bounded alike. Takes the pool. */}}
+{{/* Resources of a worker with its GPUs, whose requests and limits are equal. Takes the pool. */}}
 {{- define "sluice.workerResources" -}}
 {{- $resources := deepCopy (.resources | default dict) -}}
 {{- if gt (int .gpu.count) 0 -}}
@@ -240,7 +240,7 @@ at once on an older schema. Takes the root.
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* Name of the account that the migration runs as. Takes the root. */}}
+{{/* Name of the migration's service account. Takes the root. */}}
 {{- define "sluice.migrationAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- include "sluice.fullname" . }}-migration
@@ -249,7 +249,7 @@ at once on an older schema. Takes the root.
 {{- end -}}
 {{- end -}}
 
-{{/* What makes the migration and what it needs hooks, if this is an upgrade. Takes root, weight and further annotations. */}}
+{{/* Annotations that make the migration and its dependencies hooks on an upgrade. Takes root, weight and more annotations. */}}
 {{- define "sluice.migrationAnnotations" -}}
 {{- $annotations := deepCopy (.annotations | default dict) -}}
 {{- if .root.Release.IsUpgrade -}}

@@ -50,8 +50,8 @@
 {{- end -}}
 
 {{/*
-Some ports of the public internet: what gateway/outbound/addresses.py calls public, so that a client's URL leads to nothing else
-even where that is mistaken. Takes ports.
+Some ports of the public internet: the addresses that gateway/outbound/addresses.py accepts as public. A client's URL thus
+reaches no other address, even if that code has an error. Takes ports.
 */}}
 {{- define "sluice.toInternet" -}}
 - to:
@@ -75,7 +75,7 @@ even where that is mistaken. Takes ports.
           - 224.0.0.0/4
           - 240.0.0.0/4
     - ipBlock:
-        # All that hosts on the internet have.
+        # All public addresses of hosts.
         cidr: 2000::/3
         except: ["2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"]
   ports:
@@ -84,7 +84,7 @@ even where that is mistaken. Takes ports.
     {{- end }}
 {{- end -}}
 
-{{/* Collectors of traces, and whatever else values name. */}}
+{{/* Trace collectors, and the additional rules from values. */}}
 {{- define "sluice.extraEgress" -}}
 {{- if .Values.tracing.enabled -}}
 - ports:
@@ -97,7 +97,7 @@ even where that is mistaken. Takes ports.
 {{- end -}}
 {{- end -}}
 
-{{/* Who may read metrics. Takes root, port and perhaps others, who may reach that port as well. */}}
+{{/* Peers that may read metrics. Takes root, port and optionally others, which may connect to that port as well. */}}
 {{- define "sluice.fromMonitoring" -}}
 - ports:
     - {protocol: TCP, port: {{ .port }}}
