@@ -1,4 +1,4 @@
-"""Script for `helm test`: checks that the gateway is ready and requires a key. The argument is its base URL.
+"""Script for `helm test`: checks that a gateway is ready and requires a key. Takes its base URL.
 
 It uses only the standard library, and is easy to read for operators whose test failed.
 """
