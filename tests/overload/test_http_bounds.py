@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, suppress
 
 import httpx
 import pytest
-from uvicorn.main import STARTUP_FAILURE
 
 from gateway.http_protocol import (
     LINGER_SECONDS,
@@ -27,6 +26,8 @@ ENDLESS = 1 << 40
 SOON_BYTES = 100 * MAX_HEAD_BYTES
 """More than fits into the buffers between two ends of a connection, and far less than is sent in a time-out."""
 INVALID = "invalid_request_error"
+START_FAILED = 3
+"""Exit status of uvicorn for a port that is taken."""
 HURRIED = 2
 """Which gateway waits for headers shortly."""
 
@@ -247,8 +248,8 @@ async def test_no_answer_names_the_host_that_was_asked_for(bounded: Stack) -> No
 def test_gateway_does_not_start_on_a_taken_port(bounded: Stack, which: str) -> None:
     ports = {"port": free_port(), "operators": free_port()}
     ports[which] = int(bounded.url.rpartition(":")[2])
-    bounded.launch_gateway("late", **ports)
-    assert bounded.processes.pop("late").wait(PATIENCE_SECONDS) == STARTUP_FAILURE
+    bounded.launch_gateway("late", port=ports["port"], operators=ports["operators"])
+    assert bounded.processes.pop("late").wait(PATIENCE_SECONDS) == START_FAILED
     assert f"('127.0.0.1', {ports[which]}): address already in use" in bounded.log("late")
 
 
