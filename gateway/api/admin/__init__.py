@@ -1,4 +1,4 @@
-"""Routes for operators, under `/admin`: the same things as customers have, of every tenant."""
+"""Admin API routes under `/admin`: the customer routes, for operators and for any tenant."""
 
 from fastapi import APIRouter
 

@@ -1,4 +1,4 @@
-"""`GET /admin/audit`: what was changed anywhere, and by whom."""
+"""Audit log of all tenants: `GET /admin/audit`."""
 
 from typing import Annotated
 
@@ -22,7 +22,10 @@ async def list_entries(
     after: After = None,
     limit: PageSize = 20,
 ) -> AuditList:
-    """Newest first. `sluice audit verify` checks that nothing was changed or removed afterwards."""
+    """List audit entries, newest first.
+
+    `sluice audit verify` checks that no entry was changed or removed.
+    """
     wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
     page = await AuditService(context.database).page(wanted, before=after, limit=limit)
     return to_list(page, page.entries)

@@ -1,4 +1,4 @@
-"""`/admin/tenants/{tenant_id}/credits`: prepaid balances."""
+"""Prepaid balances: `/admin/tenants/{tenant_id}/credits`."""
 
 from fastapi import APIRouter
 
@@ -24,7 +24,7 @@ async def list_credits(
     after: AfterId = None,
     limit: PageSize = 20,
 ) -> CreditList:
-    """Oldest first; usage is not listed here, but in the balance."""
+    """List credits, oldest first. The list excludes usage; the balance includes it."""
     service = _service(context)
     balance = await service.balance(tenant_id)
     page = await service.page(tenant_id, PageRequest(after=after, limit=limit))
@@ -35,7 +35,10 @@ async def list_credits(
 async def add_credit(
     context: Context, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
 ) -> CreditBody:
-    """Not to be repeated after a success, since each adds to the balance. Prepaid tenants live on it."""
+    """Add to the balance from which a prepaid tenant pays.
+
+    Do not retry after a success: each call adds again.
+    """
     service = _service(context)
     if body.kind is CreditKind.GRANT:
         credit = await service.grant(

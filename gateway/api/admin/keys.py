@@ -1,4 +1,4 @@
-"""`/admin/tenants/{tenant_id}/keys`: any tenant's keys, for operators."""
+"""Keys of any tenant, for operators: `/admin/tenants/{tenant_id}/keys`."""
 
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ async def list_keys(
     after: AfterId = None,
     limit: PageSize = 20,
 ) -> KeyList:
-    """Oldest first, the revoked ones included."""
+    """List keys, oldest first, including revoked keys."""
     return KeyList.of(await keys.page(tenant_id, PageRequest(after, limit)))
 
 
@@ -38,9 +38,9 @@ async def list_keys(
 async def create_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, body: KeyCreation
 ) -> CreatedKeyBody:
-    """With any scope. The whole key is shown here and never again.
+    """Create a key with any scopes. Only this response contains the whole key.
 
-    A key with a scope of operators gets no more rights than the credential that asks.
+    A key with an operator scope cannot have more rights than the credential of the request.
     """
     created = await keys.create(
         tenant_id, **body.options(), grantor=principal.operator_grant, actor=principal.actor
@@ -52,7 +52,7 @@ async def create_key(
 async def get_key(
     keys: Keys, _principal: CanSeeEverything, tenant_id: TenantId, key_id: KeyId
 ) -> KeyBody:
-    """Without its secret."""
+    """Get a key without its secret."""
     return KeyBody.of(await keys.get(tenant_id, key_id))
 
 
@@ -60,7 +60,7 @@ async def get_key(
 async def change_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, key_id: KeyId, body: KeyChange
 ) -> KeyBody:
-    """What the body does not name stays as it is. All gateways know of it within a second."""
+    """Change the fields that the body contains. All gateways apply the change within a second."""
     changed = await keys.update(
         tenant_id,
         key_id,
@@ -79,7 +79,11 @@ async def rotate_key(
     key_id: KeyId,
     body: KeyRotation | None = None,
 ) -> CreatedKeyBody:
-    """Id, limits and usage stay. The present secret works for a grace period; one before it ends at once."""
+    """Replace the secret.
+
+    Id, limits and usage stay. The current secret works for a grace period; an earlier one ends at
+    once.
+    """
     grace = timedelta(seconds=(body or KeyRotation()).grace_seconds)
     rotated = await keys.rotate(
         tenant_id,
@@ -95,5 +99,5 @@ async def rotate_key(
 async def revoke_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, key_id: KeyId
 ) -> KeyBody:
-    """It is refused by all gateways within a second, and stays in the list."""
+    """Revoke the key. All gateways reject it within a second; it stays in the list."""
     return KeyBody.of(await keys.revoke(tenant_id, key_id, actor=principal.actor))

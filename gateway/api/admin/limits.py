@@ -1,4 +1,4 @@
-"""`GET /admin/tenants/{tenant_id}/limits`: what a tenant may use, and what is used of it."""
+"""Limits and usage of a tenant: `GET /admin/tenants/{tenant_id}/limits`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -37,7 +37,7 @@ async def get_limits(
     ] = None,
     key: Annotated[str | None, Query(max_length=63, description="Also of this key.")] = None,
 ) -> LimitsReport:
-    """Those of the tenant itself, and of one of its projects and keys where they are named."""
+    """Get the limits of the tenant and, if given, of one of its projects and one of its keys."""
     async with context.database.reading() as transaction:
         found = await _tenant(transaction, tenant_id)
         holders = await _holders(transaction, found, project=project, key=key)

@@ -1,4 +1,4 @@
-"""`/admin/tenants/{tenant_id}/members`: any tenant's people, for operators."""
+"""Members of any tenant, for operators: `/admin/tenants/{tenant_id}/members`."""
 
 from fastapi import APIRouter
 
@@ -29,7 +29,7 @@ async def list_members(
     after: AfterId = None,
     limit: PageSize = 20,
 ) -> MemberList:
-    """Oldest first."""
+    """List members, oldest first."""
     return MemberList.of(await members.page(tenant_id, PageRequest(after, limit)))
 
 
@@ -37,7 +37,7 @@ async def list_members(
 async def add_member(
     members: Members, principal: CanAdminister, tenant_id: TenantId, body: MemberAddition
 ) -> MemberBody:
-    """A tenant's first owner is added here."""
+    """Add a member. This is how a tenant gets its first owner."""
     return MemberBody.of(await members.add(tenant_id, **body.given(), actor=principal.actor))
 
 
@@ -45,7 +45,7 @@ async def add_member(
 async def get_member(
     members: Members, _principal: CanSeeEverything, tenant_id: TenantId, member_id: MemberId
 ) -> MemberBody:
-    """With the role."""
+    """Get a member with the role."""
     return MemberBody.of(await members.get(tenant_id, member_id))
 
 
@@ -57,7 +57,7 @@ async def change_member(
     member_id: MemberId,
     body: MemberChange,
 ) -> MemberBody:
-    """The last owner cannot get another one."""
+    """Change the role of a member. The role of the last owner cannot change."""
     changed = await members.set_role(tenant_id, member_id, role=body.role, actor=principal.actor)
     return MemberBody.of(changed)
 
@@ -66,6 +66,6 @@ async def change_member(
 async def remove_member(
     members: Members, principal: CanAdminister, tenant_id: TenantId, member_id: MemberId
 ) -> RemovedMember:
-    """The last owner cannot be removed."""
+    """Remove a member. The last owner cannot be removed."""
     removed = await members.remove(tenant_id, member_id, actor=principal.actor)
     return RemovedMember(id=removed.id)

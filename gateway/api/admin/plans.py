@@ -1,4 +1,4 @@
-"""`/admin/plans`: default limits for groups of tenants."""
+"""Plans, the default limits for groups of tenants: `/admin/plans`."""
 
 from typing import Annotated
 
@@ -17,14 +17,14 @@ PlanId = Annotated[str, Path(max_length=63, description="Id of the plan.")]
 
 @router.get("", summary="List plans")
 async def list_plans(context: Context, _principal: CanSeeEverything) -> PlanList:
-    """Oldest first."""
+    """List plans, oldest first."""
     plans = await _service(context).list_all()
     return PlanList(data=[PlanBody.of(plan) for plan in plans], has_more=False)
 
 
 @router.post("", summary="Create a plan")
 async def create_plan(context: Context, principal: CanAdminister, body: PlanCreation) -> PlanBody:
-    """A tenant uses it once its `plan_id` says so."""
+    """Create a plan. It applies to every tenant whose `plan_id` names it."""
     plan = await _service(context).create(
         body.id, name=body.name, limits=body.limits(), actor=principal.actor
     )
@@ -33,7 +33,7 @@ async def create_plan(context: Context, principal: CanAdminister, body: PlanCrea
 
 @router.get("/{plan_id}", summary="Show a plan")
 async def get_plan(context: Context, _principal: CanSeeEverything, plan_id: PlanId) -> PlanBody:
-    """With its limits for tenants, projects and keys."""
+    """Get a plan with its limits for tenants, projects and keys."""
     return PlanBody.of(await _service(context).get(plan_id))
 
 
@@ -41,7 +41,7 @@ async def get_plan(context: Context, _principal: CanSeeEverything, plan_id: Plan
 async def change_plan(
     context: Context, principal: CanAdminister, plan_id: PlanId, body: PlanChange
 ) -> PlanBody:
-    """Of the limits only those that are named change; every gateway honours them within a second."""
+    """Change only the limits that the body names. Every gateway applies them within a second."""
     changed = await _service(context).update(
         plan_id, name=body.name, limits=body.limits(), actor=principal.actor
     )

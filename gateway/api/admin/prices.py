@@ -1,4 +1,4 @@
-"""`/admin/prices`: what models cost."""
+"""Model prices: `/admin/prices`."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ async def list_prices(
         bool, Query(description="Also former prices and those to come, in their order.")
     ] = False,
 ) -> PriceList:
-    """Those in force now, or all there ever were. A model without a price is free."""
+    """List the prices in force, or all prices ever added. A model without a price is free."""
     service = _service(context)
     prices = await (service.list_history(model) if history else service.list_current(model))
     return PriceList(data=[PriceBody.of(price) for price in prices], has_more=False)
@@ -32,7 +32,7 @@ async def list_prices(
 
 @router.post("", summary="Set what a model costs")
 async def add_price(context: Context, principal: CanAdminister, body: PriceAddition) -> PriceBody:
-    """Prices are only ever added; each request is charged by what was in force when it was admitted."""
+    """Add a price. Prices never change: the price in force at admission applies to a request."""
     price = await _service(context).add(
         body.model,
         prompt_micros=body.prompt_micros,

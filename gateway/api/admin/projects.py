@@ -1,4 +1,4 @@
-"""`/admin/tenants/{tenant_id}/projects`: any tenant's projects, for operators."""
+"""Projects of any tenant, for operators: `/admin/tenants/{tenant_id}/projects`."""
 
 from fastapi import APIRouter
 
@@ -23,7 +23,7 @@ async def list_projects(
     after: AfterId = None,
     limit: PageSize = 20,
 ) -> ProjectList:
-    """Oldest first, the archived ones included."""
+    """List projects, oldest first, including archived projects."""
     return ProjectList.of(await projects.page(tenant_id, PageRequest(after, limit)))
 
 
@@ -31,7 +31,7 @@ async def list_projects(
 async def create_project(
     projects: Projects, principal: CanAdminister, tenant_id: TenantId, body: ProjectCreation
 ) -> ProjectBody:
-    """With limits of its own, where it is to have any."""
+    """Create a project, optionally with its own limits."""
     created = await projects.create(tenant_id, **body.options(), actor=principal.actor)
     return ProjectBody.of(created)
 
@@ -40,7 +40,7 @@ async def create_project(
 async def get_project(
     projects: Projects, _principal: CanSeeEverything, tenant_id: TenantId, project_id: ProjectId
 ) -> ProjectBody:
-    """With its own limits."""
+    """Get a project with its own limits."""
     return ProjectBody.of(await projects.get(tenant_id, project_id))
 
 
@@ -52,7 +52,7 @@ async def change_project(
     project_id: ProjectId,
     body: ProjectChange,
 ) -> ProjectBody:
-    """What the body does not name stays as it is."""
+    """Change the fields that the body contains."""
     changed = await projects.update(tenant_id, project_id, **body.options(), actor=principal.actor)
     return ProjectBody.of(changed)
 
@@ -61,7 +61,7 @@ async def change_project(
 async def archive_project(
     projects: Projects, principal: CanAdminister, tenant_id: TenantId, project_id: ProjectId
 ) -> ProjectBody:
-    """Its keys are refused by all gateways within a second."""
+    """Archive the project. All gateways reject its keys within a second."""
     return ProjectBody.of(await projects.archive(tenant_id, project_id, actor=principal.actor))
 
 
@@ -69,5 +69,5 @@ async def archive_project(
 async def activate_project(
     projects: Projects, principal: CanAdminister, tenant_id: TenantId, project_id: ProjectId
 ) -> ProjectBody:
-    """Its keys work again."""
+    """Activate the project. Its keys work again."""
     return ProjectBody.of(await projects.activate(tenant_id, project_id, actor=principal.actor))

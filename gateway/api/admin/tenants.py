@@ -1,4 +1,4 @@
-"""`/admin/tenants`: all tenants, for operators."""
+"""Tenants, for operators: `/admin/tenants`."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/tenants", tags=["Tenants"], route_class=BoundedRoute
 
 
 def tenant_service(context: Context) -> TenantService:
-    """Return the rules of tenants."""
+    """Return the tenant service."""
     return TenantService(context.database, context.announcer)
 
 
@@ -27,7 +27,7 @@ TenantId = Annotated[str, Path(description="Id of the tenant.")]
 async def list_tenants(
     tenants: Tenants, _principal: CanSeeEverything, after: AfterId = None, limit: PageSize = 20
 ) -> TenantList:
-    """Oldest first."""
+    """List tenants, oldest first."""
     return TenantList.of(await tenants.page(PageRequest(after, limit)))
 
 
@@ -35,7 +35,7 @@ async def list_tenants(
 async def create_tenant(
     tenants: Tenants, principal: CanAdminister, body: TenantCreation
 ) -> TenantBody:
-    """It is active at once."""
+    """Create a tenant, which is active at once."""
     options = body.options()
     created = await tenants.create(
         options.pop("name"), tenant_id=options.pop("id", None), actor=principal.actor, **options
@@ -47,7 +47,7 @@ async def create_tenant(
 async def get_tenant(
     tenants: Tenants, _principal: CanSeeEverything, tenant_id: TenantId
 ) -> TenantBody:
-    """With all its options."""
+    """Get a tenant with all its options."""
     return TenantBody.of(await tenants.get(tenant_id))
 
 
@@ -55,7 +55,7 @@ async def get_tenant(
 async def change_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId, body: TenantChange
 ) -> TenantBody:
-    """What the body does not name stays as it is. All gateways know of it within a second."""
+    """Change the fields that the body contains. All gateways apply the change within a second."""
     changed = await tenants.update(tenant_id, actor=principal.actor, **body.options())
     return TenantBody.of(changed)
 
@@ -64,7 +64,7 @@ async def change_tenant(
 async def suspend_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
 ) -> TenantBody:
-    """On all gateways within a second; what is running goes on."""
+    """Suspend the tenant on all gateways within a second. Running requests continue."""
     return TenantBody.of(await tenants.suspend(tenant_id, actor=principal.actor))
 
 
@@ -72,5 +72,5 @@ async def suspend_tenant(
 async def activate_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
 ) -> TenantBody:
-    """On all gateways within a second."""
+    """Activate the tenant on all gateways within a second."""
     return TenantBody.of(await tenants.activate(tenant_id, actor=principal.actor))

@@ -1,4 +1,4 @@
-"""`GET /admin/usage`: what every tenant used and what it cost."""
+"""Usage and cost of every tenant: `GET /admin/usage`."""
 
 from dataclasses import replace
 from typing import Annotated, Final
@@ -49,7 +49,7 @@ async def report(
     tenant: TenantFilter = None,
     groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
 ) -> Response | AnyUsageList:
-    """Requests, tokens and cost of one tenant or of all, by the ledger."""
+    """Report requests, tokens and cost of one tenant or of all tenants, from the ledger."""
     fields = await answer_report(
         UsageService(context.database),
         replace(wanted, tenant_id=tenant),
@@ -75,7 +75,7 @@ async def list_requests(
     page: AskedPage,
     tenant: TenantFilter = None,
 ) -> Response | AnyReceiptList:
-    """Newest first, of one tenant or of all."""
+    """List requests of one tenant or of all tenants, newest first."""
     service = UsageService(context.database)
     fields = await answer_requests(service, replace(wanted, tenant_id=tenant), span, page=page)
     return fields if isinstance(fields, Response) else AnyReceiptList(**fields)
@@ -85,7 +85,7 @@ async def list_requests(
 async def get_request(
     context: Context, _principal: CanSeeEverything, request_id: RequestId
 ) -> AnyReceiptBody:
-    """The receipt of one request of any tenant."""
+    """Get the receipt of one request of any tenant."""
     wanted = UsageFilter(tenant_id=None)
     record = await UsageService(context.database).request(wanted, request_id)
     return AnyReceiptBody(**receipt_fields(record))

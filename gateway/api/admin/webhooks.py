@@ -1,4 +1,4 @@
-"""`/admin/tenants/{tenant_id}/webhooks`: who is told of a tenant's budgets."""
+"""Webhooks for budget events of a tenant: `/admin/tenants/{tenant_id}/webhooks`."""
 
 from fastapi import APIRouter
 
@@ -23,7 +23,7 @@ router = APIRouter(
 async def list_webhooks(
     context: Context, _principal: CanSeeEverything, tenant_id: TenantId
 ) -> WebhookList:
-    """Oldest first, without their secrets."""
+    """List webhooks, oldest first, without their secrets."""
     return WebhookList.of(await webhook_service(context).list_of_tenant(tenant_id))
 
 
@@ -31,7 +31,7 @@ async def list_webhooks(
 async def create_webhook(
     context: Context, principal: CanAdminister, tenant_id: TenantId, body: WebhookCreation
 ) -> CreatedWebhookBody:
-    """The answer shows the secret that signs what is sent; it is not shown again."""
+    """Create a webhook. Only this response contains the secret that signs its events."""
     webhook = await webhook_service(context).create(
         tenant_id, body.url, thresholds=body.thresholds, actor=principal.actor
     )
@@ -42,7 +42,7 @@ async def create_webhook(
 async def remove_webhook(
     context: Context, principal: CanAdminister, tenant_id: TenantId, webhook_id: WebhookId
 ) -> RemovedWebhook:
-    """It is told nothing any more, not even what is on its way to be told."""
+    """Remove the webhook. It receives no more events, not even pending ones."""
     await webhook_service(context).remove(tenant_id, webhook_id, actor=principal.actor)
     return RemovedWebhook(id=webhook_id)
 
@@ -51,5 +51,5 @@ async def remove_webhook(
 async def try_webhook(
     context: Context, _principal: CanAdminister, tenant_id: TenantId, webhook_id: WebhookId
 ) -> SentEventBody:
-    """Has the event `webhook.test` sent within seconds; once a minute at most."""
+    """Send the event `webhook.test` within seconds, at most once a minute."""
     return SentEventBody.of(await webhook_service(context).test(tenant_id, webhook_id))
