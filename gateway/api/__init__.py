@@ -1,1 +1,1 @@
-"""Room 1: HTTP. Handlers read a request, call the rooms behind them and shape the answer."""
+"""HTTP API: handlers read a request, call the other packages and build the response."""

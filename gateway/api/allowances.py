@@ -1,4 +1,4 @@
-"""Rate limits of this gateway for what no quota counts: requests that cost nothing, and failed logins."""
+"""Rate limits of this gateway for uses without a quota: unpaid requests and failed logins."""
 
 import ipaddress
 import time
@@ -10,11 +10,12 @@ from typing import Final
 from gateway.errors import TooManyUnpaidError
 
 MOST_REMEMBERED: Final = 100_000
-"""Callers whose use is stored. Beyond them, the least recent one is dropped."""
+"""Maximum callers whose use is stored. Beyond it, the gateway drops the least recent caller."""
 BYTES_OF_USE: Final = 16_384
-"""So many bytes of a body that nobody pays for count as one more request: reading and checking them takes as long."""
+"""Bytes of an unpaid body that count as one more request, because reading and checking them takes
+as long."""
 _IPV6_PREFIX: Final = 64
-"""The smallest network that one client has."""
+"""Prefix length of the smallest network that one client has."""
 
 
 class Allowance:
@@ -28,12 +29,12 @@ class Allowance:
         what: str,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without any use.
+        """Start without any use.
 
         Args:
             per_minute: The limit; 0 for none.
-            code: Code of the error beyond it.
-            what: What is counted, for the message of that error.
+            code: Code of the error when the limit is exceeded.
+            what: What the limit counts, for the error message.
             monotonic: Clock in seconds.
         """
         self._most = per_minute
@@ -41,7 +42,7 @@ class Allowance:
         self._what = what
         self._monotonic = monotonic
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """For each caller: the use, and the time of that value."""
+        """Use per caller, and the time at which this value was current."""
 
     def is_left(self, caller: str) -> bool:
         """Whether a caller is below the limit."""
@@ -58,7 +59,7 @@ class Allowance:
             )
 
     def use(self, caller: str, times: int = 1) -> None:
-        """Count uses of a caller, or take one back with -1."""
+        """Count uses of a caller; -1 takes one back."""
         if self._most == 0 or times == 0 or (times < 0 and caller not in self._used):
             return
         used = self._now_used(caller) + times
@@ -77,7 +78,7 @@ class Allowance:
 
 @lru_cache(maxsize=10_000)
 def network_of(address: str) -> str:
-    """Return the network that counts as one client: an IPv4 address, or an IPv6 /64."""
+    """Return the network that counts as one client: an IPv4 address or an IPv6 /64."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:

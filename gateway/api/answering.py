@@ -1,4 +1,4 @@
-"""Telling an answer to one client, whole or as a stream."""
+"""Send a response to a client, whole or as a stream."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
@@ -19,7 +19,7 @@ from gateway.stream.assembler import WholeAnswer, collect
 async def measured(
     request: Request, measure: RequestMeasure, answering: Awaitable[Response]
 ) -> Response:
-    """Count a request that is being answered. A stream counts itself when it ends."""
+    """Measure a request while it is answered. A stream records its own end."""
     try:
         response = await answering
     except ClientDisconnect:
@@ -37,7 +37,7 @@ async def measured(
 async def answer_whole(
     request: Request, reading: Reading, measure: RequestMeasure, *, headers: Mapping[str, str]
 ) -> Response:
-    """Wait for the whole answer and tell it. Raises an ApiError if it fails."""
+    """Wait for the whole response and return it. Raises an ApiError if it fails."""
     settings = context_of(request).settings
     work = asyncio.ensure_future(collect(reading.completion, reading.generation))
     watch = Watch(request.receive, reading.generation)
@@ -73,10 +73,10 @@ async def answer_streamed(
     headers: Mapping[str, str],
     skip: int = 0,
 ) -> Response:
-    """Wait for the first event, so that a failure until then gets a real status; then begin the stream.
+    """Wait for the first event, then start the stream. An earlier failure gets its own HTTP status.
 
-    `skip` events are left out. If the client has got everything already, it is told so by a 204, at which
-    a browser stops coming back.
+    The stream omits the first `skip` events. If the client already has every event, the response is
+    204, which stops a browser from reconnecting.
     """
     settings = context_of(request).settings
     response = StreamedCompletion(

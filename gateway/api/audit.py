@@ -1,4 +1,4 @@
-"""`GET /v1/audit`: what was changed in the caller's tenant, and by whom."""
+"""Audit log of the caller's tenant: `GET /v1/audit`."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,9 +15,9 @@ from gateway.api.call import CanManageMembers, Context
 from gateway.api.parameters import PageSize, text_filter
 
 OPERATOR: Final = "operator"
-"""How customers see operators who changed something."""
+"""Actor that customers see instead of any operator."""
 OPERATORS_ACTORS: Final = ("cli:", "operator:")
-"""Prefixes of operators' actors."""
+"""Prefixes of operator actors."""
 MAX_SEQUENCE: Final = 2**53
 
 router = APIRouter(tags=["Audit"])
@@ -48,7 +48,7 @@ class AuditEntryBody(BaseModel):
 
 
 class AuditList(BaseModel):
-    """Some changes, newest first."""
+    """A page of changes, newest first."""
 
     object: Literal["list"] = "list"
     data: list[AuditEntryBody]
@@ -64,7 +64,7 @@ async def list_entries(
     after: After = None,
     limit: PageSize = 20,
 ) -> AuditList:
-    """Newest first. Needs the scope `members`."""
+    """List audit entries, newest first. Needs the scope `members`."""
     page = await AuditService(context.database).page_of(
         principal.tenant_id, action=action, before=after, limit=limit
     )
@@ -72,7 +72,7 @@ async def list_entries(
 
 
 def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
-    """Return a page as it is answered."""
+    """Return the response body of a page."""
     data = [_body(entry) for entry in entries]
     return AuditList(
         data=data, has_more=page.has_more, next=data[-1].sequence if page.has_more else None

@@ -1,4 +1,4 @@
-"""Reading a request body within bounds of size, structure and time."""
+"""Read a request body within limits of size, structure and time."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ from gateway.large_work import INLINE_SIZE
 async def read_json_body(
     request: Request, context: ProcessContext, *, sender: str, max_bytes: int | None = None
 ) -> bytearray:
-    """Return the body, of at most `max_bytes` (by default what the settings allow a completion).
+    """Return the body, of at most `max_bytes`; the settings give the default limit for completions.
 
-    `sender` is whose bytes they are: a tenant's id, or an address before it is known who calls. Raises
-    PayloadTooLargeError, RequestTimeoutError, TenantQueueFullError, UnsupportedMediaTypeError.
+    `sender` identifies the source of the bytes: a tenant's id, or an address before authentication.
+    Raises PayloadTooLargeError, RequestTimeoutError, TenantQueueFullError,
+    UnsupportedMediaTypeError.
     """
     settings = context.settings
     most = settings.max_body_bytes if max_bytes is None else max_bytes
@@ -46,7 +47,7 @@ async def _read(request: Request, context: ProcessContext, sender: str, most: in
             if len(meter.text) + len(part) <= INLINE_SIZE:
                 meter.feed(part)
                 continue
-            # Many large bodies at a time arrive one part after the other.
+            # Parse the parts of concurrent large bodies one at a time.
             async with context.loop_turns.slice_of(sender):
                 meter.feed(part)
             while meter.is_in_doubt:

@@ -1,4 +1,4 @@
-"""Routes whose bodies pydantic reads, within bounds of size and time."""
+"""Routes whose bodies pydantic reads, within limits of size and time."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -12,11 +12,15 @@ from gateway.api.body import read_json_body
 from gateway.api.context import context_of
 
 MAX_BODY_BYTES: Final = 256 * 1024
-"""What the longest lists of a key need; the event loop is not kept by parsing so much."""
+"""Enough for the longest lists of a key; parsing this much does not block the event loop for
+long."""
 
 
 class BoundedRoute(APIRoute):
-    """A route of the management API. FastAPI itself would read a body of any size, before asking who calls."""
+    """A route of the management API with a bounded body.
+
+    Without it, FastAPI reads a body of any size before authentication.
+    """
 
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

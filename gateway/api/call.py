@@ -1,4 +1,4 @@
-"""Who calls, and with what: the first thing that every route asks."""
+"""Authenticate and read a request: the first step of every route."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -38,8 +38,8 @@ class Call:
 async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
 
-    What is not `is_paid` counts as unpaid, and so does what fails. From then on the client gets its errors in its
-    own dialect.
+    Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if it
+    fails. After this call, errors have the style of the client's dialect.
     """
     context = context_of(request)
     principal = await authorize(request, Scope.COMPLETIONS)
@@ -60,15 +60,16 @@ async def read_call(request: Request, *, is_paid: bool = False) -> Call:
 
 
 async def authorize(request: Request, *scopes: Scope) -> Principal:
-    """Return who the request acts as; `request.state.tenant_id` tells whose it is from then on.
+    """Return the principal of the request and set `request.state.tenant_id`.
 
-    Raises what `Authenticator.authenticate` raises, and PermissionDeniedError without one of the scopes.
+    Raises the errors of `Authenticator.authenticate`, and PermissionDeniedError if the principal
+    has none of the scopes.
     """
     context, client = context_of(request), request.client
     address = None if client is None else client.host
     authorization = request.headers.get("authorization")
     network = network_of(address or "")
-    # A known key is served although an attacker uses the same address.
+    # Accept a known key even while an attacker uses the same address.
     if not context.failed_logins.is_left(network) and not context.authenticator.remembers(
         authorization
     ):
@@ -86,9 +87,9 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
 
 
 def allow_unpaid(request: Request, principal: Principal, *, is_paid: bool = False) -> None:
-    """Count a request that costs nothing; one that `is_paid` counts if it fails.
+    """Count an unpaid request; one that `is_paid` counts only if it fails.
 
-    Raises TooManyUnpaidError if its key has asked for too many.
+    Raises TooManyUnpaidError if its key has reached the limit.
     """
     allowance = context_of(request).unpaid
     caller = f"{principal.tenant_id} {principal.credential_id}"
@@ -99,9 +100,9 @@ def allow_unpaid(request: Request, principal: Principal, *, is_paid: bool = Fals
 
 
 def count_unpaid(request: Request, *, is_fault: bool = False) -> None:
-    """Count what has been read of the body of a request that nobody pays.
+    """Count the bytes read from the body of an unpaid request.
 
-    `is_fault`: whether the request itself counts, too, unless it has been counted. Nothing counts before
+    If `is_fault`, the request itself counts too, unless it has been counted. Nothing counts before
     `allow_unpaid`.
     """
     state = request.state
@@ -114,7 +115,8 @@ def count_unpaid(request: Request, *, is_fault: bool = False) -> None:
 def requires(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awaitable[Principal]]:
     """Return a dependency that authorizes the caller for a route of the management API.
 
-    `of_tenant`: whether the route is about the whole tenant, so that credentials of a project are refused.
+    `of_tenant`: whether the route concerns the whole tenant, so that it rejects project
+    credentials.
     """
 
     async def dependency(request: Request) -> Principal:

@@ -1,4 +1,4 @@
-"""What is planned of a chat beside what is planned of every request: its prompt, and how its answer is read."""
+"""Plan of a chat: its prompt, and how to parse its output."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,8 @@ from gateway.large_work import Beside
 from gateway.prompt.chat import render_chat
 
 _UNREAD_IMAGE = b""
-"""Stands for an image until it is fetched, which comes last: what is refused anyway needs none."""
+"""Placeholder for an image until the gateway fetches it. Fetching comes last, so that a rejected
+request fetches none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,13 @@ class PlannedChat:
     """A chat as a completion."""
 
     request: GenerationRequest
-    """With its one prompt, and the parameters that the template ignores."""
+    """The request with its one rendered prompt and the parameters that the template ignores."""
     parsing: Parsing | None
     """None for a completion."""
     reasoning: Reasoning | None
-    """What stands before a structure."""
+    """The reasoning before structured output."""
     enforced_tools: ToolUse | None
-    """Those of the request, unless no grammar can say how the model writes their calls."""
+    """Tool use of the request, unless no grammar can describe the model's tool-call format."""
 
 
 async def plan_chat(
@@ -36,7 +37,7 @@ async def plan_chat(
     tokenizer: Tokenizer,
     beside: Beside,
 ) -> PlannedChat:
-    """Render the messages of a chat; a completion stays as it is. Raises an ApiError."""
+    """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
     chat, form = request.chat, card.chat
     if chat is None:
         return PlannedChat(request, None, None, request.tool_use)
@@ -64,6 +65,6 @@ async def plan_chat(
 
 
 def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
-    """Whether a grammar can tell calls: they are in the model's own form and it is known, or in ours."""
+    """Whether a grammar can enforce the calls: in our format, or in the model's if it is known."""
     is_ours = use.mode is not ToolMode.AUTO or request.structure is not None
     return is_ours or Feature.STRICT_TOOLS in card.features

@@ -1,4 +1,4 @@
-"""JSON schemas of the answers of chats, as the OpenAPI page shows them."""
+"""JSON schemas of chat responses for the OpenAPI page."""
 
 from gateway.api.schemas import INTEGER, NUMBER, TEXT, TIMES, TOKEN_IDS, TOOL_CALL, USAGE, Schema
 from gateway.api.schemas import object_of as _object

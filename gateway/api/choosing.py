@@ -1,4 +1,4 @@
-"""Which model and which dialect a request gets, of those that its caller may use."""
+"""Choose the model and the dialect of a request, among those that its caller may use."""
 
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -17,7 +17,7 @@ from gateway.errors import MissingParameterError, ModelNotFoundError
 async def profile_of(
     context: ProcessContext, principal: Principal, body: dict[str, Any], *, header: str | None
 ) -> Profile:
-    """Return the profile in which a body is read. Raises InvalidParameterError for a wrong header."""
+    """Return the profile for a body. Raises InvalidParameterError for an invalid header."""
     dialect = ""
     if header is None and principal.dialect is None:
         dialect = await _dialect_of_model(context, principal, body.get("model"))
@@ -27,10 +27,10 @@ async def profile_of(
 async def find_card(
     context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
 ) -> WorkerCard:
-    """Return the card of the model that is asked for; `name` None asks for the principal's own.
+    """Return the card of the requested model; if `name` is None, of the principal's default.
 
-    Raises what `choose_allowed` raises, ModelLoadingError or NoWorkerError, and RedisError if nothing is
-    known.
+    Raises the errors of `choose_allowed`, ModelLoadingError, NoWorkerError, and RedisError if no
+    model is known yet.
     """
     chosen = choose_allowed(context, principal, name, profile=profile)
     return (await context.catalogue.find(chosen)).card
@@ -39,10 +39,10 @@ async def find_card(
 def choose_allowed(
     context: ProcessContext, principal: Principal, name: str | None, *, profile: Profile
 ) -> str:
-    """Return the name of the model that is asked for; `name` None asks for the principal's own.
+    """Return the name of the requested model; if `name` is None, of the principal's default.
 
-    Raises ModelNotFoundError for a model that the principal may not use, just as for an unknown one, and
-    MissingParameterError.
+    Raises MissingParameterError, and ModelNotFoundError both for an unknown model and for one that
+    the principal may not use.
     """
     catalogue = context.catalogue
     chosen = choose_model(name, principal, catalogue.names)
@@ -54,7 +54,7 @@ def choose_allowed(
 
 
 async def _dialect_of_model(context: ProcessContext, principal: Principal, name: object) -> str:
-    """Return the dialect of the model that a body seems to ask for; empty if there is none."""
+    """Return the dialect of the model that a body appears to request; empty if there is none."""
     asked = name if isinstance(name, str) else None
     try:
         chosen = choose_model(asked, principal, context.catalogue.names)

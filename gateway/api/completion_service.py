@@ -1,4 +1,4 @@
-"""From a plan to jobs in flight: rooms 5 and 6."""
+"""Submit a planned request: reserve its usage and enqueue its jobs."""
 
 import base64
 import hashlib
@@ -38,9 +38,9 @@ from gateway.settings import Settings
 from gateway.stream.completion import Completion, Usage
 
 _JOB_BYTES: Final = 1_024
-"""About how many bytes a job takes without its prompt."""
+"""Approximate bytes of a job without its prompt."""
 _TOKEN_BYTES: Final = 5
-"""The most bytes of a token id."""
+"""Maximum bytes of a token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ class Submission:
     generation: Generation
     account: Account
     answer: Answer | None
-    """What clients may come back for, if they may."""
+    """The stored response that clients can read again; None if it is not kept."""
 
 
 async def submit(
     call: Call, plan: Plan, *, request_id: str, shows_cost: bool, is_idempotent: bool = False
 ) -> Submission:
-    """Reserve what a request may use, fetch its images, and put its jobs on the queue.
+    """Reserve the usage of a request, fetch its images, and enqueue its jobs.
 
-    An answer that clients may come back for is kept, for longer if `is_idempotent` or in the background.
-    Raises an ApiError, and then nothing is left behind.
+    A response that clients can read again is kept, for longer if `is_idempotent` or in the
+    background. Raises an ApiError after cleaning up.
     """
     context, principal = call.context, call.principal
-    # A whole answer is collected as it comes.
+    # A whole response is collected while it arrives, so its unread bytes need no limit.
     most_unread = context.settings.max_unread_bytes if plan.request.stream else sys.maxsize
     turn = partial(context.loop_turns.slice_of, principal.tenant_id)
     generation = Generation(max_unread_bytes=most_unread, turn=turn)
@@ -83,7 +83,8 @@ async def submit(
         )
     telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
     try:
-        # Only now: who may not run a request has nothing fetched for it, and keeps nobody from fetching.
+        # Fetch images only now: a request without permission to run must not fetch any or delay
+        # others.
         plan = await with_images(call, plan)
     except BaseException:
         await context.reservations.release(record.tenant_id, request_id)
@@ -134,7 +135,7 @@ async def submit(
             )
         raise
     except BaseException as error:
-        # The queue may have taken the jobs, and a worker may have begun.
+        # The queue may have accepted the jobs, and a worker may have started them.
         account.fail(error)
         raise
     return Submission(plan, completion, generation, account, answer)
@@ -147,14 +148,14 @@ async def _take_storage(
     jobs: list[GenerationJob],
     retention: timedelta,
 ) -> int:
-    """Count what Redis will store of a request; return its bytes, 0 if it is too small to be counted.
+    """Count the bytes that Redis stores for a request; return 0 if it is too small to count.
 
     Raises RateLimitError.
     """
     settings, record = context.settings, account.record
     size = sum(map(_job_bytes, jobs))
     if retention:
-        # The head of a kept answer contains the jobs, too.
+        # The head of a kept response contains the jobs as well.
         size *= 2
     if size < SMALL_BYTES and retention <= settings.answer_retention:
         return 0
@@ -177,7 +178,7 @@ def _job_bytes(job: GenerationJob) -> int:
 
 
 class _StoredUntilEnd(Keeper):
-    """Gives back the stored bytes that a request has taken, when its account ends."""
+    """Releases the stored bytes of a request when its account ends."""
 
     def __init__(
         self, context: ProcessContext, record: UsageRecord, subjects: tuple[SubjectLimits, ...]
@@ -205,9 +206,9 @@ class _StoredUntilEnd(Keeper):
 
 
 def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
-    """Return what is known of the request's usage before it runs, its price above all.
+    """Return the usage record of a request before it runs, including its price.
 
-    Raises StoreUnavailableError while prices are not known.
+    Raises StoreUnavailableError while prices are unknown.
     """
     principal, model = call.principal, plan.card.model
     price = call.context.prices.find(model, plan.service_tier, utc_now())
@@ -236,7 +237,7 @@ def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
 
 
 def _retention(settings: Settings, plan: Plan, *, is_idempotent: bool) -> timedelta:
-    """Return how long the answer can be read after its end; nothing if nobody may come back for it."""
+    """Return how long the response stays readable after its end; zero if it is not kept."""
     if is_idempotent or plan.request.is_background:
         return settings.idempotency_retention
     return settings.answer_retention if plan.request.stream else timedelta(0)
@@ -322,7 +323,7 @@ def _fingerprint(engine: str, model: str, tokenizer_digest: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def _cache_salt(secret: str, tenant_id: str, isolation_key: str) -> str:
-    # The length stands in front, so that no tenant's id and key together are another tenant's id.
+    # The length prefix keeps a tenant's id plus key from equalling another tenant's id.
     identity = f"{len(tenant_id)} {tenant_id}{isolation_key}" if isolation_key else tenant_id
     digest = hmac.digest(secret.encode(), identity.encode(), "sha256")
     return base64.urlsafe_b64encode(digest[:18]).decode()

@@ -1,4 +1,4 @@
-"""What lives as long as the process: opened when it starts, closed when it ends."""
+"""Process-wide resources: opened at startup, closed at shutdown."""
 
 import asyncio
 import logging
@@ -87,9 +87,10 @@ def context_of(request: Request) -> ProcessContext:
 async def open_context(
     settings: Settings, *, on_failure: Callable[[], None]
 ) -> AsyncIterator[ProcessContext]:
-    """Open connections and start the loops; on exit stop them in reverse order.
+    """Open connections and start the background loops; on exit, stop them in reverse order.
 
-    `on_failure` is called if a loop ends by a bug: the process would answer nobody, and look healthy.
+    The context calls `on_failure` if a bug ends a loop: otherwise the process would stop responding
+    but appear healthy.
     """
 
     def report_failure(task: asyncio.Task[None]) -> None:
@@ -122,7 +123,7 @@ async def open_context(
             queue_timeout_seconds=settings.queue_timeout.total_seconds(),
             resume_after_seconds=settings.resume_after.total_seconds(),
         )
-        # A single body of the largest size is always accepted.
+        # Always accept a single body of the maximum size.
         most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
         large_work = LargeWork(most_waiting_bytes=most_held)
         stack.callback(large_work.close)
@@ -162,7 +163,7 @@ async def open_context(
             task = asyncio.create_task(loop)
             task.add_done_callback(report_failure)
             stack.push_async_callback(end_task, task)
-        # What ends here is settled while the loops still run.
+        # Settle what ends here while the loops still run.
         stack.push_async_callback(reservations.aclose)
         stack.push_async_callback(desk.aclose)
         stack.push_async_callback(answers.aclose)
@@ -203,7 +204,8 @@ async def open_context(
 
 
 async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
-    # Workers drop jobs of a gateway that does not live, so the first heartbeat comes before any job.
+    # Workers drop jobs of a gateway without a heartbeat, so send the first heartbeat before any
+    # job.
     try:
         await dispatcher.beat()
         await catalogue.refresh()

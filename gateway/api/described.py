@@ -1,4 +1,4 @@
-"""Headers and errors, as the OpenAPI page describes them for every route."""
+"""Headers and errors that the OpenAPI page describes for every route."""
 
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ LIMIT_TEXT: Final = {
     "x-ratelimit-remaining-tokens-generated": "What is left of it.",
     "x-budget-remaining": "Dollars that budgets and credits still allow.",
 }
-"""Headers of answers where something is limited."""
+"""Headers of rate-limited responses."""
 
 _RETRY_TEXT = {
     "x-request-id": HEADER_TEXT["x-request-id"],
@@ -36,14 +36,14 @@ _RETRY_TEXT = {
 
 
 def header_answers(texts: dict[str, str]) -> dict[str, Any]:
-    """Return the headers of an answer, as the page describes them."""
+    """Return the OpenAPI description of response headers."""
     return {
         name: {"description": text, "schema": {"type": "string"}} for name, text in texts.items()
     }
 
 
 def error_answer(description: str) -> dict[str, Any]:
-    """Return an answer that is an error, as the page describes it."""
+    """Return the OpenAPI description of an error response."""
     return {
         "description": description,
         "headers": header_answers(_RETRY_TEXT),

@@ -1,4 +1,4 @@
-"""What the OpenAPI page says about endpoints whose bodies are read by hand."""
+"""OpenAPI descriptions of endpoints that read their bodies without FastAPI."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -179,7 +179,7 @@ def _json_answer(description: str, name: str) -> dict[str, Any]:
 def _generation(
     pages: AnswerPages, summary: str, body: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the operations of an endpoint that generates."""
+    """Return the operations of an endpoint that generates text."""
     answer = {
         "description": f"The {pages.noun}; with `stream: true` its chunks as server-sent events, each a "
         f"`{pages.chunk}`, ended by `data: [DONE]`; with `background: true` how it stands.",
@@ -254,10 +254,10 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         answer=_json_answer("The text, in the shape of the request.", "Detokenized"),
     ),
 }
-"""What is said about each POST endpoint."""
+"""OpenAPI descriptions of each POST endpoint."""
 
 KEPT_PATHS: dict[str, dict[str, Any]] = _COMPLETION_PAGES.paths | _CHAT_PAGES.paths
-"""What is said about the endpoints for coming back, by method."""
+"""OpenAPI descriptions of the endpoints that read a kept response, by method."""
 
 
 _MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
@@ -272,7 +272,10 @@ def _model_page(name: str) -> dict[str, Any]:
 
 
 def install_documentation(app: FastAPI, *, generates: bool) -> None:
-    """Make `app.openapi()` describe errors and credentials as well; `generates`: also what is read by hand."""
+    """Make `app.openapi()` describe errors and credentials.
+
+    `generates`: whether to describe the generation endpoints as well.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -290,7 +293,7 @@ def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
     describe_management(schema, apart_from=by_hand)
     components = schema.setdefault("components", {})
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
-    # Errors have one shape everywhere; FastAPI's own is never sent.
+    # All errors have one shape; FastAPI's own shape is never sent.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas["Error"] = COMPONENTS["Error"]
@@ -299,7 +302,7 @@ def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
 
 
 def _add_generation(schema: dict[str, Any]) -> set[str]:
-    """Add what is described by hand, and return its paths."""
+    """Add the generation endpoints, and return their paths."""
     _, definitions = models_json_schema(
         [(CompletionRequest, "validation"), (ChatCompletionRequest, "validation")],
         ref_template=_REFERENCE,
@@ -316,10 +319,10 @@ def _add_generation(schema: dict[str, Any]) -> set[str]:
 
 
 def _plain(model: Schema) -> Schema:
-    """Return a body's schema with each parameter's type and bounds in one place, as the page shows best.
+    """Return a body's schema with each parameter's type and bounds in one place.
 
-    "Null or a number from 0 to 2" becomes a number from 0 to 2 whose types are two; a default of null,
-    which stands for absent, is left out, since descriptions say what then holds.
+    "Null or a number from 0 to 2" becomes a number from 0 to 2 with two types. The schema omits a
+    default of null, which means absent: the description states what applies then.
     """
     if "properties" not in model:
         return model

@@ -1,6 +1,6 @@
-"""How a gateway leaves: it says so, serves on for a while, and refuses what comes after that.
+"""Drain a gateway: report not ready, serve for a while longer, then reject new requests.
 
-What is running when it leaves goes on; `gateway.serve` bounds how long.
+Running requests continue; `gateway.serve` limits how long.
 """
 
 import signal
@@ -14,30 +14,30 @@ from gateway.api.error_handlers import error_style_of, to_response
 from gateway.errors import GatewayStoppingError
 
 PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Answered to the last, so that whoever looks after this process sees what it does."""
+"""Paths that respond until the end, so that operators can observe the drain."""
 RETRY_AFTER_SECONDS: Final = 1.0
 
 
 class Drain:
-    """Whether this process is leaving, and how far it has got."""
+    """Whether this process is shutting down, and its progress."""
 
     def __init__(self) -> None:
         self.is_leaving = False
-        """It is not ready any more, but serves what comes all the same."""
+        """The process is no longer ready, but still serves new requests."""
         self.is_closed = False
-        """It refuses new requests."""
+        """The process rejects new requests."""
         self.has_failed = False
-        """It leaves because it cannot go on."""
+        """The process shuts down because of an internal failure."""
 
     def fail(self) -> None:
-        """Have the process leave without waiting for what runs, which would not end by itself."""
+        """Shut the process down without waiting for running requests, which would not end."""
         self.has_failed = True
-        for _ in range(2):  # The second signal cuts the waiting short.
+        for _ in range(2):  # The second signal skips the wait.
             signal.raise_signal(signal.SIGTERM)
 
 
 class DrainMiddleware:
-    """Closes connections behind their answers while the gateway leaves; costs a chunk nothing until then."""
+    """Closes connections during a drain. Before a drain it adds no overhead to chunks."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app
