@@ -1,4 +1,4 @@
-"""The endpoints that generate text, and all in which they differ but for the shapes of their answers."""
+"""Endpoints that generate text, with their differences except for the shapes of responses."""
 
 import base64
 import re
@@ -17,39 +17,39 @@ _ID_CHARACTERS: Final = "[a-z2-7]{26}"
 
 
 class BodyReader(Protocol):
-    """Makes a request of a body."""
+    """Parses a body into a request."""
 
     def __call__(
         self, body: dict[str, Any], profile: Profile, *, max_prompts: int
     ) -> GenerationRequest:
-        """Return the request with every default filled in. Raises a BadRequestError."""
+        """Return the request with all defaults applied. Raises a BadRequestError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to ask for text."""
+    """A generation endpoint."""
 
     name: str
-    """What usage records and measurements call it."""
+    """Name in usage records and metrics."""
     path: str
     id_prefix: str
-    """Begins the ids of its answers, which no other endpoint tells."""
+    """Prefix of the ids of its responses, unique to this endpoint."""
     answer_object: str
-    """`object` of its answers."""
+    """`object` of its responses."""
     read: BodyReader
 
     @property
     def id_pattern(self) -> str:
-        """The regular expression of its answers' ids."""
+        """The regular expression of its response ids."""
         return rf"{self.id_prefix}-{_ID_CHARACTERS}"
 
     def new_id(self) -> str:
-        """Return an id that nobody can guess."""
+        """Return an unguessable id."""
         random = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode()
         return f"{self.id_prefix}-{random.rstrip('=').lower()}"
 
     def has_given(self, request_id: str) -> bool:
-        """Return whether an id may be that of one of its answers."""
+        """Return whether an id has the form of this endpoint's response ids."""
         return re.fullmatch(self.id_pattern, request_id) is not None
 
 

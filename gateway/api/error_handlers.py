@@ -1,4 +1,4 @@
-"""Every failure in the style of the request's dialect, those of the router and bugs included."""
+"""Error handlers: respond to every failure, including bugs, in the style of the dialect."""
 
 import logging
 
@@ -33,10 +33,10 @@ from gateway.errors import (
 logger = logging.getLogger(__name__)
 
 _FAULTS_OF_CLIENTS = (BadRequestError, NotFoundError, PayloadTooLargeError)
-"""Failures that count against a key. Of rejections by limits, or for lack of money, only large bodies do."""
+"""Failures that count against a key. For limit and payment errors, only large bodies count."""
 
 CLIENT_CLOSED_REQUEST = 499
-"""Never seen by anybody; tells logs and metrics that the client had gone."""
+"""Status in logs and metrics when the client has disconnected; no client receives it."""
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -50,10 +50,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def error_style_of(request: Request) -> ErrorStyle:
-    """Return the style in which errors of a request are told.
+    """Return the error style of a request.
 
-    The route knows it once it has chosen the request's profile and says so in `request.state.error_style`.
-    Before that, or without a route, it is that of the dialect named in the header, else the gateway's.
+    After the route has chosen the request's profile, it sets `request.state.error_style`. Before
+    that, or without a route, the header's dialect decides, else the gateway's default dialect.
     """
     style = getattr(request.state, "error_style", None)
     if isinstance(style, ErrorStyle):
@@ -63,7 +63,7 @@ def error_style_of(request: Request) -> ErrorStyle:
 
 
 def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Response:
-    """Render an error, which is the answer to the current request."""
+    """Render an error as the response to the current request."""
     tracing.note({ERROR_TYPE: error.code})
     return Response(
         error.content(style),
@@ -74,7 +74,7 @@ def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Respo
 
 
 def _default_dialect(request: Request) -> Dialect:
-    # Before the lifespan has begun there is no context.
+    # There is no context before the lifespan starts.
     context: ProcessContext | None = getattr(request.app.state, "context", None)
     return Dialect.OPENAI if context is None else context.settings.default_dialect
 

@@ -1,4 +1,4 @@
-"""The answer of `POST /v1/completions:estimate`."""
+"""Response of `POST /v1/completions:estimate`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from gateway.dialects.effective import effective_parameters
 
 
 def estimate(call: Call, plan: Plan) -> dict[str, Any]:
-    """Return what a request would take, what it may cost, and with which parameters it would run."""
+    """Return the usage that a request would have, its possible cost and its parameters."""
     request, settings = plan.request, call.context.settings
     prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.prepared.prompts)
     return {
@@ -36,7 +36,7 @@ def estimate(call: Call, plan: Plan) -> dict[str, Any]:
 
 
 def _cost(call: Call, plan: Plan) -> dict[str, int]:
-    """Return what the prompt alone costs, and the most that everything may cost."""
+    """Return the cost of the prompt alone and the maximum total cost."""
     record, most = draft_record(call, plan, ""), plan.most
     return {
         "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),

@@ -1,4 +1,4 @@
-"""Where in a stream a client that comes back goes on, as it says in a header or in the query."""
+"""Resume position in a stream, from a header or the query."""
 
 import re
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class Position(NamedTuple):
-    """The last event of a request that a client has got."""
+    """The last event of a request that a client has received."""
 
     request_id: str
     number: int
@@ -25,7 +25,7 @@ class Position(NamedTuple):
 
 
 def read_last_event_id(request: Request) -> Position | None:
-    """Return what the header says; None without one. Raises InvalidParameterError."""
+    """Return the position in the header; None without one. Raises InvalidParameterError."""
     value = request.headers.get(LAST_EVENT_ID_HEADER, "")
     if not value:
         return None
@@ -40,10 +40,10 @@ def read_last_event_id(request: Request) -> Position | None:
 
 
 def read_position(request: Request, request_id: str) -> int:
-    """Return the number of events of a request that its client has got.
+    """Return the number of events of a request that its client has received.
 
-    The header wins over `starting_after` in the query: a browser that reconnects repeats the query of its
-    first request. Raises InvalidParameterError.
+    The header overrides `starting_after` in the query: a browser that reconnects repeats the query
+    of its first request. Raises InvalidParameterError.
     """
     last = read_last_event_id(request)
     if last is None:
@@ -58,7 +58,7 @@ def read_position(request: Request, request_id: str) -> int:
 
 
 def read_stream(request: Request) -> bool:
-    """Return whether the query asks for a stream. Raises InvalidParameterError."""
+    """Return whether the query requests a stream. Raises InvalidParameterError."""
     value = request.query_params.get("stream", "false")
     if value not in _BOOLEANS:
         raise InvalidParameterError(

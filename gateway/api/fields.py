@@ -32,17 +32,17 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
 class Given(BaseModel):
-    """A body that somebody sends: what it names and nobody knows is refused."""
+    """A request body; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
     def given(self) -> dict[str, Any]:
-        """Return what the body names, as it was read."""
+        """Return the parsed values of the fields that the body contains."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
 class ListBody(BaseModel, Generic[T]):
-    """Some entries of a list."""
+    """A page of a list."""
 
     object: Literal["list"] = "list"
     data: list[T]

@@ -1,4 +1,4 @@
-"""The endpoints that generate text, each with an `:estimate` beside it, which says what it would do."""
+"""Generation endpoints, each with an `:estimate` endpoint for a dry run."""
 
 import asyncio
 from collections.abc import Mapping
@@ -34,22 +34,22 @@ from gateway.dialects.bodies import require_model
 from gateway.idempotency.registry import IdempotentRequest
 
 COST_HEADER: Final = "x-include-cost"
-"""Says `true` or `false` where a request wants it otherwise than its account."""
+"""`true` or `false` overrides the account's default for one request."""
 
 router = APIRouter()
 
 
 async def create_completion(request: Request, endpoint: Endpoint) -> Response:
-    """Authenticate, check, reserve, enqueue, and answer whole or as a stream.
+    """Authenticate, check, reserve, enqueue, and respond with a whole response or a stream.
 
-    A client that comes back for a stream, or with an Idempotency-Key, gets what it has asked for before.
+    A client that resumes a stream, or repeats an Idempotency-Key, gets the original response.
     """
     measure = RequestMeasure(endpoint.name, request.state, generates=True)
     return await measured(request, measure, _create(request, endpoint, measure))
 
 
 async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
-    """Say what a request would do, without running anything."""
+    """Estimate a request without running it."""
     call = await read_call(request)
     plan = await make_plan(call, endpoint)
     return Response(
@@ -68,7 +68,7 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
     if idempotent is None:
         submission = await _submit(request, call, endpoint, request_id=request_id)
     else:
-        # A stored answer is not replayed to a caller that may not use its model.
+        # Do not replay a stored response to a caller that may not use its model.
         name = require_model(call.body, call.profile)
         choose_allowed(call.context, call.principal, name, profile=call.profile)
         earlier = await find_earlier(call, idempotent, request_id)
@@ -112,7 +112,7 @@ async def _submit_with_key(
     *,
     request_id: str,
 ) -> Submission:
-    """Submit a request that its key stands for, and free the key if that fails."""
+    """Submit a request under its Idempotency-Key, and free the key if that fails."""
     try:
         return await _submit(request, call, endpoint, request_id=request_id, is_idempotent=True)
     except BaseException:
@@ -166,8 +166,8 @@ def _plan_headers(plan: Plan) -> Mapping[str, str]:
     return headers | ignored_header(plan.request.ignored_parameters)
 
 
-# Plain routes: FastAPI's own would look for parameters and dependencies in every request, which costs a
-# fifth of the time that the gateway spends on it. Their documentation is in gateway.api.documentation.
+# Plain routes: FastAPI's own would look for parameters and dependencies in every request, a fifth
+# of the gateway's time per request. Their documentation is in gateway.api.documentation.
 for _endpoint in ENDPOINTS:
     _create_route = partial(create_completion, endpoint=_endpoint)
     _estimate_route = partial(estimate_completion, endpoint=_endpoint)

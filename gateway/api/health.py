@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz` and, for operators only, `/metrics`: for the machines that look after this process."""
+"""Health checks and metrics: `/healthz`, `/readyz` and, for operators only, `/metrics`."""
 
 import asyncio
 from typing import Final
@@ -13,7 +13,7 @@ from gateway.api.context import context_of
 from gateway.redis_client import observe_memory
 
 PING_SECONDS: Final = 1.5
-"""How long Redis may take to answer."""
+"""Timeout for Redis to respond."""
 
 router = APIRouter(include_in_schema=False)
 metrics_router = APIRouter(include_in_schema=False)
@@ -21,19 +21,22 @@ metrics_router = APIRouter(include_in_schema=False)
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Answer while the event loop runs, whatever else is broken."""
+    """Respond while the event loop runs, even if everything else fails."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Answer 200 only when Redis takes writes and this process stays, so that load balancers send requests only then."""
+    """Respond with 200 only if Redis accepts writes and this process is not draining.
+
+    Load balancers send requests only then.
+    """
     if request.app.state.drain.is_leaving:
         return JSONResponse({"status": "stopping"}, status_code=503)
     context = context_of(request)
     try:
         async with asyncio.timeout(PING_SECONDS):
-            # A Redis that is full, or a replica, still answers pings.
+            # A full Redis or a replica still answers pings.
             await context.dispatcher.announce(context.redis)
     except ResponseError:
         return JSONResponse({"status": "redis refuses writes"}, status_code=503)
@@ -44,12 +47,15 @@ async def readyz(request: Request) -> Response:
 
 @metrics_router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return all metrics of this process in Prometheus' text format, or as OpenMetrics where that is asked for."""
+    """Return all metrics of this process.
+
+    The format is Prometheus text, or OpenMetrics if the request accepts it.
+    """
     context = context_of(request)
     await observe_memory(context.redis, timeout_seconds=PING_SECONDS)
     telemetry.JOBS_IN_FLIGHT.set(context.dispatcher.jobs_in_flight)
     telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
-    # Models may have been removed.
+    # Remove the values of models that no longer exist.
     for gauge in telemetry.OF_MODELS:
         gauge.clear()
     for model in context.catalogue.models:

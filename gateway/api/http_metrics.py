@@ -1,4 +1,4 @@
-"""Counts and times every request, by the template of its route."""
+"""HTTP metrics: count and time every request, by its route template."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from gateway.lifeline import served
 
 
 class HttpMetricsMiddleware:
-    """To stand around everything else. Adds a call to each chunk, and no task and no coroutine."""
+    """The outermost middleware. Adds one call to each chunk, and no task or coroutine."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -22,7 +22,7 @@ class HttpMetricsMiddleware:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 500  # What Starlette makes of an exception, outside of here.
+        status = 500  # Starlette's status for an exception, outside of this middleware.
 
         def note_and_send(message: Message) -> Awaitable[None]:
             nonlocal status

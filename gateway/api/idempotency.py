@@ -1,4 +1,4 @@
-"""Requests with an Idempotency-Key: whether one runs, or gets the answer of one that came before it."""
+"""Idempotency-Key: run a request, or return the response of an earlier one."""
 
 import asyncio
 import hashlib
@@ -27,9 +27,9 @@ HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "idempotent-replayed"
 
 ADMISSION_SECONDS: Final = 60.0
-"""How long admitting a request takes at most; a gateway that has not managed until then has died."""
+"""Maximum time to admit a request. A gateway that takes longer has died."""
 PATIENCE_SECONDS: Final = 2.0
-"""How long a request waits for an equal one that is being admitted."""
+"""How long a request waits while an equal one is being admitted."""
 _LOOK_SECONDS: Final = 0.05
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -51,7 +51,7 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
             f"Given: {shown(key)} ({len(key)} characters).",
             param=HEADER,
         )
-    # Null means absent, so it makes no difference.
+    # Null means absent, so drop it.
     body = {name: value for name, value in call.body.items() if value is not None}
     digest = hashlib.sha256(f"{request.url.path} {call.profile.name}\n".encode())
     await call.beside(lambda: digest.update(msgspec.json.encode(body, order="deterministic")))
@@ -61,10 +61,10 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
 
 
 async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) -> Answer | None:
-    """Return the answer that the key stands for; None if it stands for `request_id` from now on.
+    """Return the response for the key; None if the key now stands for `request_id`.
 
-    An answer that failed is as good as none. Raises IdempotencyConflictError if the key stands for a request
-    that asks for something else, IdempotencyInProgressError if that is not admitted soon, and
+    A failed response counts as none. Raises IdempotencyConflictError if the key stands for a
+    different request, IdempotencyInProgressError if that request is not admitted soon, and
     StoreUnavailableError.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -80,7 +80,7 @@ async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) ->
             answer = await answers.find(claim.request_id, tenant_id=asked.tenant_id)
             if answer is not None and answer.state is not AnswerState.FAILED:
                 if not may_read(call.principal, answer):
-                    # Without a model in its body, the request asks for the default of this credential.
+                    # A request without a model in its body uses the default of this credential.
                     raise IdempotencyConflictError
                 return answer
             if answer is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
@@ -94,7 +94,10 @@ async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) ->
 
 
 async def release(call: Call, asked: IdempotentRequest, request_id: str) -> None:
-    """Free the key of a request that was not admitted. If Redis does not answer, it becomes free later."""
+    """Free the key of a request that was not admitted.
+
+    If Redis does not respond, it becomes free later.
+    """
     try:
         await call.context.idempotency.release(asked, request_id)
     except RedisError as error:

@@ -1,4 +1,4 @@
-"""The header that names parameters without effect: nothing is ignored in silence."""
+"""Header that lists ignored parameters, so that none is ignored silently."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """Return the header for these parameters, empty without any.
 
-    Names come from the client: only such as are safe in a header are repeated.
+    The client chooses the names, so only those that are safe in a header are included.
     """
     safe = [name for name in names if _NAME.fullmatch(name)]
     return {IGNORED_HEADER: ",".join(safe[:MAX_NAMED_PARAMETERS])} if safe else {}

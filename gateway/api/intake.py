@@ -1,4 +1,4 @@
-"""Limits the bytes of the bodies that a gateway is reading, so that no tenant fills its memory."""
+"""Limit the memory of request bodies that a gateway is reading, per sender."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ RETRY_AFTER_SECONDS: Final = 1.0
 
 
 class Intake:
-    """The bodies that are being read; their bytes are limited for each sender."""
+    """The bodies being read, with a byte limit per sender."""
 
     def __init__(self, *, most_bytes: int) -> None:
-        """Limit the bodies of each sender to `most_bytes` in all."""
+        """Limit the bodies of each sender to `most_bytes` in total."""
         self._most_bytes = most_bytes
         self._held: Counter[str] = Counter()
 
@@ -22,7 +22,8 @@ class Intake:
     def body_of(self, sender: str) -> Iterator[Callable[[int], None]]:
         """Count the bytes of one body until the context ends.
 
-        Call the returned function with the size of each part. It raises TenantQueueFullError beyond the limit.
+        Call the returned function with the size of each part. It raises TenantQueueFullError when
+        the limit is exceeded.
         """
         size = 0
 

@@ -1,4 +1,4 @@
-"""Answers that clients come back for: reading them by their id, their cancelling, and streams that go on."""
+"""Kept responses: get them by id, cancel them, and resume their streams."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -35,13 +35,16 @@ _ENDED: Final = {
 
 
 async def get_completion(request: Request, endpoint: Endpoint) -> Response:
-    """Tell a completion that is kept: the whole of it, how it stands, or as a stream."""
+    """Get a kept completion: whole, its status, or as a stream."""
     measure = RequestMeasure(f"{endpoint.name}.get", request.state, generates=False)
     return await measured(request, measure, _get(request, endpoint, measure))
 
 
 async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
-    """End a completion that is kept, and tell how it stands. One that has ended stays as it is."""
+    """Cancel a kept completion and return its status.
+
+    A completion that has ended stays as it is.
+    """
     measure = RequestMeasure(f"{endpoint.name}.cancel", request.state, generates=False)
     return await measured(request, measure, _cancel(request, endpoint))
 
@@ -49,7 +52,10 @@ async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
 async def continue_stream(
     request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
 ) -> Response:
-    """Go on with a stream behind the event that the client got last. The request's own body is not run."""
+    """Resume a stream after the last event that the client received.
+
+    The request's own body is not run.
+    """
     answer = await _find(request, endpoint, position.request_id)
     await read_json_body(request, context_of(request), sender=answer.head.tenant_id)
     return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
@@ -64,7 +70,7 @@ async def read_again(
     skip: int = 0,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Tell an answer to a client that did not begin it, or not on this connection."""
+    """Send a response to a client that did not start it, or not on this connection."""
     reading = LaterReading(await context_of(request).answers.attach(answer))
     headers = {**_headers(answer, reading), **headers}
     if is_streamed:
@@ -79,7 +85,7 @@ async def tell_status(
     *,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Tell how a completion stands, with the error of one that failed."""
+    """Return a completion's status, with the error of a failed one."""
     head = answer.head
     if answer.state is AnswerState.RUNNING:
         status = "in_progress" if answer.has_begun else "queued"
@@ -117,7 +123,7 @@ async def _cancel(request: Request, endpoint: Endpoint) -> Response:
 
 
 async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
-    """Return the error with which an answer has ended, as whoever reads it is told."""
+    """Return the error with which a response ended, as its readers receive it."""
     attachment = await context.answers.attach(answer)
     try:
         await collect(attachment.completion, attachment.generation)
@@ -129,9 +135,10 @@ async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
 
 
 async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer:
-    """Return an answer of this endpoint that the caller may read; from then on errors have the style of its dialect.
+    """Return a response of this endpoint that the caller may read.
 
-    Raises NotFoundError, for the answer of another project or of a model that the caller may not use as well.
+    From then on, errors have the style of the response's dialect. Raises NotFoundError, also for a
+    response of another project or of a model that the caller may not use.
     """
     principal = await authorize(request, Scope.COMPLETIONS)
     allow_unpaid(request, principal)
@@ -148,7 +155,7 @@ async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer
 
 
 def may_read(principal: Principal, answer: Answer) -> bool:
-    """Whether an answer of the caller's tenant is of a project and a model that the caller may use."""
+    """Whether the caller may use the project and the model of a response of its tenant."""
     record = answer.head.record
     in_project = principal.project_id in (None, record.project_id)
     return in_project and any(map(principal.allows_model, (answer.head.model, record.model)))

@@ -1,4 +1,4 @@
-"""What the OpenAPI page says about completions that clients come back for."""
+"""OpenAPI descriptions of kept completions."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,20 +46,20 @@ _ERRORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class AnswerPages:
-    """What the page says about the answers of one endpoint."""
+    """OpenAPI descriptions of one endpoint's responses."""
 
     endpoint: Endpoint
     tag: str
     operation: str
-    """What names of operations end with."""
+    """Suffix of operation names."""
     noun: str
     answer: str
-    """Schema of a whole one."""
+    """Schema of a whole response."""
     chunk: str
 
     @property
     def event(self) -> Schema:
-        """The schema of an event of a stream."""
+        """The schema of a stream event."""
         return {
             "description": f"One server-sent event: a `{self.chunk}` or an `Error` as JSON, and at the end "
             "`[DONE]`.",
@@ -76,7 +76,7 @@ class AnswerPages:
 
     @property
     def headers(self) -> list[dict[str, Any]]:
-        """Headers of a request for one."""
+        """Headers of a generation request."""
         goes_on = (
             "Goes on with a stream behind this event; the body is not run, and may be anything."
         )
@@ -96,7 +96,7 @@ class AnswerPages:
 
     @property
     def paths(self) -> dict[str, dict[str, Any]]:
-        """What is said about each endpoint for coming back, by method."""
+        """OpenAPI descriptions of the endpoints that read a kept response, by method."""
         path = f"{self.endpoint.path}/{{completion_id}}"
         return {path: {"get": self._reading()}, f"{path}/cancel": {"post": self._cancelling()}}
 

@@ -1,4 +1,4 @@
-"""Keys as they are asked for and shown."""
+"""Request and response bodies of keys."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -56,7 +56,7 @@ class _KeyOptions(Given):
 
 
 class KeyCreation(_KeyOptions):
-    """A key to be made."""
+    """A key to create."""
 
     name: Name = Field(description="What it is for.")
     scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
@@ -69,7 +69,7 @@ class KeyCreation(_KeyOptions):
 
 
 class KeyChange(_KeyOptions):
-    """What is to be different of a key; what is absent stays as it is."""
+    """Changes to a key; absent fields stay unchanged."""
 
     name: Name = Field(default_factory=str)
     scopes: Scopes = Field(default_factory=list)
@@ -81,7 +81,7 @@ class KeyChange(_KeyOptions):
 
 
 class KeyRotation(Given):
-    """How a key is to be rotated."""
+    """Options of a key rotation."""
 
     grace_seconds: int = Field(
         int(DEFAULT_GRACE.total_seconds()),
@@ -113,7 +113,7 @@ class KeyBody(BaseModel):
 
     @classmethod
     def of(cls, key: KeyRecord) -> Self:
-        """Return how a key is shown."""
+        """Return the response body of a key."""
         models, addresses = key.allowed_models, key.allowed_addresses
         return cls(
             id=key.id,
@@ -141,14 +141,14 @@ class CreatedKeyBody(KeyBody):
 
     @classmethod
     def of_created(cls, created: CreatedKey) -> Self:
-        """Return how a new key is shown, once."""
+        """Return the response body of a new key, the only one with its secret."""
         return cls(**KeyBody.of(created.record).model_dump(), key=created.key.reveal())
 
 
 class KeyList(ListBody[KeyBody]):
-    """Some keys, oldest first."""
+    """A page of keys, oldest first."""
 
     @classmethod
     def of(cls, page: Page[KeyRecord]) -> Self:
-        """Return how a page is shown."""
+        """Return the response body of a page."""
         return cls(data=[KeyBody.of(key) for key in page.entries], has_more=page.has_more)

@@ -1,4 +1,4 @@
-"""`/v1/keys`: a tenant's own keys."""
+"""Keys of the caller's tenant: `/v1/keys`."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/keys", tags=["Keys"], route_class=BoundedRoute)
 
 
 def key_service(context: Context) -> KeyService:
-    """Return the rules of keys."""
+    """Return the key service."""
     return KeyService(context.database, context.announcer)
 
 
@@ -35,9 +35,10 @@ KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 async def list_keys(
     keys: Keys, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
 ) -> KeyList:
-    """Oldest first, the revoked ones included. Needs the scope `keys`, like all of this.
+    """List keys, oldest first, including revoked keys.
 
-    A credential of a project sees and manages the keys of this project only.
+    All routes under `/v1/keys` need the scope `keys`. A project credential sees and manages only
+    the keys of its project.
     """
     return KeyList.of(
         await keys.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
@@ -46,10 +47,10 @@ async def list_keys(
 
 @router.post("", summary="Make a key")
 async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) -> CreatedKeyBody:
-    """The whole key is shown here and never again.
+    """Create a key. Only this response contains the whole key.
 
-    Project, models, addresses, expiry and limits that are not named are those of the credential that asks. More
-    than it has itself is refused.
+    Project, models, addresses, expiry and limits default to those of the credential of the request.
+    A key cannot have more rights than this credential.
     """
     created = await keys.create(
         principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
@@ -59,7 +60,7 @@ async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) ->
 
 @router.get("/{key_id}", summary="Describe a key")
 async def get_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
-    """Without its secret."""
+    """Get a key without its secret."""
     return KeyBody.of(await keys.get(principal.tenant_id, key_id, grantor=principal.grant))
 
 
@@ -67,9 +68,9 @@ async def get_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBod
 async def change_key(
     keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyChange
 ) -> KeyBody:
-    """What the body does not name stays as it is. All gateways know of it within a second.
+    """Change the fields that the body contains. All gateways apply the change within a second.
 
-    A key with more rights than the credential that asks is out of its reach, and so are its own bounds.
+    A credential cannot change a key with more rights than its own, nor its own limits.
     """
     changed = await keys.update(
         principal.tenant_id,
@@ -85,7 +86,11 @@ async def change_key(
 async def rotate_key(
     keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyRotation | None = None
 ) -> CreatedKeyBody:
-    """Id, limits and usage stay. The present secret works for a grace period; one before it ends at once."""
+    """Replace the secret.
+
+    Id, limits and usage stay. The current secret works for a grace period; an earlier one ends at
+    once.
+    """
     rotated = await keys.rotate(
         principal.tenant_id,
         key_id,
@@ -98,7 +103,7 @@ async def rotate_key(
 
 @router.delete("/{key_id}", summary="Revoke a key")
 async def revoke_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
-    """It is refused by all gateways within a second, and stays in the list."""
+    """Revoke the key. All gateways reject it within a second; it stays in the list."""
     revoked = await keys.revoke(
         principal.tenant_id, key_id, grantor=principal.grant, actor=principal.actor
     )

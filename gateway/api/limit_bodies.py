@@ -1,4 +1,4 @@
-"""Limits and what is used of them, as they are shown."""
+"""Response bodies of limits and their usage."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -37,7 +37,7 @@ class LimitBody(BaseModel):
 
 
 class ScopeBody(BaseModel):
-    """Whose limits these are, and all of them by name."""
+    """The holder of limits and its limits by name."""
 
     scope: LimitScope
     id: str
@@ -45,13 +45,13 @@ class ScopeBody(BaseModel):
 
     @classmethod
     def of(cls, subject: SubjectLimits, status: SubjectStatus, stored_bytes: int) -> Self:
-        """Return how the limits of one holder are shown."""
+        """Return the response body of one holder's limits."""
         limits = dict(_limits(subject, status, stored_bytes))
         return cls(scope=subject.scope, id=subject.id, limits=limits)
 
 
 class CreditsBody(BaseModel):
-    """What a prepaid tenant may still use."""
+    """Remaining credit of a prepaid tenant."""
 
     remaining_micros: int = Field(
         description="Micro-dollars, less what running requests cost at most."
@@ -59,7 +59,7 @@ class CreditsBody(BaseModel):
 
 
 class LimitsReport(BaseModel):
-    """All limits that apply, and what is used of them at this moment."""
+    """All limits that apply, and their current usage."""
 
     object: Literal["limits"] = "limits"
     tenant: str
@@ -71,7 +71,7 @@ class LimitsReport(BaseModel):
 
 
 def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:
-    """Whether numbers that would be shown of a holder are not known to Redis."""
+    """Whether Redis lacks usage that the report of a holder shows."""
     has_credit = is_prepaid and subject.scope is LimitScope.TENANT
     if has_credit and status.credit_micros is None:
         return True

@@ -1,4 +1,4 @@
-"""`GET /v1/limits`: what the caller may use, and what is used of it."""
+"""Limits and usage of the caller: `GET /v1/limits`."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -22,10 +22,10 @@ AnyCaller = Annotated[Principal, Depends(requires(*Scope))]
 
 @router.get("/v1/limits", summary="Show your limits and what is used of them")
 async def get_limits(context: Context, principal: AnyCaller) -> LimitsReport:
-    """For any valid credential its own limits.
+    """Get the limits of the caller. Any valid credential gets its own limits.
 
-    With the scope `usage` also those of its project and, unless it is of a project, those of its tenant with
-    what is left of prepaid credits.
+    With the scope `usage`, the report adds those of its project and, unless it is a project
+    credential, those of its tenant with the remaining prepaid credits.
     """
     tenant = await TenantService(context.database, context.announcer).get(principal.tenant_id)
     visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
@@ -35,7 +35,7 @@ async def get_limits(context: Context, principal: AnyCaller) -> LimitsReport:
 async def report(
     context: ProcessContext, tenant: Tenant, subjects: Sequence[SubjectLimits]
 ) -> LimitsReport:
-    """Return what is used of these limits, and the tenant's credits if its own limits are among them.
+    """Return the usage of these limits, and the tenant's credits if its own limits are included.
 
     Raises StoreUnavailableError and RedisError.
     """
@@ -62,7 +62,7 @@ def _credits(statuses: Sequence[SubjectStatus]) -> CreditsBody:
 async def _statuses(
     context: ProcessContext, tenant_id: str, subjects: Sequence[SubjectLimits], *, is_prepaid: bool
 ) -> list[SubjectStatus]:
-    """Return what is used, derived from the ledger first where Redis does not know it."""
+    """Return the usage, first derived from the ledger where Redis lacks it."""
     if not subjects:
         return []
     statuses = await context.quotas.status(tenant_id, subjects)

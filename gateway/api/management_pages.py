@@ -1,7 +1,7 @@
-"""What the OpenAPI page says about the routes that are described by their types.
+"""Complete the OpenAPI descriptions of the typed routes.
 
-FastAPI knows their parameters and answers; what it does not know is how this service tells errors, and that
-every one of these routes wants a credential.
+FastAPI derives their parameters and responses. It lacks the error format of this service and the
+credential that each of these routes requires.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ METHODS: Final = ("get", "post", "put", "patch", "delete")
 
 
 def describe_management(schema: dict[str, Any], *, apart_from: Collection[str]) -> None:
-    """Complete the operations of all paths but those that are described by hand."""
+    """Complete the operations of all paths except those described by hand."""
     for path, operations in schema["paths"].items():
         if path not in apart_from:
             for method in METHODS:
@@ -44,7 +44,7 @@ def _complete(operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
         parameter["schema"] = _plain(parameter["schema"])
     responses: dict[str, Any] = operation["responses"]
-    # Bad parameters are answered with 400, in the shape of every error.
+    # Invalid parameters get a 400 response, in the shape of every error.
     responses.pop("422", None)
     for status, answer in responses.items():
         if status.startswith("2"):
@@ -56,7 +56,7 @@ def _complete(operation: dict[str, Any]) -> None:
 
 
 def _plain(schema: Schema) -> Schema:
-    """Return a parameter's schema without null, which a query cannot say, and what is told twice."""
+    """Return a parameter's schema without duplicates, and without null, which no query can have."""
     plain = {
         name: value
         for name, value in schema.items()

@@ -1,4 +1,4 @@
-"""What is measured of one generation request, from its arrival to the end of its answer."""
+"""Metrics of one generation request, from its arrival to the end of its response."""
 
 import time
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from gateway.errors import ApiError, ErrorStyle, InternalError, UnservedModelErr
 
 
 class RequestMeasure:
-    """Counts a request exactly once, whichever way it ends.
+    """Counts a request exactly once, however it ends.
 
     Args:
-        endpoint: what it is counted as.
-        state: of the request; its `tenant_id` is set once the caller is known.
-        generates: whether it asks for text, rather than for what became of an earlier request.
+        endpoint: Endpoint name in the metrics.
+        state: State of the request; its `tenant_id` is set after authentication.
+        generates: Whether it generates text, rather than reads an earlier response.
     """
 
     def __init__(self, endpoint: str, state: State, *, generates: bool) -> None:
@@ -39,12 +39,12 @@ class RequestMeasure:
         return int((time.perf_counter() - self._started_at) * 1000)
 
     def accepted(self, model: str) -> None:
-        """The request's jobs are on the queue. One that reads the answer of another has none."""
+        """Record that the jobs are queued. A request that reads another's response has no jobs."""
         self._model = model
         self._waits_for_token = True
 
     def replied(self, replies: Iterable[Reply]) -> None:
-        """Replies have come that the client reads at once; the first one with a token counts."""
+        """Record replies that the client reads at once; the first one with a token counts."""
         if self._waits_for_token and any(isinstance(each.message, Delta) for each in replies):
             self._waits_for_token = False
             elapsed = time.perf_counter() - self._started_at
@@ -52,7 +52,7 @@ class RequestMeasure:
             self._span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, elapsed)
 
     def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
-        """The request ends with an error, told in a style that decides its status."""
+        """Record that the request ends with an error, in a style that decides its status."""
         known = error if isinstance(error, ApiError) else InternalError()
         self._status, self._code = known.status_for(style), known.code
         if self._status >= 500:
@@ -64,7 +64,7 @@ class RequestMeasure:
             telemetry.REFUSED_REQUESTS.labels(known.code, model).inc()
 
     def disconnected(self) -> None:
-        """The client had gone before the end."""
+        """Record that the client disconnected before the end."""
         self._status, self._code = 499, "client_closed_request"
         self._span.set_attribute(ERROR_TYPE, self._code)
         telemetry.DISCONNECTS.inc()

@@ -1,4 +1,4 @@
-"""`/v1/members`: the people of a tenant, and what they may do."""
+"""Members of the caller's tenant and their roles: `/v1/members`."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/members", tags=["Members"], route_class=BoundedRo
 
 
 def member_service(context: Context) -> MemberService:
-    """Return the rules of members."""
+    """Return the member service."""
     return MemberService(context.database, context.announcer)
 
 
@@ -33,7 +33,7 @@ MemberId = Annotated[str, Path(description="Id of the member, or the claim `sub`
 async def list_members(
     members: Members, principal: CanManageMembers, after: AfterId = None, limit: PageSize = 20
 ) -> MemberList:
-    """Oldest first. Needs the scope `members`, like all of this."""
+    """List members, oldest first. All routes under `/v1/members` need the scope `members`."""
     return MemberList.of(await members.page(principal.tenant_id, PageRequest(after, limit)))
 
 
@@ -41,7 +41,10 @@ async def list_members(
 async def add_member(
     members: Members, principal: CanManageMembers, body: MemberAddition
 ) -> MemberBody:
-    """The role says what the person's tokens may do, unless a token itself asks for less."""
+    """Add a member.
+
+    The role decides what the person's tokens may do, unless a token asks for less.
+    """
     added = await members.add(
         principal.tenant_id,
         **body.given(),
@@ -55,7 +58,7 @@ async def add_member(
 async def get_member(
     members: Members, principal: CanManageMembers, member_id: MemberId
 ) -> MemberBody:
-    """With the role."""
+    """Get a member with the role."""
     return MemberBody.of(await members.get(principal.tenant_id, member_id))
 
 
@@ -63,7 +66,7 @@ async def get_member(
 async def change_member(
     members: Members, principal: CanManageMembers, member_id: MemberId, body: MemberChange
 ) -> MemberBody:
-    """The last owner cannot get another one."""
+    """Change the role of a member. The role of the last owner cannot change."""
     changed = await members.set_role(
         principal.tenant_id,
         member_id,
@@ -78,7 +81,7 @@ async def change_member(
 async def remove_member(
     members: Members, principal: CanManageMembers, member_id: MemberId
 ) -> RemovedMember:
-    """The last owner cannot be removed."""
+    """Remove a member. The last owner cannot be removed."""
     removed = await members.remove(
         principal.tenant_id,
         member_id,

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`, from what workers announce."""
+"""Models that workers announce: `GET /v1/models` and `GET /v1/models/{id}`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ router = APIRouter(tags=["Models"])
 
 @router.get("/v1/models", summary="List the models you may use")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Return every model that was announced and that the principal may use."""
+    """Return every announced model that the principal may use."""
     context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
     visible = [
         model for model in context.catalogue.models if principal.allows_model(model.card.model)
@@ -36,7 +36,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{model_id:path}", summary="Describe one model")
 async def get_model(request: Request, model_id: str) -> dict[str, Any]:
-    """Return one model, by its id or an alias. Both may contain slashes."""
+    """Return one model by its id or an alias. Both may contain slashes."""
     context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
     model = context.catalogue.known(model_id)
     if model is None or not principal.allows_model(model.card.model):
@@ -72,7 +72,7 @@ async def _body(
 
 
 def _pricing(context: ProcessContext, model: str) -> dict[str, Any] | None:
-    """Return what a million tokens cost in each tier now, in micro-dollars; None while prices are not known."""
+    """Return current micro-dollars per million tokens in each tier; None if prices are unknown."""
     try:
         prices = {tier: context.prices.find(model, tier, utc_now()) for tier in ServiceTier}
     except StoreUnavailableError:
@@ -88,7 +88,7 @@ def _pricing(context: ProcessContext, model: str) -> dict[str, Any] | None:
 
 
 async def _tokenizer(context: ProcessContext, card: WorkerCard) -> Tokenizer | None:
-    """Return the model's tokenizer; None while no worker has published it."""
+    """Return the model's tokenizer; None until a worker publishes it."""
     if not card.tokenizer_digest:
         return None
     try:

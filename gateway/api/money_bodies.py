@@ -1,4 +1,4 @@
-"""Plans, prices and credits as they are asked for and shown."""
+"""Request and response bodies of plans, prices and credits."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
@@ -58,7 +58,7 @@ class _PlanLimits(Given):
 
 
 class PlanCreation(_PlanLimits):
-    """A plan to be made."""
+    """A plan to create."""
 
     id: str = Field(
         min_length=1, max_length=63, description="1 to 63 characters out of a-z, 0-9 and `-`."
@@ -67,13 +67,13 @@ class PlanCreation(_PlanLimits):
 
 
 class PlanChange(_PlanLimits):
-    """What is to be different of a plan; what is absent stays as it is."""
+    """Changes to a plan; absent fields stay unchanged."""
 
     name: Name | None = None
 
 
 class PlanBody(BaseModel):
-    """A plan: limits for everybody who has none of his own."""
+    """A plan: default limits for every holder without its own."""
 
     object: Literal["plan"] = "plan"
     id: str
@@ -85,7 +85,7 @@ class PlanBody(BaseModel):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """Return how a plan is shown."""
+        """Return the response body of a plan."""
         return cls(
             id=plan.id,
             name=plan.name,
@@ -105,7 +105,7 @@ class PlanList(ListBody[PlanBody]):
 
 
 class PriceAddition(Given):
-    """A price to come into force."""
+    """A price to add."""
 
     model: Name = Field(description="Id under which workers announce the model, not an alias.")
     service_tier: ServiceTier = Field(
@@ -124,7 +124,7 @@ class PriceAddition(Given):
 
 
 class PriceBody(BaseModel):
-    """What a model costs from some time on: micro-dollars per million tokens."""
+    """The price of a model from a point in time: micro-dollars per million tokens."""
 
     object: Literal["price"] = "price"
     id: int
@@ -138,7 +138,7 @@ class PriceBody(BaseModel):
 
     @classmethod
     def of(cls, price: Price) -> Self:
-        """Return how a price is shown."""
+        """Return the response body of a price."""
         return cls(
             id=price.id,
             model=price.model,
@@ -152,7 +152,7 @@ class PriceBody(BaseModel):
 
 
 class PriceList(ListBody[PriceBody]):
-    """Some prices."""
+    """A list of prices."""
 
 
 class CreditAddition(Given):
@@ -185,7 +185,7 @@ class CreditBody(BaseModel):
 
     @classmethod
     def of(cls, credit: Credit) -> Self:
-        """Return how a change is shown."""
+        """Return the response body of a change."""
         return cls(
             id=credit.id,
             tenant_id=credit.tenant_id,
@@ -199,7 +199,7 @@ class CreditBody(BaseModel):
 
 
 class BalanceBody(BaseModel):
-    """What a tenant has left, by the ledger: usage gets there a few seconds after it ended."""
+    """A tenant's balance in the ledger, which records usage a few seconds after a request ends."""
 
     granted_micros: int = Field(description="Grants and adjustments, less what was taken back.")
     spent_micros: int
@@ -207,7 +207,7 @@ class BalanceBody(BaseModel):
 
     @classmethod
     def of(cls, balance: Balance) -> Self:
-        """Return how a balance is shown."""
+        """Return the response body of a balance."""
         return cls(
             granted_micros=balance.granted_micros,
             spent_micros=balance.spent_micros,
@@ -216,13 +216,13 @@ class BalanceBody(BaseModel):
 
 
 class CreditList(ListBody[CreditBody]):
-    """Some changes of a balance, oldest first."""
+    """A page of balance changes, oldest first."""
 
     balance: BalanceBody
 
     @classmethod
     def of(cls, page: Page[Credit], balance: Balance) -> Self:
-        """Return how a page is shown."""
+        """Return the response body of a page."""
         return cls(
             data=[CreditBody.of(each) for each in page.entries],
             has_more=page.has_more,

@@ -9,7 +9,7 @@ MAX_PAGE: Final = 100
 MAX_CURSOR_CHARACTERS: Final = 4096
 
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
-"""Text without control characters: PostgreSQL refuses to compare with a NUL."""
+"""Text without control characters: PostgreSQL rejects a comparison with NUL."""
 
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="The most entries of one page.")]
 
@@ -24,7 +24,7 @@ AfterId = Annotated[
 
 
 def text_filter(description: str) -> object:
-    """Return what describes an optional text in the query."""
+    """Return the declaration of an optional text parameter of the query."""
     return Query(
         min_length=1, max_length=MAX_TEXT_CHARACTERS, pattern=PRINTABLE, description=description
     )

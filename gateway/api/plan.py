@@ -1,4 +1,4 @@
-"""What a request asks for, wholly checked: everything that comes before the queue (rooms 3 and 4)."""
+"""Plan of a request: all checks that precede the queue."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,26 +35,26 @@ SCORE_BYTES: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request that can be run as it stands."""
+    """A validated request, ready to run."""
 
     endpoint: Endpoint
     request: GenerationRequest
     card: WorkerCard
     prepared: PreparedRequest
     grammar: str
-    """What the text must match, compiled; empty if it need not match anything."""
+    """The compiled grammar that the text must match; empty for unconstrained text."""
     service_tier: ServiceTier
     parsing: Parsing | None = None
-    """How the answer of a chat is read apart."""
+    """How to parse the output of a chat."""
 
     @property
     def model(self) -> str:
-        """The model's name as the client gave it, else its own."""
+        """The model name that the client gave, else the model's own name."""
         return self.request.model or self.card.model
 
     @property
     def most(self) -> Counts:
-        """The most tokens that the request may use, those that `best_of` discards included."""
+        """The maximum tokens that the request may use, including those that `best_of` discards."""
         prompts = zip(self.prepared.prompts, self.request.images, strict=True)
         completion_tokens = sum(prompt.max_tokens for prompt in self.prepared.prompts)
         return Counts(
@@ -65,7 +65,10 @@ class Plan:
         )
 
     def _most_tokens(self, tokens: int, images: int) -> int:
-        """Return what a prompt may come to: how many tokens images expand to is known when it is read."""
+        """Return the maximum tokens of a prompt.
+
+        The exact number of image tokens is known when it is read.
+        """
         most, per_image = self.card.context_window - 1, self.card.image_tokens
         if not images:
             return tokens
@@ -105,9 +108,9 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
 
 
 async def with_images(call: Call, plan: Plan) -> Plan:
-    """Return the plan with the files of its images, of which those of a chat may have to be fetched.
+    """Return the plan with the image files; those of a chat may have to be fetched.
 
-    Raises InvalidParameterError, which names an image that cannot be had, and OverloadedError.
+    Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
     """
     chat = plan.request.chat
     if chat is None or not chat.image_sources:
@@ -120,7 +123,7 @@ async def with_images(call: Call, plan: Plan) -> Plan:
 
 
 def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:
-    """Reject an answer that may need more memory than the gateway allows, before engines work for it.
+    """Reject a response that may need more memory than allowed, before a worker runs it.
 
     Raises InvalidParameterError.
     """
@@ -141,7 +144,7 @@ def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_b
 
 
 def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
-    """Return the parsing of a prompt that may have been cut in the middle of what opens its answer."""
+    """Return the parsing for a prompt whose truncation may have cut the opening of the output."""
     tokens = len(prepared.prompts[0].token_ids)
     if parsing.opening_tokens <= tokens:
         return parsing

@@ -1,4 +1,4 @@
-"""`/v1/projects`: parts of a tenant, with keys and limits of their own."""
+"""Projects, parts of a tenant with their own keys and limits: `/v1/projects`."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/projects", tags=["Projects"], route_class=Bounded
 
 
 def project_service(context: Context) -> ProjectService:
-    """Return the rules of projects."""
+    """Return the project service."""
     return ProjectService(context.database, context.announcer)
 
 
@@ -27,9 +27,10 @@ ProjectId = Annotated[str, Path(description="Id of the project.")]
 async def list_projects(
     projects: Projects, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
 ) -> ProjectList:
-    """Oldest first, the archived ones included. Needs the scope `keys`, like all of this.
+    """List projects, oldest first, including archived projects.
 
-    A credential of a project sees this project only, and changes none.
+    All routes under `/v1/projects` need the scope `keys`. A project credential sees only its
+    project and cannot change projects.
     """
     return ProjectList.of(
         await projects.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
@@ -40,7 +41,7 @@ async def list_projects(
 async def create_project(
     projects: Projects, principal: CanManageKeys, body: ProjectCreation
 ) -> ProjectBody:
-    """Keys are made in a project by naming it when they are made."""
+    """Create a project. To create a key in it, name the project in the key's request."""
     created = await projects.create(
         principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
     )
@@ -51,7 +52,7 @@ async def create_project(
 async def get_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
-    """With its own limits."""
+    """Get a project with its own limits."""
     return ProjectBody.of(
         await projects.get(principal.tenant_id, project_id, grantor=principal.grant)
     )
@@ -61,7 +62,7 @@ async def get_project(
 async def change_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId, body: ProjectChange
 ) -> ProjectBody:
-    """What the body does not name stays as it is."""
+    """Change the fields that the body contains."""
     changed = await projects.update(
         principal.tenant_id,
         project_id,
@@ -76,7 +77,7 @@ async def change_project(
 async def archive_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
-    """Its keys are refused by all gateways within a second."""
+    """Archive the project. All gateways reject its keys within a second."""
     archived = await projects.archive(
         principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
     )
@@ -87,7 +88,7 @@ async def archive_project(
 async def activate_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
-    """Its keys work again."""
+    """Activate the project. Its keys work again."""
     activated = await projects.activate(
         principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
     )

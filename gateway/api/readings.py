@@ -1,4 +1,4 @@
-"""One client's way to an answer: what it reads, and what becomes of the answer when it stops."""
+"""A client's subscription to a response, and what happens to the response when it ends."""
 
 from typing import Protocol
 
@@ -11,29 +11,29 @@ from gateway.stream.completion import Completion
 
 
 class Reading(Protocol):
-    """What streamed and whole answers need of whichever client reads them."""
+    """The interface between a client's connection and the response that it reads."""
 
     completion: Completion
     generation: Generation
 
     def replied(self) -> None:
-        """Replies have come."""
+        """Record that replies have arrived."""
 
     async def finish(self) -> None:
-        """Everything has been read; the client is told the last of it when this returns."""
+        """Record that everything has been read; the client gets the last part when this returns."""
 
     def fail(self, error: BaseException) -> None:
-        """The client is told that the answer, or its way to it, has failed."""
+        """Record that the response, or its delivery, has failed; the client gets the error."""
 
     def leave(self) -> None:
-        """The client has gone before the end."""
+        """Record that the client disconnected before the end."""
 
     async def aclose(self) -> None:
-        """Stop reading, however it went."""
+        """Stop reading, whatever the outcome."""
 
 
 class FirstReading(Reading):
-    """That of the client whose request runs: the answer is settled as it ends here."""
+    """Subscription of the client that started the request; its end settles the response."""
 
     def __init__(
         self, answers: Answers, account: Account, completion: Completion, generation: Generation
@@ -68,7 +68,7 @@ class FirstReading(Reading):
 
 
 class LaterReading(Reading):
-    """That of a client that came back: whatever becomes of the answer is looked after elsewhere."""
+    """Subscription of a client that reads a kept response, whose settlement happens elsewhere."""
 
     def __init__(self, attachment: Attachment) -> None:
         self.completion = attachment.completion

@@ -1,4 +1,4 @@
-"""Gives every answer an `x-request-id`: the client's own if it is well-formed, else a new one."""
+"""Middleware for `x-request-id`: the client's id if it is well-formed, else a new one."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class RequestIdMiddleware:
-    """Pure ASGI, so that a streamed chunk costs no more than one extra call."""
+    """Pure ASGI, so that a streamed chunk costs only one extra call."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

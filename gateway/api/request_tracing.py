@@ -1,4 +1,4 @@
-"""The span of a whole HTTP request, and what is said in it of a generation."""
+"""Tracing span of an HTTP request and its generation attributes."""
 
 import json
 from collections.abc import Awaitable
@@ -37,7 +37,7 @@ from gateway.dialects.request import GenerationRequest
 
 
 class TracingMiddleware:
-    """Gives every request a span, but those that only look after the process."""
+    """Gives every request a span, except health checks and metrics."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -69,7 +69,7 @@ class TracingMiddleware:
 
 
 def note_plan(plan: Plan, completion_id: str) -> None:
-    """Say in the current request's span what it is to generate."""
+    """Set the generation attributes of the current request's span."""
     if not tracing.is_on():
         return
     request = plan.request
@@ -102,9 +102,9 @@ def _described(scope: Scope) -> tracing.Attributes:
 
 
 def _route(scope: Scope) -> str:
-    """Return the template of the path that a request was routed by; empty if it was not.
+    """Return the route template of a request; empty if no route matched.
 
-    Paths themselves are told to nobody: a client may have put a key into one.
+    Never export the path itself: a client may have put a key into it.
     """
     if "endpoint" not in scope:
         return ""
@@ -115,7 +115,7 @@ def _route(scope: Scope) -> str:
 
 
 def _input(request: GenerationRequest) -> list[dict[str, Any]]:
-    """Return what a client has written, in the form of OpenTelemetry's conventions."""
+    """Return the client's input in the format of OpenTelemetry's conventions."""
     if request.chat is not None:
         return [
             {

@@ -1,4 +1,4 @@
-"""JSON schemas of answers, as the OpenAPI page shows them."""
+"""JSON schemas of responses for the OpenAPI page."""
 
 from typing import Any
 

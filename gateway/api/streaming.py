@@ -1,7 +1,8 @@
-"""Sending a completion as server-sent events while it is generated.
+"""Stream a completion as server-sent events while it is generated.
 
-The events are written with ASGI's own `send`: a chunk costs one wake-up and one write, a third less CPU
-and a third of the memory of a streaming response built from an iterator (docs/performance.md).
+The events are written with ASGI's own `send`: a chunk costs one wake-up and one write. That takes a
+third less CPU and a third of the memory of a streaming response built from an iterator
+(docs/performance.md).
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
 
 
 class Watch:
-    """Notices that the client has gone, in whatever phase its request is."""
+    """Detects that the client has disconnected, in any phase of its request."""
 
     def __init__(self, receive: Receive, generation: Generation) -> None:
         self.gone = False
@@ -30,7 +31,7 @@ class Watch:
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        # A task that ends as cancelled keeps its frames, and they refer to it.
+        # A task that ends as cancelled keeps its frames, which refer to the task.
         with suppress(asyncio.CancelledError):
             while (await self._receive())["type"] != "http.disconnect":
                 pass
@@ -43,7 +44,7 @@ class Watch:
 
 
 class StreamedCompletion(Response):
-    """The events of an answer, but for the first `skip`, which the client has got already."""
+    """The events of a response, except the first `skip`, which the client already has."""
 
     def __init__(
         self,
@@ -71,18 +72,18 @@ class StreamedCompletion(Response):
         self._events = b""
         self._committed = False
         self._last_events: bytes | None = None
-        """How a stream ends that has failed before it began again."""
+        """The last events of a resumed stream that failed before it started."""
 
     @property
     def is_over(self) -> bool:
-        """Whether `begin` has found that the client has got everything already."""
+        """Whether `begin` has found that the client already has every event."""
         return (self._renderer.finished and not self._events) or self._last_events == b""
 
     async def begin(self, *, timeout_seconds: float) -> None:
         """Wait for the first event, at most `timeout_seconds`.
 
-        Raises an ApiError if the request fails before there is an event, so that it gets a real status.
-        A client that has got events is told of a failure by an event in any case.
+        Raises an ApiError if the request fails before its first event, so that the response has the
+        status of the error. A client that already has events always receives a failure as an event.
         """
         timer = asyncio.get_running_loop().call_later(timeout_seconds, self._commit)
         try:
@@ -102,13 +103,13 @@ class StreamedCompletion(Response):
             self._last_events = self._renderer.render_failure(failure)
 
     async def abandon(self) -> None:
-        """Stop reading, without having answered if nothing was sent."""
+        """Stop reading; send no response if nothing was sent."""
         self._watch.stop()
         await asyncio.shield(self._reading.aclose())
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream (ASGI). What the client says is heard by the watch."""
+        """Send the stream (ASGI). The watch receives the client's messages."""
         del scope, receive
         start = {
             "type": "http.response.start",
@@ -157,7 +158,8 @@ class StreamedCompletion(Response):
     def _leave(self) -> None:
         failure = self._failure()
         if isinstance(failure, SlowReaderError):
-            # It never read again, so that its connection was cut before it could be told.
+            # The client stopped reading, so its connection was closed before it could receive the
+            # error.
             self._reading.fail(failure)
             self._measure.failed(failure)
         else:
@@ -189,7 +191,7 @@ class StreamedCompletion(Response):
 
 
 class _KeepAlive:
-    """Wakes a stream that has been silent for an interval."""
+    """Wakes a stream after a silent interval."""
 
     def __init__(self, generation: Generation, seconds: float) -> None:
         self.sent = False

@@ -1,4 +1,4 @@
-"""Tenants, projects and members as they are asked for and shown."""
+"""Request and response bodies of tenants, projects and members."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -46,7 +46,7 @@ class _WithLimits(Given):
 
 
 class TenantCreation(_WithLimits):
-    """A tenant to be made."""
+    """A tenant to create."""
 
     name: Name
     id: str | None = Field(
@@ -70,7 +70,7 @@ class TenantCreation(_WithLimits):
 
 
 class TenantChange(_WithLimits):
-    """What is to be different of a tenant; what is absent stays as it is."""
+    """Changes to a tenant; absent fields stay unchanged."""
 
     name: Name = Field(default_factory=str)
     weight: Weight = Field(default_factory=float)
@@ -104,7 +104,7 @@ class TenantBody(BaseModel):
 
     @classmethod
     def of(cls, tenant: Tenant) -> Self:
-        """Return how a tenant is shown."""
+        """Return the response body of a tenant."""
         return cls(
             id=tenant.id,
             name=tenant.name,
@@ -123,23 +123,23 @@ class TenantBody(BaseModel):
 
 
 class TenantList(ListBody[TenantBody]):
-    """Some tenants, oldest first."""
+    """A page of tenants, oldest first."""
 
     @classmethod
     def of(cls, page: Page[Tenant]) -> Self:
-        """Return how a page is shown."""
+        """Return the response body of a page."""
         return cls(data=[TenantBody.of(each) for each in page.entries], has_more=page.has_more)
 
 
 class ProjectCreation(_WithLimits):
-    """A project to be made."""
+    """A project to create."""
 
     name: Name
     limits: LimitsGiven = Field(default_factory=dict)
 
 
 class ProjectChange(_WithLimits):
-    """What is to be different of a project; what is absent stays as it is."""
+    """Changes to a project; absent fields stay unchanged."""
 
     name: Name = Field(default_factory=str)
     limits: LimitsGiven = Field(default_factory=dict)
@@ -158,7 +158,7 @@ class ProjectBody(BaseModel):
 
     @classmethod
     def of(cls, project: Project) -> Self:
-        """Return how a project is shown."""
+        """Return the response body of a project."""
         return cls(
             id=project.id,
             tenant_id=project.tenant_id,
@@ -170,16 +170,16 @@ class ProjectBody(BaseModel):
 
 
 class ProjectList(ListBody[ProjectBody]):
-    """Some projects, oldest first."""
+    """A page of projects, oldest first."""
 
     @classmethod
     def of(cls, page: Page[Project]) -> Self:
-        """Return how a page is shown."""
+        """Return the response body of a page."""
         return cls(data=[ProjectBody.of(each) for each in page.entries], has_more=page.has_more)
 
 
 class MemberAddition(Given):
-    """A person to become a member."""
+    """A member to add."""
 
     subject: Name = Field(description="The claim `sub` of the person's tokens.")
     role: Role
@@ -187,7 +187,7 @@ class MemberAddition(Given):
 
 
 class MemberChange(Given):
-    """What is to be different of a member."""
+    """Changes to a member."""
 
     role: Role
 
@@ -205,7 +205,7 @@ class MemberBody(BaseModel):
 
     @classmethod
     def of(cls, member: Member) -> Self:
-        """Return how a member is shown."""
+        """Return the response body of a member."""
         return cls(
             id=member.id,
             tenant_id=member.tenant_id,
@@ -217,16 +217,16 @@ class MemberBody(BaseModel):
 
 
 class MemberList(ListBody[MemberBody]):
-    """Some members, oldest first."""
+    """A page of members, oldest first."""
 
     @classmethod
     def of(cls, page: Page[Member]) -> Self:
-        """Return how a page is shown."""
+        """Return the response body of a page."""
         return cls(data=[MemberBody.of(each) for each in page.entries], has_more=page.has_more)
 
 
 class RemovedMember(BaseModel):
-    """A person who is no member any more."""
+    """A removed member."""
 
     object: Literal["member.deleted"] = "member.deleted"
     id: str

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, in the shapes of vLLM and of llama.cpp."""
+"""Tokenize and detokenize: `POST /tokenize` and `/detokenize`, as in vLLM and llama.cpp."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,13 +21,13 @@ from gateway.prompt.tokenizers import PromptEncoder
 router = APIRouter()
 
 MAX_CHARACTERS: Final = 1_000_000
-"""Length of a text to tokenize: tokens take some ten times the memory of their text."""
+"""Maximum characters to tokenize: tokens take about ten times the memory of their text."""
 MAX_TOKENS: Final = 1_000_000
-"""Token ids to turn into text."""
+"""Maximum token ids to detokenize."""
 
 
 class _Body(BaseModel):
-    """What all bodies have in common."""
+    """Fields common to all bodies."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -35,7 +35,7 @@ class _Body(BaseModel):
 
 
 class VllmTokenize(_Body):
-    """Body of `/tokenize` as vLLM has it."""
+    """Body of `/tokenize` in vLLM's format."""
 
     prompt: str = Field(max_length=MAX_CHARACTERS)
     add_special_tokens: bool = True
@@ -43,7 +43,7 @@ class VllmTokenize(_Body):
 
 
 class LlamacppTokenize(_Body):
-    """Body of `/tokenize` as llama.cpp has it."""
+    """Body of `/tokenize` in llama.cpp's format."""
 
     content: str = Field(max_length=MAX_CHARACTERS)
     add_special: bool = False
@@ -58,7 +58,7 @@ class Detokenize(_Body):
 
 
 async def tokenize(request: Request) -> Response:
-    """Answer in the shape in which the request asks."""
+    """Respond in the format of the request."""
     call = await read_call(request)
     if call.body.get("content") is None:
         return await _tokenize_as_vllm(call)
@@ -71,7 +71,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Answer as vLLM does if the request names a model, else as llama.cpp does."""
+    """Respond in vLLM's format if the request names a model, else in llama.cpp's."""
     call = await read_call(request)
     body = validate(Detokenize, call.body)
     encoder = await _encoder(call, await _card(call, body))
@@ -142,7 +142,7 @@ def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
             param="tokens",
         )
     for position, token in enumerate(tokens):
-        if type(token) is not int:  # True is an int to isinstance.
+        if type(token) is not int:  # `isinstance(True, int)` is true.
             raise InvalidParameterError(
                 f"'tokens[{position}]' must be a token id. Given: {shown(token)}.", param="tokens"
             )

@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: what the caller's tenant used and what it cost, in sums and request by request."""
+"""Usage and cost of the caller's tenant, as sums and per request: `GET /v1/usage`."""
 
 from dataclasses import replace
 from typing import Annotated, Final
@@ -44,7 +44,7 @@ RequestId = Annotated[
 
 
 def group_by(known: tuple[Dimension, ...]) -> object:
-    """Return what describes the dimensions of a report in the query."""
+    """Return the declaration of the `group_by` query parameter."""
     names = ", ".join(f"`{dimension}`" for dimension in known)
     return Query(
         alias="group_by", max_length=8, description=f"Any of {names}: repeated, or with commas."
@@ -66,10 +66,10 @@ async def report(
     page: AskedPage,
     groups: Annotated[list[str] | None, group_by(DIMENSIONS)] = None,
 ) -> Response | UsageList:
-    """Requests, tokens and cost, by the ledger. A request is in it about a second after its end.
+    """Report requests, tokens and cost. The ledger records a request about a second after its end.
 
-    With the scope `usage` you see your whole tenant, or your project if the credential is of one; with
-    `completions` alone what the key itself used.
+    With the scope `usage` you see your whole tenant, or your project with a project credential.
+    With only `completions` you see the usage of the key itself.
     """
     fields = await answer_report(
         UsageService(context.database),
@@ -95,7 +95,7 @@ async def list_requests(
     wanted: WantedUsage,
     page: AskedPage,
 ) -> Response | ReceiptList:
-    """Newest first. Who sees what is the same as for the sums."""
+    """List requests, newest first. Visibility is the same as for the sums."""
     service = UsageService(context.database)
     fields = await answer_requests(service, own_usage(principal, wanted), span, page=page)
     return fields if isinstance(fields, Response) else ReceiptList(**fields)
@@ -105,14 +105,14 @@ async def list_requests(
 async def get_request(
     context: Context, principal: CanSeeOwnUsage, request_id: RequestId
 ) -> ReceiptBody:
-    """The receipt of one request, with the prices that applied to it."""
+    """Get the receipt of one request, with the prices that applied to it."""
     wanted = own_usage(principal, UsageFilter(tenant_id=None))
     record = await UsageService(context.database).request(wanted, request_id)
     return ReceiptBody(**receipt_fields(record))
 
 
 def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
-    """Return what is asked for as far as the caller may see it. Raises PermissionDeniedError."""
+    """Return the filter limited to what the caller may see. Raises PermissionDeniedError."""
     own = principal.project_id
     if own is not None and wanted.project_id not in (None, own):
         raise PermissionDeniedError(

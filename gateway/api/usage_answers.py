@@ -1,4 +1,4 @@
-"""Pages of usage, for customers and operators alike, as JSON or CSV."""
+"""Pages of usage as JSON or CSV, for customers and operators."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -23,7 +23,7 @@ from gateway.api.usage_shapes import receipt_fields, usage_fields
 
 NEXT_PAGE_HEADER: Final = "x-next-page"
 MAX_CURSOR_MS: Final = 4 * 10**13
-"""Beyond the last year that a database keeps."""
+"""After the last year that a database supports."""
 
 USAGE_COLUMNS: Final = (
     "start",
@@ -91,7 +91,7 @@ def _list(data: Sequence[Mapping[str, Any]], following: str | None) -> dict[str,
 
 
 def _columns(names: Sequence[str], wanted: UsageFilter) -> list[str]:
-    """Return a table's columns: customers know which tenant they are."""
+    """Return the columns of a table; customers get no tenant column."""
     return [name for name in names if name != "tenant" or wanted.tenant_id is None]
 
 

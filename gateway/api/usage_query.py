@@ -1,4 +1,4 @@
-"""What the query of a usage route asks for: a stretch of time, groups, a page, a format."""
+"""Query parameters of usage routes: time range, groups, page and format."""
 
 import base64
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ End = Annotated[str | None, _time("The end, not included. Default: now.")]
 
 @dataclass(frozen=True, slots=True)
 class BucketsQuery:
-    """A stretch of time, and the buckets that it is divided into."""
+    """A time range and its buckets."""
 
     span: Span
     bucket: Bucket
@@ -39,7 +39,7 @@ class BucketsQuery:
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """Which page is asked for, and in which format."""
+    """The requested page and its format."""
 
     after: str | None
     limit: int
@@ -51,12 +51,12 @@ def wanted_query(
     key: Annotated[str | None, text_filter("Only this key, by its id, or `jwt:SUBJECT`.")] = None,
     project: Annotated[str | None, text_filter("Only this project, by its id.")] = None,
 ) -> UsageFilter:
-    """Return which usage is asked for; whose it is has to be added."""
+    """Return the usage filter; the caller adds the tenant."""
     return UsageFilter(tenant_id=None, project_id=project, credential_id=key, model=model)
 
 
 def span_query(start: Start = None, end: End = None) -> Span:
-    """Return the stretch of time that is asked for."""
+    """Return the requested time range."""
     return read_span(start, end)
 
 
@@ -67,7 +67,7 @@ def buckets_query(
         Bucket, Query(description="What is summed up together; `hour` for 31 days at most.")
     ] = Bucket.DAY,
 ) -> BucketsQuery:
-    """Return the stretch of time and the buckets that are asked for."""
+    """Return the requested time range and buckets."""
     return BucketsQuery(read_span(start, end, bucket=bucket), bucket)
 
 
@@ -90,7 +90,7 @@ def page_query(
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> PageQuery:
-    """Return the page that is asked for."""
+    """Return the requested page."""
     return PageQuery(after, limit, as_csv=wants_csv(answer_format, accept))
 
 
@@ -101,12 +101,12 @@ AskedPage = Annotated[PageQuery, Depends(page_query)]
 
 
 def encode_cursor(*values: str) -> str:
-    """Return where a page ends, as the client hands it back."""
+    """Return the cursor of the end of a page, which the client sends back."""
     return base64.urlsafe_b64encode(msgspec.json.encode(values)).rstrip(b"=").decode()
 
 
 def decode_cursor(after: str | None, parts: int) -> tuple[str, ...] | None:
-    """Return the texts of a cursor. Raises InvalidParameterError where it is not one."""
+    """Return the texts of a cursor. Raises InvalidParameterError if it is invalid."""
     if after is None:
         return None
     try:
@@ -114,21 +114,21 @@ def decode_cursor(after: str | None, parts: int) -> tuple[str, ...] | None:
         values = msgspec.json.decode(text, type=tuple[str, ...])
     except (ValueError, msgspec.DecodeError):
         values = ()
-    # PostgreSQL refuses to compare with a NUL.
+    # PostgreSQL rejects a comparison with NUL.
     if len(values) != parts or any("\x00" in value for value in values):
         raise bad_cursor()
     return values
 
 
 def bad_cursor() -> InvalidParameterError:
-    """Return the error for text that is no cursor."""
+    """Return the error for an invalid cursor."""
     return InvalidParameterError(
         "'after' must be what 'next' of a page of the same list said.", param="after"
     )
 
 
 def wants_csv(format_: str | None, accept: str) -> bool:
-    """Whether the answer is to be CSV."""
+    """Whether the response is CSV."""
     if format_ is not None:
         return format_ == "csv"
     named = [part.split(";")[0].strip().lower() for part in accept.split(",")]

@@ -1,4 +1,4 @@
-"""How usage is answered, as JSON and as CSV."""
+"""Response formats of usage: JSON and CSV."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -14,7 +14,7 @@ _MICROS = "Micro-dollars per million tokens"
 
 
 class UsageBody(BaseModel):
-    """Sums over the requests of one stretch of time, and of one value of what the report is grouped by."""
+    """Sums over the requests of one time range and one value of the grouping."""
 
     object: Literal["usage"] = "usage"
     start: datetime
@@ -32,7 +32,7 @@ class UsageBody(BaseModel):
 
 
 class AnyUsageBody(UsageBody):
-    """The same of any tenant."""
+    """Sums of usage of any tenant."""
 
     tenant: str | None = Field(description="Null unless grouped by `tenant`.")
 
@@ -47,19 +47,19 @@ class _Report(BaseModel):
 
 
 class UsageList(_Report):
-    """A page of a report, by time."""
+    """A page of a usage report, by time."""
 
     data: list[UsageBody]
 
 
 class AnyUsageList(_Report):
-    """A page of a report over any tenants."""
+    """A page of a usage report over any tenants."""
 
     data: list[AnyUsageBody]
 
 
 class Prices(BaseModel):
-    """What applied when the request was admitted."""
+    """Prices that applied when the request was admitted."""
 
     prompt_micros: int = Field(description=f"{_MICROS}.")
     cached_micros: int = Field(description=f"{_MICROS}.")
@@ -67,7 +67,7 @@ class Prices(BaseModel):
 
 
 class ReceiptBody(BaseModel):
-    """What one request used and cost."""
+    """Usage and cost of one request."""
 
     object: Literal["usage.request"] = "usage.request"
     id: str = Field(description="The completion's id.")
@@ -98,7 +98,7 @@ class ReceiptBody(BaseModel):
 
 
 class AnyReceiptBody(ReceiptBody):
-    """The same of any tenant."""
+    """Usage and cost of one request of any tenant."""
 
     tenant: str
     gateway: str
@@ -123,13 +123,13 @@ class AnyReceiptList(BaseModel):
 
 
 def usage_fields(each: UsageSlice) -> dict[str, Any]:
-    """Return the members of an AnyUsageBody; those of a UsageBody are among them."""
+    """Return the members of an AnyUsageBody, which include those of a UsageBody."""
     named = {dimension.value: each.values.get(dimension) or None for dimension in Dimension}
     return {"start": each.span.start, "end": each.span.end, **named, **each.sums._asdict()}
 
 
 def receipt_fields(record: UsageRecord) -> dict[str, Any]:
-    """Return the members of an AnyReceiptBody; those of a ReceiptBody are among them."""
+    """Return the members of an AnyReceiptBody, which include those of a ReceiptBody."""
     return {
         "id": record.request_id,
         "created_at": to_time(record.created_ms),

@@ -1,4 +1,4 @@
-"""Webhooks as they are asked for and shown."""
+"""Request and response bodies of webhooks."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +13,7 @@ from gateway.api.fields import Given, ListBody
 
 
 class WebhookCreation(Given):
-    """A URL that is to be told."""
+    """A webhook to create."""
 
     url: str = Field(
         min_length=1,
@@ -30,7 +30,7 @@ class WebhookCreation(Given):
 
 
 class WebhookBody(BaseModel):
-    """Where a tenant is told that a budget, or its credit, is nearly used up."""
+    """A webhook: receives an event when a tenant's budget or credit is nearly used up."""
 
     object: Literal["webhook"] = "webhook"
     id: str
@@ -41,7 +41,7 @@ class WebhookBody(BaseModel):
 
     @classmethod
     def of(cls, webhook: Webhook) -> Self:
-        """Return how a webhook is shown."""
+        """Return the response body of a webhook."""
         return cls(**_shown(webhook))
 
 
@@ -52,7 +52,7 @@ class CreatedWebhookBody(WebhookBody):
 
     @classmethod
     def of_created(cls, webhook: Webhook) -> Self:
-        """Return how a new webhook is shown, once."""
+        """Return the response body of a new webhook, the only one with its secret."""
         return cls(**_shown(webhook), secret=webhook.secret)
 
 
@@ -71,12 +71,12 @@ class WebhookList(ListBody[WebhookBody]):
 
     @classmethod
     def of(cls, webhooks: list[Webhook]) -> Self:
-        """Return how they are shown."""
+        """Return the response body of the list."""
         return cls(data=[WebhookBody.of(webhook) for webhook in webhooks], has_more=False)
 
 
 class RemovedWebhook(BaseModel):
-    """A webhook that is told nothing any more."""
+    """A removed webhook."""
 
     object: Literal["webhook.deleted"] = "webhook.deleted"
     id: str
@@ -84,7 +84,7 @@ class RemovedWebhook(BaseModel):
 
 
 class SentEventBody(BaseModel):
-    """An event that only shows whether the webhook works."""
+    """A test event that checks whether the webhook works."""
 
     object: Literal["webhook.event"] = "webhook.event"
     id: str = Field(description="Is sent along, in the body and in a header.")
@@ -93,5 +93,5 @@ class SentEventBody(BaseModel):
 
     @classmethod
     def of(cls, event: WebhookEvent) -> Self:
-        """Return how an event is announced."""
+        """Return the response body of an event."""
         return cls(id=event.id, type=event.name.kind, created_at=event.created_at)

@@ -1,4 +1,4 @@
-"""`/v1/webhooks`: where the caller's tenant is told of its budgets."""
+"""Webhooks for budget events of the caller's tenant: `/v1/webhooks`."""
 
 from typing import Annotated
 
@@ -24,7 +24,10 @@ WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")
 
 @router.get("", summary="List your webhooks")
 async def list_webhooks(context: Context, principal: CanManageWebhooks) -> WebhookList:
-    """Oldest first, without their secrets. Needs the scope `keys`, and a credential of the whole account, like all of this."""
+    """List webhooks, oldest first, without their secrets.
+
+    All routes under `/v1/webhooks` need the scope `keys` and a credential of the whole account.
+    """
     return WebhookList.of(await webhook_service(context).list_of_tenant(principal.tenant_id))
 
 
@@ -32,9 +35,10 @@ async def list_webhooks(context: Context, principal: CanManageWebhooks) -> Webho
 async def create_webhook(
     context: Context, principal: CanManageWebhooks, body: WebhookCreation
 ) -> CreatedWebhookBody:
-    """Its URL is told when the budget of your tenant, of a project or of a key reaches a threshold.
+    """Create a webhook. It gets an event when a tenant, project or key budget reaches a threshold.
 
-    The answer shows the secret that signs what is sent; it is not shown again. At most five webhooks.
+    Only this response contains the secret that signs the events. A tenant can have at most five
+    webhooks.
     """
     webhook = await webhook_service(context).create(
         principal.tenant_id, body.url, thresholds=body.thresholds, actor=principal.actor
@@ -46,7 +50,7 @@ async def create_webhook(
 async def remove_webhook(
     context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
 ) -> RemovedWebhook:
-    """It is told nothing any more, not even what is on its way to be told."""
+    """Remove the webhook. It receives no more events, not even pending ones."""
     await webhook_service(context).remove(principal.tenant_id, webhook_id, actor=principal.actor)
     return RemovedWebhook(id=webhook_id)
 
@@ -55,12 +59,12 @@ async def remove_webhook(
 async def try_webhook(
     context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
 ) -> SentEventBody:
-    """Has the event `webhook.test` sent within seconds; once a minute at most."""
+    """Send the event `webhook.test` within seconds, at most once a minute."""
     return SentEventBody.of(await webhook_service(context).test(principal.tenant_id, webhook_id))
 
 
 def webhook_service(context: ProcessContext) -> WebhookService:
-    """Return the rules of webhooks, as the process is set up."""
+    """Return the webhook service with the settings of this process."""
     settings = context.settings
     return WebhookService(
         context.database,
