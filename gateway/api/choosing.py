@@ -30,7 +30,7 @@ async def find_card(
     """Return the card of the requested model; if `name` is None, of the principal's default.
 
     Raises the errors of `choose_allowed`, ModelLoadingError, NoWorkerError, and RedisError if no
-    model is known yet.
+    model is known.
     """
     chosen = choose_allowed(context, principal, name, profile=profile)
     return (await context.catalogue.find(chosen)).card

@@ -148,7 +148,7 @@ async def _take_storage(
     jobs: list[GenerationJob],
     retention: timedelta,
 ) -> int:
-    """Count the bytes that Redis stores for a request; return 0 if it is too small to count.
+    """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
 
     Raises RateLimitError.
     """

@@ -37,7 +37,7 @@ class Drain:
 
 
 class DrainMiddleware:
-    """Closes connections during a drain. Before a drain it adds no overhead to chunks."""
+    """Closes connections after their responses during a drain; otherwise chunks cost nothing."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app

@@ -96,7 +96,7 @@ async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) ->
 async def release(call: Call, asked: IdempotentRequest, request_id: str) -> None:
     """Free the key of a request that was not admitted.
 
-    If Redis does not respond, it becomes free later.
+    If Redis does not respond, the key becomes free later.
     """
     try:
         await call.context.idempotency.release(asked, request_id)

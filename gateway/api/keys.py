@@ -70,7 +70,8 @@ async def change_key(
 ) -> KeyBody:
     """Change the fields that the body contains. All gateways apply the change within a second.
 
-    A credential cannot change a key with more rights than its own, nor its own limits.
+    A credential cannot change a key with more rights than its own. A key cannot change its own
+    bounds.
     """
     changed = await keys.update(
         principal.tenant_id,

@@ -67,7 +67,7 @@ class Plan:
     def _most_tokens(self, tokens: int, images: int) -> int:
         """Return the maximum tokens of a prompt.
 
-        The exact number of image tokens is known when it is read.
+        The exact number of image tokens is known when the prompt is read.
         """
         most, per_image = self.card.context_window - 1, self.card.image_tokens
         if not images:
