@@ -1,6 +1,6 @@
-"""Structure: whatever a client says the text must match, made into one bounded grammar for the engine.
+"""Structured output: compile what a client's text must match into one bounded grammar.
 
-Everything becomes Lark text for llguidance, whichever language it came in. Clients' grammars are translated
-and compiled in child processes with bounds on memory and time, so that a bad one hurts nobody; what passes
-there is cheap in the engine, too.
+Every input language is translated to Lark for llguidance. Client grammars are translated and
+compiled in child processes with memory and time limits, so that a bad grammar harms no other
+request. A grammar that passes there is cheap in the engine too.
 """

@@ -1,4 +1,4 @@
-"""Structures of requests, as grammars that the engine can take without harm."""
+"""Check structures and tools of requests, and compile them into grammars for the engine."""
 
 import hashlib
 from collections import OrderedDict
@@ -25,7 +25,7 @@ _TOO_EXPENSIVE: Final = Verdict(refusal="too complex: it takes too long or too m
 
 
 class GrammarChecker:
-    """Turns structures and tools into grammars, once each."""
+    """Compiles structures and tools into grammars, and caches the verdicts."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._pool = SandboxPool(settings)
@@ -42,11 +42,11 @@ class GrammarChecker:
     ) -> str:
         """Return the grammar for `GenerationJob.grammar`; empty if nothing is constrained.
 
-        With both a structure and tools, the text is calls or matches the structure. `reasoning` is what
-        ends before either of them begins.
+        With both a structure and tools, the text is either calls or matches the structure.
+        `reasoning` describes the reasoning that ends before either of them begins.
 
-        Raises InvalidGrammarError naming the structure's parameter or the tools', TenantQueueFullError if
-        too many of the tenant's wait, and OverloadedError.
+        Raises InvalidGrammarError, which names the parameter of the structure or of the tools,
+        TenantQueueFullError if too many structures of the tenant are waiting, and OverloadedError.
         """
         if structure is None and (tool_use is None or not tool_use.is_constraint):
             return ""
@@ -59,7 +59,7 @@ class GrammarChecker:
         return verdict.grammar
 
     async def try_template(self, source: str) -> str:
-        """Return why a chat template cannot be used, empty if it can. Raises OverloadedError."""
+        """Return why a chat template is unusable, or "" if it works. Raises OverloadedError."""
         try:
             verdict = await self._pool.try_out(Template(source))
         except SandboxDiedError as error:
@@ -72,7 +72,7 @@ class GrammarChecker:
         return verdict.refusal
 
     async def aclose(self) -> None:
-        """End the sandboxes."""
+        """Stop the sandboxes."""
         await self._pool.aclose()
 
     async def _verdict(self, task: Task, tokenizer: TokenizerSource, tenant_id: str) -> Verdict:
@@ -95,7 +95,7 @@ class GrammarChecker:
 
 
 class _Verdicts:
-    """The latest verdicts, as many as fit into a bound on their characters."""
+    """Cache of the latest verdicts, bounded by their total number of characters."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Grammars that clients give in llguidance's own languages."""
+"""Client grammars in llguidance's own languages: Lark and JSON."""
 
 import json
 import re
@@ -13,16 +13,16 @@ _START = re.compile(r"^\s*\??start\s*(?:\[[^\]\n]*\]\s*)?:", re.MULTILINE)
 
 
 def from_lark(source: str) -> str:
-    """Return a client's Lark grammar under our own options."""
+    """Return a client's Lark grammar with the gateway's options instead of the client's."""
     if not _START.search(source):
         raise RefusedError("a Lark grammar must have a rule 'start'")
     return lark.HEADER + _OPTIONS_LINE.sub("", source)
 
 
 def from_llguidance(source: Any) -> str:
-    """Return Lark for llguidance's JSON, or for a string that is Lark already.
+    """Return Lark for llguidance's JSON, or for a string that is already Lark.
 
-    Only one grammar is taken: a Lark grammar can embed others by `%json` and `%lark`.
+    Only one grammar is accepted: a Lark grammar can embed others with `%json` and `%lark`.
     """
     if isinstance(source, str):
         if not source.lstrip().startswith("{"):

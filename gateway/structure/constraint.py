@@ -1,4 +1,4 @@
-"""All that an answer must match, in one grammar: reasoning, calls of tools, and a structure."""
+"""Combine reasoning, tool calls and a structure into one grammar for a response."""
 
 import re
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from gateway.structure.translate import to_lark
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must match: a structure or calls of tools, or either of them."""
+    """What a response must match: a structure, tool calls, or either of them."""
 
     structure: Structure | None
     tool_use: ToolUse | None
     reasoning: Reasoning | None
-    """What ends before that begins; None if nothing does."""
+    """Reasoning that ends before the constraint begins; None if there is none."""
 
     @property
     def is_compound(self) -> bool:
-        """Whether there may be text before what constrains it, or a choice between constraints."""
+        """Whether text may precede the constraint, or there is a choice of constraints."""
         if self.tool_use is None:
             return self.reasoning is not None
         is_free = self.tool_use.mode is ToolMode.AUTO
@@ -40,13 +40,13 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def added_tokens(tokenizer_json: bytes) -> lark.TokenIds:
-    """Return the tokens that a tokenizer does not spell out. Raise msgspec.DecodeError if it is none."""
+    """Return a tokenizer's added tokens by text. Raise msgspec.DecodeError for an invalid file."""
     file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
     return {token.content: token.id for token in file.added_tokens}
 
 
 def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
-    """Return one grammar in llguidance's Lark that matches what the constraint does. Raises RefusedError."""
+    """Return one Lark grammar for llguidance that matches the constraint. Raises RefusedError."""
     if constraint.structure is not None and not constraint.is_compound:
         return to_lark(constraint.structure)
     content = _content(constraint, token_ids)
@@ -58,7 +58,7 @@ def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
 
 
 def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds) -> str:
-    """Return the grammar of calls without any text around them. Raises ToolRefusedError."""
+    """Return the grammar of tool calls without surrounding text. Raises ToolRefusedError."""
     calls = calls_alone(tool_use, token_ids)
     return lark.document(calls.expression, *calls.rules)
 
@@ -78,13 +78,13 @@ def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
 
 
 def _reasoning(reasoning: Reasoning, token_ids: lark.TokenIds) -> lark.Part:
-    """Return the grammar of reasoning up to its end, from its beginning or from within.
+    """Return the grammar of reasoning until its end, from its start mark or from within it.
 
-    What has no mark at its beginning is reasoning, too, since parsers take it for that.
+    Text without a start mark is reasoning too, because the parsers treat it as reasoning.
     """
     begin = "" if reasoning.is_open else f"({lark.mark(reasoning.start, token_ids)})? "
     if reasoning.end not in token_ids:
-        # A lazy terminal ends with the first mark.
+        # A lazy terminal ends at the first mark.
         return lark.Part(
             f"{begin}thought", (rf"thought[lazy]: /(.|\n)*{_pattern(reasoning.end)}/",)
         )

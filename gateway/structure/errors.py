@@ -1,9 +1,9 @@
-"""Why a structure is refused."""
+"""Errors for rejected structures and tools."""
 
 
 class RefusedError(Exception):
-    """A structure is wrong or exceeds a bound. The message is for the client, without the parameter."""
+    """A structure is invalid or too large. The message, for the client, omits the parameter."""
 
 
 class ToolRefusedError(RefusedError):
-    """A tool is wrong or exceeds a bound."""
+    """A tool is invalid or exceeds a limit."""

@@ -1,4 +1,4 @@
-"""Translating GBNF into Lark."""
+"""Translate GBNF grammars into Lark."""
 
 from gateway.structure import lark
 from gateway.structure.gbnf_lexemes import Lexemes
@@ -16,13 +16,13 @@ from gateway.structure.gbnf_tree import (
 
 
 def from_gbnf(source: str) -> str:
-    """Return a GBNF grammar as Lark text that matches the same texts. Raises RefusedError."""
+    """Return the Lark text equivalent to a GBNF grammar. Raises RefusedError."""
     grammar = inlined(parse_gbnf(source))
     return _Writer(grammar).document()
 
 
 class _Writer:
-    """Writes a grammar whose regular parts are tokens as far as that is safe."""
+    """Writes a grammar as Lark; regular parts become tokens where this is safe."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar

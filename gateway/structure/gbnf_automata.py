@@ -1,7 +1,8 @@
-"""Regular parts of a grammar as automata, to find out which of them the lexer could mix up.
+"""Automata of regular GBNF parts, used to find lexer conflicts.
 
-llguidance's lexer takes the longest token that the grammar allows, and never goes back. A grammar that says
-"letters, then an x" would so never see its x. Such a pair is in conflict, and has to be taken apart.
+llguidance's lexer takes the longest token that the grammar allows and never backtracks. With a
+grammar such as "letters, then an x", it never reaches the x. Two such tokens are in conflict and
+must be split.
 """
 
 from collections.abc import Iterable
@@ -10,25 +11,25 @@ from functools import cache
 from gateway.structure.gbnf_tree import Alternatives, Characters, Node, Repetition, Sequence
 
 MAX_POSITIONS = 600
-"""Larger automata are not looked into."""
+"""Larger automata are not examined."""
 _MAX_STEPS = 4000
 
 States = frozenset[int]
 
 
 class TooLargeError(Exception):
-    """An automaton has too many states to be looked into."""
+    """An automaton has too many states to be examined."""
 
 
 class Alphabet:
-    """Splits Unicode into as few sets as the grammar tells apart; a set of them is a bit mask."""
+    """Splits Unicode into the fewest sets that a grammar distinguishes; bit masks select sets."""
 
     def __init__(self, classes: Iterable[Characters]) -> None:
         edges = {edge for item in classes for low, high in item.ranges for edge in (low, high + 1)}
         self._index = {edge: index for index, edge in enumerate(sorted(edges))}
 
     def mask(self, characters: Characters) -> int:
-        """Return the sets that a class consists of."""
+        """Return the sets that make up a character class."""
         mask = 0
         for low, high in characters.ranges:
             first, last = self._index[low], self._index[high + 1]
@@ -37,19 +38,19 @@ class Alphabet:
 
 
 class Automaton:
-    """A nondeterministic automaton of one regular node."""
+    """A nondeterministic automaton for one regular node."""
 
     def __init__(self, node: Node, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
         self._jumps: list[list[int]] = []
         self._moves: list[tuple[int, int] | None] = []
-        """For each state the characters that it reads and where they lead."""
+        """For each state, the characters it reads and the states they lead to."""
         start, self._end = self._build(node)
         self.start = self._closed({start})
         self.after = cache(self._after)
 
     def accepts(self, states: States) -> bool:
-        """Return whether the text read so far may be all."""
+        """Return whether the text read so far may be complete."""
         return self._end in states
 
     def readable(self, states: States) -> int:
@@ -117,10 +118,10 @@ class Automaton:
 
 
 def are_in_conflict(shorter: Automaton, longer: Automaton, followers: int) -> bool:
-    """Return whether the lexer may read on in `longer` where `shorter` should end.
+    """Return whether the lexer may continue in `longer` where `shorter` should end.
 
-    `followers` are the characters that may come behind `shorter`. If it takes too long to find out, the
-    answer is yes.
+    `followers` are the characters that may follow `shorter`. If the check takes too long, the
+    result is True.
     """
     pair = (shorter.start, longer.start)
     seen, pending, is_first = {pair}, [pair], True

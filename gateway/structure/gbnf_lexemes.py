@@ -1,4 +1,4 @@
-"""Finding the largest parts of a grammar that can be tokens of the lexer."""
+"""Find the largest parts of a GBNF grammar that can be lexer tokens."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,19 +23,19 @@ from gateway.structure.gbnf_tree import (
 _Key = TypeVar("_Key")
 
 _MAX_PAIRS = 2000
-"""Pairs of tokens that are looked into, in one grammar. Beyond them every character is a token."""
+"""Maximum token pairs to examine in one grammar. Above it, every character is a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What a node may start with, and whether it may be empty."""
+    """The characters a node may start with, and whether it may be empty."""
 
     first: int
     is_nullable: bool
 
 
 class Lexemes:
-    """The regular nodes of a grammar that are tokens, chosen so that the lexer never mixes them up."""
+    """The regular nodes that become tokens, chosen so that none conflict in the lexer."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -46,15 +46,15 @@ class Lexemes:
             self._split |= conflicts
 
     def is_token(self, node: Node) -> bool:
-        """Return whether a node is to be written as one regular expression."""
+        """Return whether a node is written as one regular expression."""
         return is_regular(node) and node not in self._split
 
     def mask(self, node: Characters) -> int:
-        """Return a class of characters as a bit mask."""
+        """Return a character class as a bit mask."""
         return self._alphabet.mask(node)
 
     def _conflicts(self) -> set[Node]:
-        """Return tokens that have to be taken apart."""
+        """Return the tokens that must be split."""
         followers = _Followers(self._grammar, self).of_tokens()
         if len(followers) == 1 and not any(followers.values()):
             return set()  # The only token is the whole text.
@@ -89,7 +89,7 @@ def _classes(grammar: Grammar) -> list[Characters]:
 
 
 class _Followers:
-    """Which characters may come behind each token: FIRST and FOLLOW as in a textbook on parsers."""
+    """Computes the characters that may follow each token, from FIRST and FOLLOW sets."""
 
     def __init__(self, grammar: Grammar, lexemes: Lexemes) -> None:
         self._grammar = grammar

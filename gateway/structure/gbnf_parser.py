@@ -1,7 +1,7 @@
-"""The parser of GBNF, the grammars of llama.cpp.
+"""Parser for GBNF, the grammar language of llama.cpp.
 
-Beyond what llama.cpp takes, a literal may stand in single quotes, an alternative may be empty, and an
-alternative may start a new line.
+It also accepts what llama.cpp does not: a literal in single quotes, an empty alternative, and an
+alternative that starts on a new line.
 """
 
 from gateway.structure.errors import RefusedError
@@ -25,18 +25,18 @@ _SIMPLE_REPETITIONS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def parse_gbnf(source: str) -> Grammar:
-    """Return the rules of a grammar. Raise RefusedError with line and column if it has faults."""
+    """Return the rules of a grammar. Raise RefusedError with line and column on a syntax error."""
     return _Parser(source).grammar()
 
 
 class _Parser:
-    """One method for each construct; each starts and ends between two tokens."""
+    """Recursive-descent parser; each method starts and ends between two tokens."""
 
     def __init__(self, source: str) -> None:
         self._scanner = Scanner(source)
         self._depth = 0
         self._references: dict[str, int] = {}
-        """Where each rule is named first."""
+        """The first place where each rule is named."""
 
     def grammar(self) -> Grammar:
         scanner, rules = self._scanner, Grammar()
@@ -79,7 +79,7 @@ class _Parser:
         return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def _bar_is_next(self) -> bool:
-        """Read `|`, on this line or at the start of a later one."""
+        """Read `|`, on this line or at the start of a later one; return whether it was there."""
         before = self._scanner.position
         self._scanner.skip_blanks(over_lines=True)
         if self._scanner.take("|"):
@@ -112,7 +112,7 @@ class _Parser:
         return None
 
     def _rule_is_next(self) -> bool:
-        """Return whether a name is next that `::=` follows, which only starts a rule."""
+        """Return whether a name followed by `::=` is next, which starts a rule."""
         scanner, before = self._scanner, self._scanner.position
         if not scanner.peek_name():
             return False

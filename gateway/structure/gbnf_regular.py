@@ -1,4 +1,4 @@
-"""Which parts of a GBNF grammar are regular, and what they are as regular expressions."""
+"""Find the regular parts of a GBNF grammar and convert them to regular expressions."""
 
 from gateway.structure.errors import RefusedError
 from gateway.structure.gbnf_tree import (
@@ -12,19 +12,19 @@ from gateway.structure.gbnf_tree import (
 )
 
 _MAX_INLINED_CHARACTERS = 4096
-"""Characters of a node, which a rule may have to be put where it is named."""
+"""Maximum size of a rule's node that is inlined where the rule is named."""
 _MAX_RULE_DEPTH = 200
 
 
 def references(node: Node) -> set[str]:
-    """Return the rules that a node names."""
+    """Return the names of the rules that a node references."""
     if isinstance(node, Reference):
         return {node.rule}
     return {name for child in children(node) for name in references(child)}
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the nodes right below a node."""
+    """Return the direct children of a node."""
     match node:
         case Sequence(parts):
             return parts
@@ -37,25 +37,25 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def is_regular(node: Node) -> bool:
-    """Return whether a node names no rule."""
+    """Return whether a node references no rule."""
     if isinstance(node, Reference):
         return False
-    # Most nodes are single characters, of which there may be tens of thousands.
+    # Fast path: most nodes are single characters, and a grammar may have tens of thousands.
     return all(isinstance(child, Characters) or is_regular(child) for child in children(node))
 
 
 def inlined(grammar: Grammar) -> Grammar:
-    """Return a grammar in which regular rules of moderate size stand where they are named."""
+    """Return a grammar with regular rules of moderate size inlined where they are referenced."""
     return _Inliner(grammar).grammar()
 
 
 class _Inliner:
-    """Resolves rules bottom-up; a rule that leads back to itself stays one."""
+    """Resolves rules bottom-up; a recursive rule stays a rule."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._regular: dict[str, Node | None] = {}
-        """Rules that are done, as what takes their place, or None if they stay rules."""
+        """The nodes that replace finished rules; None for a rule that stays a rule."""
         self._open: set[str] = set()
 
     def grammar(self) -> Grammar:
@@ -95,14 +95,14 @@ class _Inliner:
 
 
 def size(node: Node) -> int:
-    """Return how many ranges of characters a node consists of, repetitions not counted out."""
+    """Return the number of character ranges in a node; repetitions are not expanded."""
     if isinstance(node, Characters):
         return len(node.ranges)
     return 1 + sum(size(child) for child in children(node))
 
 
 def literal_text(node: Node) -> str | None:
-    """Return the only text that a node matches, None if there may be others."""
+    """Return the only text that a node matches, or None if it may match others."""
     if isinstance(node, Characters):
         low, high = node.ranges[0]
         return chr(low) if len(node.ranges) == 1 and low == high else None
@@ -113,7 +113,7 @@ def literal_text(node: Node) -> str | None:
 
 
 def expression(node: Node) -> str:
-    """Return a regular node in the syntax of Rust's regular expressions."""
+    """Return a regular node in Rust's regular expression syntax."""
     match node:
         case Characters(ranges):
             return _class(ranges)
@@ -128,14 +128,14 @@ def expression(node: Node) -> str:
 
 
 def literal_expression(value: str) -> str:
-    """Return a literal in the syntax of Rust's regular expressions."""
+    """Return a literal in Rust's regular expression syntax."""
     return "".join(
         letter if letter.isalnum() else _class(((ord(letter), ord(letter)),)) for letter in value
     )
 
 
 def bounds(least: int, most: int | None) -> str:
-    """Return the sign of a repetition, the same in Lark and in regular expressions."""
+    """Return the repetition operator, which is the same in Lark and in regular expressions."""
     match (least, most):
         case (0, None):
             return "*"
@@ -167,7 +167,7 @@ def _class(ranges: tuple[tuple[int, int], ...]) -> str:
 
 
 def _legal(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Return ranges without surrogates, which no text has and Rust refuses."""
+    """Return ranges without surrogates, which no text contains and Rust rejects."""
     legal = []
     for low, high in ranges:
         if low < 0xD800:

@@ -1,4 +1,4 @@
-"""Reading a GBNF grammar character by character."""
+"""Scanner that reads a GBNF grammar character by character."""
 
 import re
 from typing import Final, NoReturn
@@ -17,7 +17,7 @@ _PLAIN_ESCAPES: Final = frozenset("\\\"'[]-^/.()|*+?{}")
 
 
 class Scanner:
-    """A text and how far it is read."""
+    """A text and the current position in it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -25,29 +25,29 @@ class Scanner:
 
     @property
     def current(self) -> str:
-        """The next character, empty at the end."""
+        """The next character, or an empty string at the end."""
         return self.text[self.position : self.position + 1]
 
     def take(self, expected: str) -> bool:
-        """Read what is expected, if it is next."""
+        """Consume `expected` if it is next, and return whether it was."""
         if not self.text.startswith(expected, self.position):
             return False
         self.position += len(expected)
         return True
 
     def expect(self, expected: str) -> None:
-        """Read what must be next."""
+        """Consume `expected`, or fail if it is not next."""
         if not self.take(expected):
             self.fail(f"expected '{expected}'")
 
     def skip_blanks(self, *, over_lines: bool) -> None:
-        """Read blanks and comments, and ends of lines if wanted."""
+        """Skip blanks and comments, and with `over_lines` line ends too."""
         pattern = _BLANKS_AND_LINES if over_lines else _BLANKS
         if found := pattern.match(self.text, self.position):
             self.position = found.end()
 
     def name(self) -> str:
-        """Read the name of a rule."""
+        """Read a rule name."""
         return self._match(_NAME, "expected the name of a rule")
 
     def peek_name(self) -> bool:
@@ -55,11 +55,11 @@ class Scanner:
         return _NAME.match(self.text, self.position) is not None
 
     def number(self) -> int:
-        """Read a count."""
+        """Read a number."""
         return int(self._match(_NUMBER, "expected a number"))
 
     def letter(self) -> str:
-        """Read one character of a literal or class, which may be escaped."""
+        """Read one character of a literal or class, which may be an escape."""
         letter = self.current
         if not letter or letter in "\r\n":
             self.fail("a literal or character class is not closed")

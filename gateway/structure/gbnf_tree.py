@@ -1,4 +1,4 @@
-"""What a GBNF grammar is parsed into."""
+"""Syntax tree of a GBNF grammar."""
 
 from dataclasses import dataclass
 
@@ -7,50 +7,50 @@ MAX_CODE_POINT = 0x10FFFF
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """One character out of inclusive ranges of code points, sorted and apart from each other."""
+    """One character from inclusive code point ranges, which are sorted and disjoint."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Whatever a rule matches."""
+    """A reference to a rule."""
 
     rule: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Parts one behind the other; none match the empty text."""
+    """Parts in order; an empty sequence matches the empty text."""
 
     parts: tuple["Node", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """One of several."""
+    """One of several nodes."""
 
     options: tuple["Node", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A part several times."""
+    """A repeated part."""
 
     part: "Node"
     least: int
     most: int | None
-    """None stands for any number."""
+    """None means no upper limit."""
 
 
 Node = Characters | Reference | Sequence | Alternatives | Repetition
 
 Grammar = dict[str, Node]
-"""Rules by name; `root` is where the text starts."""
+"""Rules by name; the text starts at `root`."""
 
 
 def character_class(ranges: list[tuple[int, int]], *, is_negated: bool = False) -> Characters:
-    """Return a character out of any ranges, or out of none of them."""
+    """Return one character from any of the ranges or, if negated, from outside all of them."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -72,5 +72,5 @@ def _complement(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def text(value: str) -> Node:
-    """Return a literal as its characters."""
+    """Return a literal as a sequence of characters."""
     return Sequence(tuple(Characters(((ord(letter), ord(letter)),)) for letter in value))

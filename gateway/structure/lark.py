@@ -1,4 +1,4 @@
-"""Pieces of Lark text as llguidance reads it."""
+"""Build Lark text for llguidance."""
 
 import json
 from collections.abc import Mapping
@@ -7,13 +7,14 @@ from typing import Any, Final, NamedTuple
 from llguidance import regex_to_lark
 
 TokenIds = Mapping[str, int]
-"""Ids of the tokens that a tokenizer takes out of a text before it splits the rest, by what they say."""
+"""Token ids, by text, of the added tokens that a tokenizer extracts before it splits the rest."""
 
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 """First line of every grammar.
 
-It makes vLLM take the text for Lark whatever else is in it. Without forcing, llguidance does not work out
-in every step which text must come next, which takes seconds for a long literal and has no use in vLLM.
+With it, vLLM treats the text as Lark whatever else it contains. It also disables forcing: otherwise
+llguidance computes at every step which text must come next. That takes seconds for a long literal,
+and vLLM does not use the result.
 """
 HEADER_LINES: Final = HEADER.count("\n")
 
@@ -22,39 +23,39 @@ JSON_OPTIONS: Final = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""JSON is compact, or has one space behind commas and colons: a model cannot write white space for ever."""
+"""JSON is compact or has one space after commas and colons: no endless white space."""
 
 
 class Part(NamedTuple):
-    """A part of a grammar: an expression, and the rules that it refers to."""
+    """A part of a grammar: an expression and the rules that it references."""
 
     expression: str
     rules: tuple[str, ...] = ()
 
 
 def document(start: str, *rules: str) -> str:
-    """Return a whole grammar whose text is `start`."""
+    """Return a complete grammar that starts at `start`."""
     return "\n".join((f"{HEADER}start: {start}", *rules)) + "\n"
 
 
 def nested(name: str, grammar: str) -> Part:
-    """Return a whole grammar as a part of another, in which its rules have names of their own."""
+    """Return a complete grammar as a part of another one, with its own namespace for rules."""
     return Part(name, (f"{name}: %lark {{\n{grammar.removeprefix(HEADER)}\n}}",))
 
 
 def mark(text: str, token_ids: TokenIds) -> str:
-    """Return what matches a token, or its text where the tokenizer spells it out."""
+    """Return a match for a special token, or for its text if the tokenizer has no such token."""
     token_id = token_ids.get(text)
     return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
 def literal(text: str) -> str:
-    """Return a literal; the empty one matches nothing but the empty text."""
+    """Return a literal; the empty literal matches only the empty text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def regex(expression: str) -> str:
-    r"""Return a terminal from an expression in Rust's syntax, in which `\d` is an ASCII digit."""
+    r"""Return a terminal for an expression in Rust's syntax, where `\d` is an ASCII digit."""
     return f"/{regex_to_lark(expression, 'd')}/"
 
 

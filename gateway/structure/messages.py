@@ -1,4 +1,4 @@
-"""What the gateway and its sandboxes say to each other: msgpack, four bytes of length before each."""
+"""Messages between the gateway and its sandboxes: msgpack with a four-byte length prefix."""
 
 import struct
 from typing import Any, Final
@@ -11,7 +11,7 @@ LENGTH: Final = struct.Struct("<I")
 
 
 class Tokenizer(msgspec.Struct, frozen=True, tag=True):
-    """A tokenizer to keep, under the digest of its file."""
+    """A tokenizer for the sandbox to keep, by the digest of its file."""
 
     digest: str
     file: bytes
@@ -20,11 +20,11 @@ class Tokenizer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """Something to compile for a tokenizer."""
+    """A constraint to compile for a tokenizer."""
 
     digest: str
     constraint: bytes
-    """A `Constraint`, encoded, so that it is read only where that hurts nobody."""
+    """An encoded `Constraint`; only the sandbox decodes it, where a failure does no harm."""
 
 
 class Template(msgspec.Struct, frozen=True, tag=True):
@@ -34,13 +34,13 @@ class Template(msgspec.Struct, frozen=True, tag=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What came of an order: a grammar, a refusal, or neither if nothing was compiled."""
+    """Result of an order: a grammar, a rejection, or neither if nothing was compiled."""
 
     grammar: str = ""
     refusal: str = ""
-    """Why the structure or template is refused; empty if it is not."""
+    """Why the structure or template was rejected; empty if it was not."""
     is_about_tools: bool = False
-    """Whether a tool is refused."""
+    """Whether a tool was rejected."""
     lacks_tokenizer: bool = False
 
 

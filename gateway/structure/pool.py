@@ -1,4 +1,4 @@
-"""The sandboxes of one gateway process: started when needed, replaced when they die."""
+"""Pool of sandbox processes: started on demand and replaced when they die."""
 
 import asyncio
 import contextlib
@@ -22,35 +22,35 @@ _START_SECONDS: Final = 20.0
 _LOAD_SECONDS: Final = 30.0
 _END_SECONDS: Final = 2.0
 _LONG_WORK: Final = 5
-"""Part of its processor time that no usual structure needs."""
+"""Divisor of its CPU time limit; ordinary structures need less than the resulting share."""
 _OURSELVES: Final = ""
-"""Takes turns like a tenant."""
+"""Pseudo-tenant for trials of chat templates; it takes turns like a tenant."""
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """How many sandboxes there are, and what each may use."""
+    """Number of sandboxes and the limits of each."""
 
     processes: int = 2
     most_waiting: int = 32
-    """Structures of one tenant that may wait for a sandbox; beyond them the answer is 429 at once."""
+    """Maximum waiting structures of one tenant; further ones get a 429 response at once."""
     wait_seconds: float = 2.0
-    """How long a structure may wait for a sandbox."""
+    """Maximum wait for a sandbox."""
     task_seconds: float = 1.0
-    """Time for a structure, from its start."""
+    """Wall-clock limit for a structure, from the start of its work."""
     cpu_seconds: float = 0.5
-    """Processor time for a structure."""
+    """CPU time limit for a structure."""
     compile_seconds: float = 0.1
-    """Processor time of it for compiling, since the engine compiles again."""
+    """Share of that CPU time for compilation, because the engine compiles again."""
     memory_bytes: int = 2 * 1024**3
-    """Address space of a sandbox."""
+    """Address space limit of a sandbox."""
     niceness: int = 5
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Where the tokenizer comes from, for a sandbox that does not know it yet."""
+    """Provides the tokenizer for a sandbox that does not have it yet."""
 
     digest: str
     """SHA-256 of the file."""
@@ -61,16 +61,16 @@ class TokenizerSource:
 
 
 class SandboxDiedError(Exception):
-    """The child process ended, or was ended, before it answered."""
+    """The child process exited, or was killed, before it answered."""
 
     def __init__(self, *, is_tasks_fault: bool) -> None:
         super().__init__("The sandbox died.")
         self.is_tasks_fault = is_tasks_fault
-        """Whether the task used up what it may use; if not, the machine was too busy to answer."""
+        """Whether the task used up its limits; if not, the machine was too busy."""
 
 
 class SandboxPool:
-    """Hands each task to a free sandbox, and the sandboxes to tenants in turn."""
+    """Assigns tasks to free sandboxes, and gives tenants their turns."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -85,7 +85,10 @@ class SandboxPool:
         self._revivals: set[asyncio.Task[None]] = set()
 
     async def run(self, task: Task, tokenizer: TokenizerSource, *, tenant_id: str) -> Verdict:
-        """Return what came of a tenant's task. Raise SandboxDiedError or what `FairTurns.take` raises."""
+        """Return the verdict on a tenant's task.
+
+        Raises SandboxDiedError and the errors of `FairTurns.take`.
+        """
         async with self._sandbox(tenant_id) as sandbox:
             verdict = await sandbox.ask(task, seconds=self._settings.task_seconds)
             if verdict.lacks_tokenizer:
@@ -97,12 +100,12 @@ class SandboxPool:
             return verdict
 
     async def try_out(self, template: Template) -> Verdict:
-        """Return what came of a chat template. Raise SandboxDiedError or OverloadedError."""
+        """Return the verdict on a chat template. Raise SandboxDiedError or OverloadedError."""
         async with self._sandbox(_OURSELVES) as sandbox:
             return await sandbox.ask(template, seconds=self._settings.task_seconds)
 
     async def aclose(self) -> None:
-        """End all sandboxes."""
+        """Stop all sandboxes."""
         for revival in list(self._revivals):
             await end_task(revival)
         for sandbox in self._all:
@@ -130,9 +133,9 @@ class SandboxPool:
 
     @staticmethod
     async def _revive(sandbox: "_Sandbox", free: Callable[[], None]) -> None:
-        """Start a sandbox again, so that the next structure need not wait for that."""
+        """Restart a sandbox so that the next structure does not wait for the start."""
         try:
-            # Who needs it next tries again, and hears of it.
+            # The next task retries the start and gets the error.
             with contextlib.suppress(SandboxDiedError, OSError):
                 await sandbox.start()
         finally:
@@ -140,7 +143,7 @@ class SandboxPool:
 
 
 class _Sandbox:
-    """One child process at a time. It answers in turn, so one asks at a time."""
+    """One child process. It answers orders one at a time, so only one caller may ask at a time."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -164,8 +167,8 @@ class _Sandbox:
                 await _send(process, messages.encode(order))
                 return await _receive(process)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-            # Whoever ended by itself had reached one of its bounds, and whoever did work for that long would
-            # have. The rest just did not get the processor.
+            # A process that exited by itself had reached a limit. So had one that used this much
+            # CPU time. Any other process did not get enough CPU time.
             used = _cpu_seconds(process.pid) - used_before
             is_over = (
                 not isinstance(error, TimeoutError)
@@ -174,7 +177,7 @@ class _Sandbox:
             await self.stop()
             raise SandboxDiedError(is_tasks_fault=is_over) from None
         except BaseException:
-            # Its answer would be taken for that to the next question.
+            # Otherwise its late answer would be read as the answer to the next order.
             await self.stop()
             raise
 
@@ -198,7 +201,7 @@ class _Sandbox:
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,
-            env={},  # Nothing in it is a sandbox's business, and some of it is secret.
+            env={},  # A sandbox needs no environment, and parts of it are secret.
         )
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -212,10 +215,12 @@ class _Sandbox:
 
 
 async def _kill(process: Process) -> None:
-    # Not Process.kill: it would take the exit status of a process that has just died, which asyncio waits for.
+    # Not Process.kill: it would reap a process that has just died, and asyncio waits for its exit
+    # status.
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
-    # asyncio reports the end only after both pipes are read to theirs, which nobody does any more.
+    # asyncio reports the exit only after both pipes are read to the end, and nothing reads them
+    # now.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_SECONDS):
             await asyncio.shield(process.wait())
@@ -242,9 +247,9 @@ async def _loaded(source: TokenizerSource) -> Tokenizer:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has used; 0 if it is gone."""
+    """Return the CPU time that a process has used; 0 if the process has exited."""
     try:
-        # The second field is the program's name in parentheses, which may have blanks in it.
+        # The second field is the program name in parentheses, which may contain blanks.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0

@@ -1,4 +1,4 @@
-"""Compiling a grammar and walking some steps through it, as the engine will."""
+"""Compile a grammar and walk a few steps through it, as the engine does."""
 
 import random
 import time
@@ -15,19 +15,20 @@ _MAX_REASON_CHARACTERS = 300
 _REGEX_ERROR = "error: "
 _MAX_STEPS = 96
 _WALK_SECONDS = 0.15
-"""Processor time after which walking ends."""
+"""CPU time after which a walk ends."""
 _MAX_STEP_SECONDS = 0.02
 _NOTABLE_STEP_SECONDS = 0.002
 _MAX_GROWTH = 4
-"""A walk passes unless its second half took so many times as long as its first: some never stop growing."""
+"""Maximum ratio of the second half's time to the first half's: some grammars never stop growing."""
 
 
 def probe(
     grammar: str, tokenizer: LLTokenizer, *, most_compile_seconds: float, walks: bool = True
 ) -> None:
-    """Compile a grammar and, with `walks`, try it out. Raise RefusedError if it is wrong or too complex.
+    """Compile a grammar and, with `walks`, try it out.
 
-    Times are processor time, so that a busy machine refuses nothing.
+    Raises RefusedError if the grammar is invalid or too complex. Limits are in CPU time, so that a
+    busy machine causes no rejections.
     """
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
         raise RefusedError(f"the grammar must have <= {MAX_GRAMMAR_CHARACTERS} characters")
@@ -68,7 +69,7 @@ def _why_it_stopped(matcher: LLMatcher, *, is_first: bool) -> str:
 
 
 def _picked(mask: int, choice: random.Random, tokenizer: LLTokenizer) -> int:
-    """Return an allowed token: the first one from a random place on, and the end only if it must be."""
+    """Return the first allowed token from a random position; the end token only if forced."""
     going_on = mask
     for token in tokenizer.eos_tokens:
         going_on &= ~(1 << token)
@@ -80,7 +81,7 @@ def _picked(mask: int, choice: random.Random, tokenizer: LLTokenizer) -> int:
 
 
 def _reason(error: str) -> str:
-    """Return what matters of llguidance's message: its first line, or the one about a regular expression."""
+    """Return the useful part of llguidance's message: its first line, or the one about a regex."""
     lines = error.split("\n")
     detail = next((line for line in lines if line.startswith(_REGEX_ERROR)), None)
     if detail is not None:

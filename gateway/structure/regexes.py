@@ -1,4 +1,4 @@
-"""Regular expressions in Rust's syntax, which must match the whole text."""
+"""Regular expressions in Rust's syntax; they must match the whole text."""
 
 import re
 
@@ -10,9 +10,9 @@ _REFERS_BACK = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 
 
 def regex_terminal(expression: str) -> str:
-    """Return Lark for a text that an expression matches from end to end.
+    """Return Lark for a text that an expression matches completely.
 
-    Anchors at the ends say what is so anyway, and are dropped.
+    Anchors at both ends are redundant and are dropped.
     """
     if "\0" in expression:
         raise RefusedError("a regular expression must not contain a NUL character")

@@ -1,9 +1,10 @@
-"""The child process in which clients' grammars are translated and compiled, and chat templates tried out.
+"""Sandbox process that compiles client grammars and tries out chat templates.
 
     python -m gateway.structure.sandbox MEMORY_BYTES NICENESS CPU_SECONDS COMPILE_SECONDS
 
-It reads orders from its standard input and answers each on its standard output, until the input ends. It
-has bounds on memory, and on processor time for each task; whoever exceeds them ends the process.
+It reads orders from standard input and writes one answer each to standard output, until the input
+ends. Memory is limited, and so is the CPU time for each task. The process exits when a task exceeds
+a limit.
 """
 
 import os
@@ -32,7 +33,7 @@ _LOAD_SECONDS = 20.0
 
 
 class Compiler:
-    """Answers orders, and keeps tokenizers."""
+    """Answers orders and keeps tokenizers."""
 
     def __init__(self, *, cpu_seconds: float, most_compile_seconds: float) -> None:
         self._cpu_seconds = cpu_seconds
@@ -40,7 +41,7 @@ class Compiler:
         self._tokenizers: OrderedDict[str, tuple[LLTokenizer, TokenIds]] = OrderedDict()
 
     def answer(self, order: Order) -> Verdict:
-        """Do what is asked. The process ends if that takes too much processor time."""
+        """Carry out an order. The process exits if the order uses too much CPU time."""
         try:
             if isinstance(order, Tokenizer):
                 signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
@@ -82,7 +83,7 @@ class Compiler:
     def _probe_parts(
         self, constraint: Constraint, tokenizer: LLTokenizer, token_ids: TokenIds
     ) -> None:
-        """Probe what a walk through the whole grammar need not come to: all of it may be free text."""
+        """Probe each part: a walk through the whole grammar may see nothing but free text."""
         if constraint.structure is not None:
             self._probe(to_lark(constraint.structure), tokenizer)
         if constraint.tool_use is not None:
@@ -107,7 +108,7 @@ def _tried(order: Template) -> Verdict:
 
 
 def _placed(reason: str, constraint: Constraint) -> str:
-    """Return a reason with the compiler's position in our text made one in the client's, or left out."""
+    """Return a reason with the compiler's position mapped to the client's text, or left out."""
     found = _POSITION.match(reason)
     if found is None:
         return reason
@@ -123,7 +124,7 @@ def _unplaced(reason: str) -> str:
 
 
 def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:
-    """Answer orders until there are no more."""
+    """Answer orders until the input ends."""
     while header := source.read(messages.LENGTH.size):
         order = messages.decode_order(source.read(*messages.LENGTH.unpack(header)))
         answer = messages.encode(compiler.answer(order))
@@ -132,7 +133,7 @@ def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:
 
 
 def main() -> None:
-    """Bound this process, say that it is ready, and serve."""
+    """Set the limits of this process, signal that it is ready, and serve."""
     memory_bytes, niceness = int(sys.argv[1]), int(sys.argv[2])
     os.nice(niceness)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))

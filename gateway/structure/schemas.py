@@ -1,4 +1,4 @@
-"""JSON schemas: bounds that the compiler lacks."""
+"""JSON schemas: checks of limits that the compiler lacks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -19,10 +19,10 @@ _OPTIONS_KEY = "x-guidance"
 
 
 def json_from_schema(schema: Any) -> str:
-    """Return Lark for JSON that matches a decoded schema: an object or a boolean.
+    """Return Lark for JSON that matches a decoded schema, which is an object or a boolean.
 
-    Objects may have their properties in the schema's order only. Keywords that cannot be enforced are
-    refused by the compiler, and unknown ones have no effect, as JSON Schema says.
+    Objects must have their properties in the schema's order. The compiler rejects keywords that it
+    cannot enforce. Unknown keywords have no effect, as JSON Schema specifies.
     """
     if isinstance(schema, bool):
         if not schema:
@@ -31,7 +31,7 @@ def json_from_schema(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise RefusedError("a schema must be an object or a boolean")
     _check(schema)
-    # A client could turn the enforcement of keywords off with options of its own.
+    # With these options, a client could switch off the enforcement of keywords.
     return lark.json_value({key: value for key, value in schema.items() if key != _OPTIONS_KEY})
 
 

@@ -1,7 +1,7 @@
-"""Calls of tools: the grammar that makes a model write them, and reading them out of its text.
+"""Tool calls: the grammar that makes a model write them, and their parser.
 
-A call is `<tool_call>`, a line of JSON with `name` and `arguments`, and `</tool_call>`, as Hermes and Qwen
-models write it.
+A call is `<tool_call>`, a line of JSON with `name` and `arguments`, and `</tool_call>`, as Hermes
+and Qwen models write it.
 """
 
 import json
@@ -24,7 +24,7 @@ _ANY_OBJECT: Final = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model wrote."""
+    """A tool call that a model wrote."""
 
     name: str
     arguments: str
@@ -40,15 +40,15 @@ _read_call = msgspec.json.Decoder(_WrittenCall).decode
 
 
 def has_tool_calls(tokenizer: Tokenizer) -> bool:
-    """Whether the model was made with a token that begins a call."""
+    """Whether the model's vocabulary has the token that begins a call."""
     return tokenizer.token_to_id(OPENING) is not None
 
 
 def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
     """Return the grammar of a text with calls. Raises ToolRefusedError.
 
-    If a call must come, its arguments match the schema of its tool. If calls are up to the model, free text
-    may stand around them and only the arguments of strict tools have to match.
+    If a call is required, its arguments match the schema of its tool. If calls are optional, free
+    text may surround them, and only the arguments of strict tools must match.
     """
     if tool_use.mode is not ToolMode.AUTO:
         return calls_alone(tool_use, token_ids)
@@ -57,7 +57,7 @@ def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
     if OPENING in token_ids:
         opening = f"opening: text {lark.mark(OPENING, token_ids)}"
     else:
-        # A lazy terminal ends with the first tag, so that no tag can be part of the text before it.
+        # A lazy terminal ends at the first tag, so the text before it contains no tag.
         opening = rf"opening[lazy]: /(.|\n)*{OPENING}/"
     return lark.Part(
         rf"(opening /\n?/ body /\n?/ {closing}){count} text",
@@ -71,7 +71,7 @@ def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
 
 
 def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
-    """Return the grammar of one call, or several if that is allowed, and nothing else.
+    """Return the grammar of one call, or of several if allowed, and nothing else.
 
     Raises ToolRefusedError.
     """
@@ -84,7 +84,7 @@ def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
 
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
-    """Return the calls in a text, in their order. What is no complete call of that form is left out."""
+    """Return the calls in a text in order. Skip incomplete or malformed calls."""
     segments = text.split(OPENING)[1:]
     return [call for segment in segments if (call := _parsed(segment)) is not None]
 
@@ -128,7 +128,7 @@ def _parsed(segment: str) -> ToolCall | None:
 
 
 def _unwrapped(arguments: bytes) -> str:
-    """Return arguments as JSON, also if the model put the JSON into a string."""
+    """Return arguments as JSON, even if the model wrote the JSON as a string."""
     if not arguments.startswith(b'"'):
         return arguments.decode()
     return msgspec.json.decode(arguments, type=str)

@@ -1,4 +1,4 @@
-"""Every kind of structure as Lark text."""
+"""Translate every kind of structure into Lark."""
 
 from typing import Any, Literal
 
@@ -21,9 +21,9 @@ _PlainKind = Literal[
 
 
 def to_lark(structure: Structure) -> str:
-    """Return one grammar in llguidance's Lark that matches what the structure does.
+    """Return one Lark grammar for llguidance that matches the structure.
 
-    Raises RefusedError. The grammar is not compiled yet and may still be wrong or too large.
+    Raises RefusedError. The grammar is not compiled yet and may still be invalid or too large.
     """
     match structure.kind:
         case StructureKind.GBNF:
@@ -64,5 +64,5 @@ def _choice(source: object) -> str:
         raise RefusedError(
             f"a choice must not be longer than {MAX_CHOICE_CHARACTERS} characters. Given: {longest}"
         )
-    # One expression instead of alternatives of the grammar, each of which would cost something in every step.
+    # One expression, because each alternative of the grammar would add cost at every step.
     return f"/{'|'.join(map(literal_expression, source))}/" if any(source) else lark.literal("")

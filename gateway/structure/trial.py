@@ -1,4 +1,4 @@
-"""Trying out a model's chat template where it can do no harm."""
+"""Try out a model's chat template in the sandbox."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -31,9 +31,10 @@ _CALL: Final = {
 
 
 def try_out(source: str) -> None:
-    """Compile a template and render some conversations. Raise RefusedError if it is wrong.
+    """Compile a template and render sample conversations. Raise RefusedError if it is invalid.
 
-    Whether it takes a conversation does not matter: templates refuse what their models do not know.
+    Whether the template accepts a conversation does not matter: templates reject what their models
+    do not support.
     """
     try:
         template = ChatTemplate(source)
