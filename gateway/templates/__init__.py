@@ -1,1 +1,1 @@
-"""Chat templates of models: compiled as transformers compiles them, and rendered within bounds."""
+"""Chat templates of models: compiled as in transformers and rendered within limits."""

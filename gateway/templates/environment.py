@@ -1,4 +1,4 @@
-"""The language of chat templates, which transformers made of Jinja."""
+"""Jinja environment for chat templates, with the extensions of transformers."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what an assistant wrote; it shows what is in it."""
+    """`{% generation %}`, which marks the assistant's text; it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -37,7 +37,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002 - likewise
 ) -> str:
-    # Jinja's own filter would write HTML's special characters in another way.
+    # Jinja's own filter escapes HTML special characters.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -57,4 +57,4 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 ENVIRONMENT: Final = _environment()
-"""Compiles templates. `strftime_now` is a variable, so that a request has one clock."""
+"""Compiles templates. `strftime_now` is a variable, so that each request has its own clock."""

@@ -1,4 +1,4 @@
-"""One chat template, and the texts that it makes of messages."""
+"""A chat template that renders messages to text."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -10,22 +10,22 @@ from jinja2 import TemplateError, TemplateSyntaxError, meta
 from gateway.templates.environment import ENVIRONMENT
 
 MAX_RENDER_SECONDS: Final = 5.0
-"""Time after which rendering ends at the next piece of text."""
+"""Time limit; rendering stops at the next piece of text after it."""
 MAX_REASON_CHARACTERS: Final = 500
 
 _CLOCK: Final = "strftime_now"
 
 
 class WrongTemplateError(Exception):
-    """The template is not in the language; the message is for its author."""
+    """The template has invalid syntax; the message is for its author."""
 
 
 class RefusedMessagesError(Exception):
-    """The template does not take these messages. The message is for the client."""
+    """The template rejects these messages. The message is for the client."""
 
 
 class TooLongError(Exception):
-    """The text has more characters than it may have."""
+    """The text exceeds its maximum number of characters."""
 
 
 class ChatTemplate:
@@ -39,29 +39,30 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise WrongTemplateError(f"line {error.lineno}: {error.message}") from None
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
-            # Jinja makes Python of a template, which has rules of its own about nesting and names.
+            # Jinja compiles a template to Python, which has its own rules about nesting and names.
             raise WrongTemplateError(_described(error)) from None
         self.variables: Final = meta.find_undeclared_variables(tree) - {
             _CLOCK,
             *ENVIRONMENT.globals,
         }
-        """What the template reads and does not set itself."""
+        """The variables that the template reads and does not set itself."""
         self.knows_developers: Final = '"developer"' in source or "'developer'" in source
-        """Whether the role of that name means something to it."""
+        """Whether the template handles the role of that name."""
         self.source: Final = source
 
     def render(self, variables: Mapping[str, Any], *, now: datetime, most_characters: int) -> str:
         """Return the text for these variables.
 
         Args:
-            variables: `messages`, `tools`, `add_generation_prompt` and whatever else the template reads.
-            now: The time that the template is told if it asks.
-            most_characters: Length of the text at most.
+                variables: `messages`, `tools`, `add_generation_prompt` and any other variable that
+                the template reads.
+                now: The time that the template gets from `strftime_now`.
+                most_characters: Maximum length of the text.
 
-        Raises:
-            RefusedMessagesError: The template raises an error, or takes too long.
-            TooLongError: The text is too long.
-        """
+            Raises:
+                RefusedMessagesError: The template raises an error or takes too long.
+                TooLongError: The text is too long.
+            """
         pieces = self._template.generate(**{**variables, _CLOCK: now.strftime})
         try:
             return "".join(_bounded(pieces, most_characters))
