@@ -1,1 +1,1 @@
-"""Images that requests name by URL: fetched from hosts that the operator allows, within bounds."""
+"""Image URLs in requests: fetch images from hosts that the operator allows, within limits."""

@@ -1,4 +1,4 @@
-"""One image from a URL, without trust in the client who names it or the server that sends it."""
+"""Fetch one image from a URL; neither the client nor the server is trusted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -23,13 +23,13 @@ from gateway.outbound.urls import DEFAULT_PORTS, split_url
 from gateway.settings import Settings
 
 MAX_URL_CHARACTERS: Final = 8192
-"""Signed URLs of object stores have some thousand."""
+"""Maximum URL length; signed URLs of object stores have some thousand characters."""
 MAX_REDIRECTS: Final = 3
 
 MAX_REQUESTS: Final = 32
-"""Requests whose images are fetched at the same time, since each may hold `max_bytes` in memory."""
+"""Requests that may fetch images at the same time: each may hold `max_bytes` in memory."""
 MAX_REQUESTS_OF_TENANT: Final = 8
-"""Those of one tenant, who may know hosts that take as long as they are given."""
+"""The same limit for one tenant, who may name hosts that respond as slowly as they can."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _HEADERS: Final = {
@@ -40,22 +40,22 @@ _HEADERS: Final = {
 
 
 class FetchError(Exception):
-    """An image cannot be fetched, or may not.
+    """An image cannot be fetched, or the URL is not allowed.
 
-    The message goes on from the name of what holds the URL. It says nothing of where the URL leads to: that
-    may be none of the client's business.
+    The message continues a sentence that starts with the name of the parameter. It does not reveal
+    where the URL leads, which may be confidential.
     """
 
 
 class Allowance:
-    """Bytes that may still be fetched, shared by the images of a request."""
+    """Bytes that may still be fetched; all images of a request share it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._left = most_bytes
 
     def use(self, count: int) -> None:
-        """Count bytes that arrived. Raises FetchError if there were too many."""
+        """Count received bytes. Raises FetchError above the limit."""
         self._left -= count
         if self._left < 0:
             raise FetchError(
@@ -68,10 +68,11 @@ class ImageFetcher:
     """Fetches images from allowed hosts.
 
     Args:
-        hosts: where images may be fetched from, redirects included; none refuses every URL.
-        client: sends the requests.
-        timeout_seconds: for all images of a request together.
-        max_bytes: of all images of a request together.
+            hosts: Hosts from which images may be fetched, redirects included; empty rejects every
+            URL.
+            client: Sends the HTTP requests.
+            timeout_seconds: Time limit for all images of a request together.
+            max_bytes: Size limit for all images of a request together.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class ImageFetcher:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "ImageFetcher":
-        """Return what fetches as the operator has set it."""
+        """Return a fetcher configured from the settings."""
         timeout_seconds = settings.image_url_timeout.total_seconds()
         return cls(
             settings.image_url_hosts,
@@ -102,7 +103,7 @@ class ImageFetcher:
 
     @asynccontextmanager
     async def place(self, tenant_id: str) -> AsyncIterator[None]:
-        """Be one of the requests whose images are fetched. Raises OverloadedError."""
+        """Hold a slot for a request that fetches images. Raises OverloadedError."""
         of_tenant = self._places_by_tenant.setdefault(
             tenant_id, asyncio.Semaphore(MAX_REQUESTS_OF_TENANT)
         )
@@ -118,7 +119,10 @@ class ImageFetcher:
             yield
 
     def check(self, url: str) -> httpx.URL:
-        """Return the URL of an allowed host; nothing is sent or resolved. Raises FetchError."""
+        """Return the URL if its host is allowed. Raises FetchError.
+
+        Nothing is sent or resolved.
+        """
         parts = split_url(url, most_characters=MAX_URL_CHARACTERS)
         if parts is None or parts.hostname is None:
             raise FetchError(
@@ -144,14 +148,14 @@ class ImageFetcher:
     async def fetch(self, url: httpx.URL, allowance: Allowance) -> bytes:
         """Return the image file at a checked URL. Raises FetchError.
 
-        It may take as long as the server likes: the caller sets a time.
+        There is no time limit here: the caller sets one.
         """
         try:
             return await self._follow(url, allowance)
         except FetchError:
             raise
         except (UnknownHostError, PrivateHostError):
-            # Which of both is not told: it would map the operator's network.
+            # Do not report which of them: the answer would map the operator's network.
             raise FetchError("leads to a host that is not on the public internet") from None
         except OutboundError as error:
             raise FetchError(str(error)) from None
@@ -177,7 +181,7 @@ class ImageFetcher:
 
 
 def _same_to_client(url: str, host: str, port: int) -> httpx.URL:
-    """Return the URL for the client, which must not read another host or port in it than was checked."""
+    """Return the URL for httpx, which must see the same host and port as were checked."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:

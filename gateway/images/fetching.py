@@ -1,4 +1,4 @@
-"""The images of one request: files that came with it, and files behind URLs."""
+"""Fetch the images of one request: inline files and files at URLs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ IMAGES_AT_ONCE: Final = 4
 async def fetch_images(
     sources: Sequence[ImageSource], *, fetcher: ImageFetcher, tenant_id: str
 ) -> list[bytes]:
-    """Return an image file for each source, in their order; files are returned as they are.
+    """Return an image file for each source in order; inline files are returned as they are.
 
-    Nothing is fetched unless all URLs are allowed, and nothing goes on being fetched once one has failed.
+    Nothing is fetched unless all URLs are allowed. After one fetch fails, the others are cancelled.
     Raises InvalidParameterError, which names the URL's place in the body, and OverloadedError.
     """
     checked = [_checked(source, fetcher) for source in sources]
@@ -55,7 +55,7 @@ def _checked(source: ImageSource, fetcher: ImageFetcher) -> bytes | _Target:
 
 
 class _Fetching:
-    """What the images of a request share."""
+    """State that the image fetches of a request share."""
 
     def __init__(self, fetcher: ImageFetcher) -> None:
         self._fetcher = fetcher
