@@ -68,11 +68,10 @@ class ImageFetcher:
     """Fetches images from allowed hosts.
 
     Args:
-            hosts: Hosts from which images may be fetched, redirects included; empty rejects every
-            URL.
-            client: Sends the HTTP requests.
-            timeout_seconds: Time limit for all images of a request together.
-            max_bytes: Size limit for all images of a request together.
+        hosts: Hosts from which images may be fetched, redirects included; empty rejects every URL.
+        client: Sends the HTTP requests.
+        timeout_seconds: Time limit for all images of a request together.
+        max_bytes: Size limit for all images of a request together.
     """
 
     def __init__(

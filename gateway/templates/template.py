@@ -54,15 +54,15 @@ class ChatTemplate:
         """Return the text for these variables.
 
         Args:
-                variables: `messages`, `tools`, `add_generation_prompt` and any other variable that
-                the template reads.
-                now: The time that the template gets from `strftime_now`.
-                most_characters: Maximum length of the text.
+            variables: `messages`, `tools`, `add_generation_prompt` and any other variable that the
+                template reads.
+            now: The time that the template gets from `strftime_now`.
+            most_characters: Maximum length of the text.
 
-            Raises:
-                RefusedMessagesError: The template raises an error or takes too long.
-                TooLongError: The text is too long.
-            """
+        Raises:
+            RefusedMessagesError: The template raises an error or takes too long.
+            TooLongError: The text is too long.
+        """
         pieces = self._template.generate(**{**variables, _CLOCK: now.strftime})
         try:
             return "".join(_bounded(pieces, most_characters))
