@@ -1,1 +1,1 @@
-"""Room 4: prompts become token ids, and are fitted into the context window."""
+"""Prompts: convert them to token ids and fit them into the context window."""

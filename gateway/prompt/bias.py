@@ -1,4 +1,4 @@
-"""Token ids that steer sampling: texts resolved to them, and none outside the vocabulary."""
+"""Token ids in sampling parameters: resolve bias texts and check every id."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from gateway.prompt.tokenizers import PromptEncoder
 def resolve_sampling(
     request: GenerationRequest, encoder: PromptEncoder, *, eos_token_ids: Sequence[int]
 ) -> SamplingSpec:
-    """Return how the request is sampled, biases for texts included. Raises InvalidParameterError."""
+    """Return the sampling spec with biases for texts resolved. Raises InvalidParameterError."""
     sampling = _with_texts(request, encoder)
     _check_end_may_come(request, sampling, eos_token_ids)
     return sampling

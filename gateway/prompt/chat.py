@@ -1,4 +1,4 @@
-"""A chat becomes a prompt: its messages are rendered by the model's chat template."""
+"""Render a chat's messages to a prompt with the model's chat template."""
 
 import bisect
 from collections.abc import Iterator, Mapping
@@ -25,10 +25,10 @@ from gateway.prompt.conversation import for_template, image_count, tools_for_tem
 from gateway.templates.template import ChatTemplate, RefusedMessagesError, TooLongError
 
 CHARACTERS_PER_TOKEN: Final = 16
-"""More than any text has on the average, so that what has more need not be rendered to be too long."""
+"""More than the average of any text, so that longer texts are too long without being rendered."""
 SLACK_CHARACTERS: Final = 65_536
 MAX_OPENING_TOKENS: Final = 256
-"""The longest opening that a template gives an answer; of a longer one the end is looked at."""
+"""Longest opening that a template gives a response; of a longer one, only its end is examined."""
 
 _PARAM: Final = "messages"
 _CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -36,18 +36,18 @@ _CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedChat:
-    """A chat as a prompt."""
+    """A chat rendered as a prompt."""
 
     text: str
-    """To be encoded without the tokenizer's own special tokens, since the template writes them."""
+    """Encode without the tokenizer's own special tokens: the template writes them."""
     opening_tokens: int
-    """How many tokens at its end begin the answer, for parsers; 0 if none do."""
+    """Tokens at the end of the prompt that begin the response, for parsers; 0 if there are none."""
     reasoning: Reasoning | None
-    """What the answer begins with; None if it does not reason, or the prompt has ended that already."""
+    """Reasoning that begins the response; None if there is none or the prompt has ended it."""
     finds_reasoning: bool
-    """Whether the answer may have reasoning. What a message has begun as content goes on as content."""
+    """Whether the response may contain reasoning. Continued content stays content."""
     ignored_template_arguments: tuple[str, ...]
-    """Variables that the client set and that the template does not read."""
+    """Variables that the client set but the template does not read."""
 
 
 async def render_chat(
@@ -57,10 +57,11 @@ async def render_chat(
     tokenizer: Tokenizer,
     beside: Beside,
 ) -> RenderedChat:
-    """Return the prompt that a model's chat template makes of a chat.
+    """Return the prompt that a model's chat template renders for a chat.
 
-    Raises an ApiError: one that names `messages` for what the template does not take, ContextLengthExceededError
-    for more than could fit, and ServiceUnavailableError for a template that cannot be used.
+    Raises an ApiError: one that names `messages` if the template rejects them,
+    ContextLengthExceededError if the prompt cannot fit, and ServiceUnavailableError if the template
+    is unusable.
     """
     assert request.chat is not None  # noqa: S101 - the caller asks for chats only
     if card.chat is None:
@@ -79,7 +80,7 @@ async def render_chat(
 
 
 class _Rendering:
-    """The rendering of one chat."""
+    """Renders one chat."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class _Rendering:
         }
 
     def run(self) -> RenderedChat:
-        """Render everything."""
+        """Render the chat."""
         _check_size(_size(self._chat), self._card)
         self._check_texts()
         messages = for_template(
@@ -134,7 +135,7 @@ class _Rendering:
         )
 
     def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
-        """Return the text of messages, with `opens` followed by what begins an answer."""
+        """Return the text of messages; with `opens`, add the text that begins a response."""
         try:
             return self._text(messages, opens=opens)
         except RefusedMessagesError as error:
@@ -153,7 +154,7 @@ class _Rendering:
         )
 
     def _continued(self, messages: list[dict[str, Any]]) -> str:
-        """Return the text up to the end of the last message's content, as transformers finds it."""
+        """Return the text up to the end of the last message's content, as in transformers."""
         *earlier, last = messages
         text, marked = _marked(last)
         rendered = self._rendered([*earlier, marked], opens=False)
@@ -165,11 +166,11 @@ class _Rendering:
                 param=param,
             )
         is_kept = rendered.startswith(_CONTINUATION_MARK, end)
-        # A template that trims the mark has trimmed what stands before it, too.
+        # A template that trims the mark also trims the text before it.
         return rendered[:end] if is_kept else rendered[:end].rstrip()
 
     def _opening(self, text: str, messages: list[dict[str, Any]]) -> str:
-        """Return the end of the text that belongs to the answer: its header, and what it goes on with."""
+        """Return the end of the text that belongs to the response: header and continued text."""
         if not (self._form.reasoning_parser or self._form.tool_parser):
             return ""
         history = messages[:-1] if self._chat.continues_last_message else messages
@@ -180,7 +181,7 @@ class _Rendering:
         common = len(before) if text.startswith(before) else _common(text, before)
         start = self._form.reasoning_start
         if common == len(text) and start and text.rstrip().endswith(start):
-            # A template that opens every answer so, whether it is asked to or not.
+            # This template opens every response so, with or without a generation prompt.
             return text[text.rfind(start) :]
         return text[common:]
 
@@ -189,7 +190,7 @@ class _Rendering:
             return 0
         [encoding] = self._tokenizer.encode_batch_fast([opening], add_special_tokens=False)
         count = len(encoding.ids)
-        # What a message has begun may be long, and its reasoning may begin with it.
+        # A continued message may be long and may begin with reasoning.
         return count if self._chat.continues_last_message else min(count, MAX_OPENING_TOKENS)
 
     def _check_texts(self) -> None:
@@ -199,7 +200,7 @@ class _Rendering:
         for index, message in enumerate(self._chat.messages):
             for path, text in written_texts(message):
                 if token in text:
-                    # The engine puts an image wherever that token stands, whoever has written it.
+                    # The engine inserts an image wherever that token occurs, whoever wrote it.
                     param = f"{_PARAM}[{index}].{path}"
                     raise InvalidParameterError(
                         f"'{param}' must not contain '{token}', which stands for an image.",
@@ -230,7 +231,7 @@ class _Rendering:
 
 
 def _marked(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the last text of a message, and the message with a mark behind it."""
+    """Return the last text of a message, and the message with a mark after that text."""
     content = message["content"]
     if isinstance(content, str):
         return content, {**message, "content": content + _CONTINUATION_MARK}
@@ -238,7 +239,7 @@ def _marked(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if (text := content[index].get("text")) is not None:
             part = {"type": "text", "text": text + _CONTINUATION_MARK}
             return text, {**message, "content": [*content[:index], part, *content[index + 1 :]]}
-    # Parts are none for a message without content, too.
+    # Parts are also absent from a message without content.
     part = {"type": "text", "text": _CONTINUATION_MARK}
     return "", {**message, "content": [*content, part]}
 
@@ -253,7 +254,7 @@ def _reasoning(opening: str, form: ChatFormat) -> Reasoning | None:
 
 
 def _common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
+    """Return the length of the common prefix of two texts."""
     shorter = min(len(one), len(other))
     return bisect.bisect_left(
         range(shorter), x=True, key=lambda end: one[: end + 1] != other[: end + 1]
@@ -280,7 +281,7 @@ def _too_long(card: WorkerCard) -> ContextLengthExceededError:
 
 
 def _size(chat: ChatRequest) -> int:
-    """Return how much there is to render, in characters and values."""
+    """Return the size of what must be rendered, in characters and values."""
     return sum(_sizes([chat.messages, chat.tools, chat.template_arguments]))
 
 

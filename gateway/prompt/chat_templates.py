@@ -1,4 +1,4 @@
-"""Chat templates, fetched from Redis where the workers publish them, and tried out before they are used."""
+"""Chat template store: fetch what workers publish in Redis and try it out before use."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from gateway.errors import ModelMisconfiguredError, ServiceUnavailableError
 from gateway.templates.template import ChatTemplate, WrongTemplateError
 
 MAX_TEMPLATES: Final = 16
-"""Templates of one model."""
+"""The templates of one model."""
 MAX_TEMPLATE_CHARACTERS: Final = 512 * 1024
 _DEFAULT: Final = "default"
 _FOR_TOOLS: Final = "tool_use"
@@ -36,30 +36,30 @@ class TemplateSet:
 
 
 class ChatTemplates:
-    """The chat templates of all served models, each fetched and tried out once by its digest."""
+    """The chat templates of all served models; each digest is fetched and tried out once."""
 
     def __init__(
         self,
         fetch: Callable[[str], Awaitable[bytes | None]],
         try_out: Callable[[str], Awaitable[str]],
     ) -> None:
-        """Make an empty store.
+        """Create an empty store.
 
         Args:
-            fetch: Returns what a worker published under a digest: zlib-compressed JSON, name -> source.
-            try_out: Returns why a source cannot be used, empty if it can; renders it where it hurts nobody.
+            fetch: Returns a worker's file by its digest: zlib-compressed JSON, name -> source.
+            try_out: Returns why a source is unusable, or an empty string; renders it in a sandbox.
         """
         self._fetch = fetch
         self._try_out = try_out
         self._known: dict[str, TemplateSet | str] = {}
-        """By digest: the templates, or why they cannot be used."""
+        """By digest: the templates, or the reason why they are unusable."""
         self._lock = asyncio.Lock()
 
     async def get(self, digest: str) -> TemplateSet:
         """Return the templates of a model by their digest.
 
-        Raises ServiceUnavailableError if they are gone, ModelMisconfiguredError if they cannot be used, and
-        OverloadedError if they could not be tried out in time.
+        Raises ServiceUnavailableError if they no longer exist, ModelMisconfiguredError if they are
+        unusable, and OverloadedError if the trial did not finish in time.
         """
         known = self._known.get(digest)
         if known is None:
@@ -93,7 +93,7 @@ class ChatTemplates:
 
 
 def _sources(compressed: bytes) -> dict[str, str] | str:
-    """Return the templates by name, or why that is impossible."""
+    """Return the templates by name, or the reason why they cannot be read."""
     decompressor = zlib.decompressobj()
     most = MAX_TEMPLATES * MAX_TEMPLATE_CHARACTERS
     try:

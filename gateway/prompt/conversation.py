@@ -1,6 +1,6 @@
-"""Messages and tools in the form that the model's chat template takes, as vLLM gives it.
+"""Convert chat messages and tools to the form that the model's chat template takes, as in vLLM.
 
-What does not depend on the model was done before (`gateway.dialects.messages`).
+Steps that do not depend on the model are done earlier (`gateway.dialects.messages`).
 """
 
 import itertools
@@ -17,7 +17,7 @@ _MISTRAL_ID_CHARACTERS: Final = 9
 
 
 def written_texts(message: Message) -> Iterator[tuple[str, str]]:
-    """Return the texts that a client wrote into a message, each with its path within the message."""
+    """Return the client's texts in a message, each with its path within the message."""
     content = message["content"]
     if isinstance(content, str):
         yield "content", content
@@ -29,7 +29,7 @@ def written_texts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def image_count(message: Message) -> int:
-    """Return how many images a message has."""
+    """Return the number of images in a message."""
     return sum(part["type"] == "image" for part in _parts(message["content"]))
 
 
@@ -41,15 +41,15 @@ def for_template(
     tool_parser: str,
     knows_developers: bool,
 ) -> list[dict[str, Any]]:
-    """Return messages as a template takes them; those that are given are left as they are.
+    """Return messages in the template's form; the given messages are not modified.
 
     Args:
-        messages: What the client sent, checked.
-        form: In which form the template takes content.
-        image_token: What stands for an image where content is a string.
-        tool_parser: vLLM's name of it, which tells how the model knows calls by their ids.
-        knows_developers: Whether the template has a developer's role; else its messages are the system's,
-            and all of these are put together at the front.
+        messages: The client's messages, already validated.
+        form: The form in which the template takes content.
+        image_token: The text that represents an image in string content.
+        tool_parser: vLLM's name of the parser; it determines the form of call ids.
+        knows_developers: Whether the template has a developer role. If not, developer messages
+            become system messages, and all system messages are merged into one at the front.
     """
     converted = [
         {**message, "content": _content(message, form, image_token)} for message in messages
@@ -60,13 +60,13 @@ def for_template(
 
 
 def tools_for_template(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return tools with their fields in vLLM's order, which shows in the prompt; None if there are none."""
+    """Return tools with their fields in vLLM's order, which affects the prompt; None if empty."""
     return [_tool(tool) for tool in tools] or None
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
-    # The order of the fields shows in the prompt, and so does a description that is not there.
+    # The order of the fields affects the prompt, and so does a missing description.
     described = {key: function.get(key) for key in ("name", "description", "parameters")}
     if (strict := function.get("strict")) is not None:
         described["strict"] = strict
@@ -76,7 +76,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _content(message: Message, form: ContentFormat, image_token: str) -> Any:
     content = message["content"]
     if message["role"] == "tool":
-        # Few templates take the parts of a result.
+        # Few templates accept parts in a tool result.
         return content
     if form is ContentFormat.PARTS:
         return _parts(content)
@@ -92,7 +92,7 @@ def _parts(content: Any) -> list[Message]:
 
 
 def _name_calls(messages: list[dict[str, Any]], tool_parser: str) -> None:
-    """Give calls ids of the form that the model was trained on, and that its template may insist on."""
+    """Give calls ids of the form that the model was trained on and its template may require."""
     known: dict[str, str] = {}
     numbers = itertools.count()
     for message in messages:
@@ -116,7 +116,7 @@ def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:
 
 
 def _as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages of which those of system and developer are one, the first."""
+    """Return messages with all system and developer messages merged into one at the front."""
     systems = [message for message in messages if message["role"] in ("system", "developer")]
     others = [message for message in messages if message["role"] not in ("system", "developer")]
     if len(systems) == 1 and messages[0] is systems[0]:

@@ -1,15 +1,14 @@
-"""What is echoed of a prompt: all of it, or its last tokens (`echo_last`)."""
+"""Prompt echo: return all of a prompt or its last tokens (`echo_last`)."""
 
 from collections.abc import Callable, Sequence
 
 from gateway.dialects.request import GenerationRequest
 
 REPLACEMENT = "\ufffd"
-"""What bytes read as that are no complete character."""
+"""The replacement character, to which an incomplete character decodes."""
 
 CONTEXT_TOKENS = 16
-"""Tokens before the echoed ones that are decoded with them, because the text of a token may depend on
-those before it."""
+"""Tokens before the echoed ones that are decoded with them: a token's text may depend on them."""
 
 
 def echoed_text(
@@ -19,10 +18,10 @@ def echoed_text(
     token_ids: Sequence[int],
     decode: Callable[[list[int]], str],
 ) -> str:
-    """Return the text that stands before every choice of one prompt.
+    """Return the text that precedes every choice of one prompt.
 
-    `text` is what the client sent, None for token ids; `decode` shows special tokens. What the first
-    echoed token completes, a character as a rule, is echoed as a whole.
+    `text` is the client's prompt, or None for token ids; `decode` shows special tokens. If the
+    first echoed token completes a character, the echo includes the whole character.
     """
     last = request.echo_last
     if not request.echo or last == 0:

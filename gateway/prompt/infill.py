@@ -1,4 +1,4 @@
-"""Infill: a prompt and a suffix become one prompt from which the model writes what is between them."""
+"""Infill: combine prompt and suffix into a prompt whose completion belongs between them."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,26 @@ from gateway.prompt.tokenizers import PromptEncoder
 from gateway.prompt.window import Layout
 
 _PROBE = "☺"
-"""A character that merges with nothing behind it."""
+"""A character that merges with no following character."""
 _SPACES = ("▁", "Ġ")
-"""What begins a token for which the tokenizer has put a space before the text."""
+"""The prefixes of a first token that show that the tokenizer put a space before the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Texts of the tokens that mark the parts, as models of one family were trained with them."""
+    """Texts of the tokens that mark the parts, as in the training data of a model family."""
 
     prefix: str
     suffix: str
     middle: str | None
-    """None where the suffix comes first and the completion follows the prefix."""
+    """None if the suffix comes first and the completion follows the prefix."""
 
 
 _FAMILIES = (
     _Family("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
     _Family("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
     _Family("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
-    # DeepSeek Coder marks where the hole is, and the end of the whole.
+    # DeepSeek Coder marks the position of the hole and the end of the text.
     _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - its own letters
     _Family("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
@@ -40,12 +40,12 @@ class InfillTemplate:
     prefix_id: int
     suffix_id: int
     middle_id: int | None
-    """None where the suffix comes first and the completion follows the prefix."""
+    """None if the suffix comes first and the completion follows the prefix."""
 
     def layout(self, encoder: PromptEncoder, prefix: str, suffix: str, *, begins: bool) -> Layout:
-        """Return the prompt whose continuation belongs between the texts; the prefix may be cut.
+        """Return a prompt whose continuation belongs between the texts; the prefix may be cut.
 
-        With `begins`, it starts with a begin-of-text token where the model's prompts do.
+        With `begins`, it starts with a begin-of-text token if the model's prompts do.
         """
         begin = encoder.begin_ids() if begins else []
         prefix_ids = encoder.text_ids(prefix, adds_special_tokens=False)
@@ -58,7 +58,7 @@ class InfillTemplate:
 
 
 def find_template(tokenizer: Tokenizer) -> InfillTemplate | None:
-    """Return the template of the model that has this tokenizer; None if it was not made for infill."""
+    """Return the infill template for a tokenizer, or None if it lacks the infill tokens."""
     for family in _FAMILIES:
         prefix, suffix = (
             tokenizer.token_to_id(family.prefix),
@@ -75,9 +75,10 @@ def find_template(tokenizer: Tokenizer) -> InfillTemplate | None:
 
 
 def _continuation_ids(encoder: PromptEncoder, text: str) -> list[int]:
-    """Return the token ids of a text that another text precedes.
+    """Return the token ids of a text that follows another text.
 
-    Some tokenizers put a space before every text, which would tear the suffix off what precedes it.
+    Some tokenizers put a space before every text, which would separate the suffix from the text
+    before it.
     """
     ids = encoder.text_ids(text, adds_special_tokens=False)
     if not _puts_space_before(encoder.tokenizer):

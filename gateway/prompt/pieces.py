@@ -1,4 +1,4 @@
-"""The bytes that single tokens stand for, which need not be whole characters."""
+"""Token pieces: the text or bytes of single tokens, which may be incomplete characters."""
 
 import re
 from functools import lru_cache
@@ -6,13 +6,13 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 
 _SPACE = "▁"
-"""How SentencePiece writes a space."""
+"""SentencePiece's form of a space."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""How SentencePiece writes a byte that is in no other token."""
+"""SentencePiece's form of a byte that no other token contains."""
 
 
 class PieceReader:
-    """Tells what text or bytes a token adds to a text."""
+    """Returns the text or bytes that a token adds to a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         decoder = tokenizer.decoder
@@ -26,7 +26,7 @@ class PieceReader:
         }
 
     def read(self, token_id: int) -> str | list[int]:
-        """Return the token's text, or its bytes where they are not text by themselves."""
+        """Return the token's text, or its bytes if they are not valid text on their own."""
         content = self._bytes(token_id)
         try:
             return content.decode()
@@ -37,7 +37,7 @@ class PieceReader:
         added = self._added.get(token_id)
         if added is not None:
             return added.encode()
-        # Some models have more ids than their tokenizer has tokens; these stand for nothing.
+        # Some models have more ids than their tokenizer has tokens; the extra ids have no text.
         token = self._tokenizer.id_to_token(token_id) or ""
         if self._is_byte_level:
             values = _byte_of_letter()
@@ -50,9 +50,10 @@ class PieceReader:
 
 @lru_cache(maxsize=1)
 def _byte_of_letter() -> dict[str, int]:
-    """Return what the letters of byte-level tokens stand for.
+    """Return the byte for each letter of byte-level tokens.
 
-    A byte whose Latin-1 character can be seen is written as that character, the others as those from 256 on.
+    A byte with a visible Latin-1 character is written as that character, the others as those from
+    256 on.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]

@@ -1,4 +1,4 @@
-"""From a request's prompts to what the engine takes: token ids that fit the context window."""
+"""Prepare a request's prompts for the engine: token ids that fit the context window."""
 
 from array import array
 from dataclasses import dataclass
@@ -24,32 +24,32 @@ from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPrompt:
-    """A prompt as the engine takes it."""
+    """A prompt in the engine's form."""
 
     token_ids: "array[int]"
     max_tokens: int
-    """Completion tokens at most; they fit into the context window together with the prompt."""
+    """Maximum completion tokens; together with the prompt they fit into the context window."""
     cut_tokens: int
-    """Tokens that the prompt has lost at its left."""
+    """Number of tokens cut from the start of the prompt."""
     echo: str
-    """The text that is put before the completion, empty without `echo`."""
+    """The text before the completion; empty without `echo`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What the jobs of a request are made of."""
+    """The prompts and sampling parameters for the jobs of a request."""
 
     prompts: list[PreparedPrompt]
     sampling: SamplingSpec
 
     @property
     def applied_max_tokens(self) -> int:
-        """The lowest max_tokens that was applied to a prompt."""
+        """The lowest max_tokens applied to any prompt."""
         return min(prompt.max_tokens for prompt in self.prompts)
 
     @property
     def cut_tokens(self) -> int:
-        """Tokens that all prompts together have lost."""
+        """Number of tokens cut from all prompts together."""
         return sum(prompt.cut_tokens for prompt in self.prompts)
 
 
@@ -58,10 +58,11 @@ async def prepare(
 ) -> PreparedRequest:
     """Encode the prompts and apply the context rule to each of them.
 
-    Raises an ApiError that names the prompt or the parameter; one wrong prompt refuses all of them.
+    Raises an ApiError that names the prompt or the parameter; one invalid prompt rejects the whole
+    request.
     """
     preparation = _Preparation(request, tokenizer, card)
-    # A template may have made a long text of a small body.
+    # A template may render a long text from a small body.
     size = 0 if request.chat is None else len(request.prompts[0])
     return await beside(preparation.run, size=size)
 
@@ -71,7 +72,7 @@ def _param(request: GenerationRequest) -> str:
 
 
 class _Preparation:
-    """The preparation of one request."""
+    """Prepares one request."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, card: WorkerCard) -> None:
         self._request = request
@@ -84,7 +85,7 @@ class _Preparation:
         )
 
     def run(self) -> PreparedRequest:
-        """Prepare everything."""
+        """Prepare all prompts."""
         sampling = resolve_sampling(
             self._request, self._encoder, eos_token_ids=self._card.eos_token_ids
         )
@@ -120,14 +121,14 @@ class _Preparation:
         )
 
     def _layout(self, index: int, param: str, name: str) -> Layout:
-        """Return the token ids of a prompt; only the last ones if it is far too long and will be truncated."""
+        """Return a prompt's token ids; only the last ones if a far too long prompt is truncated."""
         request = self._request
         prompt = request.prompts[index]
         if request.suffix and not request.profile.is_suffix_literal:
             return self._infill(prompt, param, name)
         images = len(request.images[index])
         if images and request.chat is None:
-            # A chat's template has put the tokens where they belong.
+            # The chat template has already placed the image tokens.
             prompt = self._with_image_tokens(prompt, images, param)
         end = self._end_of(prompt, name, kept=request.prompt_tokens_kept)
         if images and self._image_tokens(end) < images:
@@ -138,9 +139,9 @@ class _Preparation:
         return Layout([], ids, [])
 
     def _end_of(self, prompt: Prompt, name: str, *, kept: int | None) -> Prompt:
-        """Return the part of a prompt that is encoded: at least `kept` tokens from its end.
+        """Return the part of a prompt to encode: at least `kept` tokens from its end.
 
-        Raises ContextLengthExceededError for one that is far too long and may not be cut.
+        Raises ContextLengthExceededError if the prompt is far too long and must not be cut.
         """
         window = self._card.context_window
         most = window if kept is None or kept == FIT else min(kept, window)
@@ -173,7 +174,7 @@ class _Preparation:
         )
 
     def _with_image_tokens(self, prompt: Prompt, images: int, param: str) -> Prompt:
-        """Return the prompt with the model's own image token for each mark."""
+        """Return the prompt with each image mark replaced by the model's own image token."""
         token = self._card.image_token
         if not token:
             raise UnsupportedParameterError(
@@ -184,7 +185,7 @@ class _Preparation:
         marked = [p.replace(IMAGE_MARK, token) if isinstance(p, str) else p for p in pieces]
         found = self._image_tokens(marked)
         if found != images:
-            # The engine puts an image wherever that token stands, whoever has written it.
+            # The engine inserts an image wherever that token occurs, whoever wrote it.
             raise InvalidParameterError(
                 f"'{param}' must have no image tokens other than its {IMAGE_MARK} marks. "
                 f"Given: {found} in all for {images} images.",
@@ -213,7 +214,7 @@ class _Preparation:
         prompt = self._request.prompts[index]
         return echoed_text(
             self._request,
-            # A text is echoed as it was sent; decoding its tokens may give another one.
+            # Echo the text as sent: decoding its tokens may produce a different text.
             text=prompt if isinstance(prompt, str) and not is_cut else None,
             token_ids=layout.token_ids,
             decode=self._encoder.decode,

@@ -1,4 +1,4 @@
-"""Text to tokens and back for clients that ask for just that, in the shapes of vLLM and llama.cpp."""
+"""Tokenization of texts for the tokenize endpoints, in the formats of vLLM and llama.cpp."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def vllm_tokens(
     shows_tokens: bool,
     window: int,
 ) -> dict[str, Any]:
-    """Return the ids of a text's tokens, and with `shows_tokens` how the vocabulary writes them."""
+    """Return a text's token ids; with `shows_tokens`, also the vocabulary's token strings."""
     ids = encoder.text_ids(text, adds_special_tokens=adds_special_tokens)
     tokens = [encoder.tokenizer.id_to_token(token) for token in ids] if shows_tokens else None
     return {"count": len(ids), "max_model_len": window, "tokens": ids, "token_strs": tokens}
@@ -23,7 +23,7 @@ def vllm_tokens(
 def llamacpp_tokens(
     encoder: PromptEncoder, text: str, *, adds_special_tokens: bool, shows_pieces: bool
 ) -> dict[str, Any]:
-    """Return the ids of a text's tokens, each with its text or bytes if `shows_pieces`."""
+    """Return a text's token ids; with `shows_pieces`, each with its text or bytes."""
     ids = encoder.text_ids(text, adds_special_tokens=adds_special_tokens)
     if not shows_pieces:
         return {"tokens": ids}

@@ -1,4 +1,4 @@
-"""Tokenizers, fetched from Redis where the workers publish them, and the encoding of prompts."""
+"""Tokenizers: fetch what workers publish in Redis, and encode prompts."""
 
 import asyncio
 import zlib
@@ -11,19 +11,19 @@ from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, ServiceUnavailableError
 
 LIKELY_BYTES_PER_TOKEN: Final = 4
-"""A text with fewer bytes for each token of the window is encoded whole."""
+"""A text with fewer bytes per token of the window is encoded as a whole."""
 SLICE_CHARACTERS: Final = 16_384
-"""A longer text is encoded in slices of so many characters, until it is known to be too long."""
+"""Characters per slice when a longer text is encoded to find out whether it is too long."""
 TORN_TOKENS: Final = 16
-"""More tokens than cutting a text at both ends of a slice can add."""
+"""An upper bound on the tokens added by cutting a text at both ends of a slice."""
 PIECES_AT_ONCE: Final = 1_024
-"""Texts within a prompt that are encoded by one call: their encodings take more memory than their ids."""
+"""Maximum texts of a prompt per encoding call: encodings need more memory than their ids."""
 
 
 class PromptEncoder:
-    """Turns prompts into token ids exactly as the model's own tokenizer does.
+    """Encodes prompts to token ids exactly as the model's own tokenizer does.
 
-    Nothing here waits, and long texts take long: see `gateway.large_work`.
+    The methods are synchronous, and long texts take long: see `gateway.large_work`.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class PromptEncoder:
         self._bos_token_id = bos_token_id
 
     def encode(self, prompt: Prompt, *, param: str, adds_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of one prompt, at least one. Raise InvalidParameterError naming `param`."""
+        """Return the token ids of one prompt, at least one.
+
+        Raises InvalidParameterError, which names `param`.
+        """
         if isinstance(prompt, str):
             ids = self.text_ids(prompt, adds_special_tokens=adds_special_tokens)
             return ids or self._empty(param, adds_special_tokens=adds_special_tokens)
@@ -44,17 +47,17 @@ class PromptEncoder:
         return ids
 
     def text_ids(self, text: str, *, adds_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text, none if it is empty and nothing is added."""
+        """Return the token ids of a text; empty if the text is empty and no token is added."""
         [encoding] = self._encode_batch([text], adds_special_tokens=adds_special_tokens)
         return list(encoding.ids)
 
     def piece_ids(
         self, pieces: list[str | int], *, param: str, adds_special_tokens: bool
     ) -> list[int]:
-        """Return token ids with texts in between. Raise InvalidParameterError naming a wrong id."""
+        """Return the ids of mixed token ids and texts. Raise InvalidParameterError on a bad id."""
         ids: list[int] = []
         if adds_special_tokens and pieces and isinstance(pieces[0], str):
-            # The begin-of-text token belongs before the first piece, and only if that piece is text.
+            # The begin-of-text token precedes the first piece, and only if that piece is text.
             ids += self.text_ids(pieces[0], adds_special_tokens=True)
             pieces = pieces[1:]
         for start in range(0, len(pieces), PIECES_AT_ONCE):
@@ -70,10 +73,11 @@ class PromptEncoder:
         return ids
 
     def end_of(self, prompt: Prompt, *, tokens: int) -> Prompt:
-        """Return the end of a prompt that is far longer than `tokens` tokens, and any other prompt itself.
+        """Return the end of a prompt far longer than `tokens` tokens; return other prompts
+        unchanged.
 
-        The end has more tokens than that, and its last ones are those of the whole prompt. What is cut off
-        is not encoded: a text takes a hundred times its memory while it is.
+        The end has more than `tokens` tokens, and its last tokens equal those of the whole prompt.
+        The rest is not encoded: encoding takes a hundred times the memory of the text.
         """
         if isinstance(prompt, str):
             if not _is_far_longer([prompt], tokens):
@@ -97,7 +101,7 @@ class PromptEncoder:
         return prompt if is_whole else end[::-1]
 
     def _start_of_end(self, text: str, tokens: int) -> tuple[int, int]:
-        """Return an offset before the last `tokens` tokens of a text, and how many tokens are still missing."""
+        """Return an offset before a text's last `tokens` tokens, and the number still missing."""
         if len(text) <= SLICE_CHARACTERS:
             return 0, tokens - len(self.text_ids(text, adds_special_tokens=False))
         start = len(text)
@@ -109,23 +113,23 @@ class PromptEncoder:
         return start, tokens
 
     def _encode_batch(self, texts: list[str], *, adds_special_tokens: bool) -> list[Encoding]:
-        # Only the batch functions of the library let other threads run meanwhile; this one does not work
-        # out either where each token stands in the text, which makes it twice as fast as `encode`.
+        # Only the library's batch functions let other threads run meanwhile. This one also skips
+        # the position of each token in the text, which makes it twice as fast as `encode`.
         return self.tokenizer.encode_batch_fast(texts, add_special_tokens=adds_special_tokens)
 
     def begin_ids(self) -> list[int]:
-        """Return the begin-of-text token if the tokenizer puts it before a text, else nothing."""
+        """Return the begin-of-text token if the tokenizer adds it to texts, else an empty list."""
         bos = self._bos_token_id
         added = self.text_ids("", adds_special_tokens=True)
         return [bos] if bos is not None and bos in added else []
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of token ids, special tokens shown."""
+        """Return the text of token ids, including special tokens."""
         [text] = self.tokenizer.decode_batch([token_ids], skip_special_tokens=False)
         return str(text)
 
     def check_ids(self, ids: list[int], *, param: str) -> None:
-        """Raise InvalidParameterError naming the first id that is not in the vocabulary."""
+        """Raise InvalidParameterError for the first id that is not in the vocabulary."""
         if not ids or (min(ids) >= 0 and max(ids) < self.vocabulary_size):
             return
         position, wrong = next(
@@ -151,7 +155,7 @@ class PromptEncoder:
 
 
 def _is_far_longer(pieces: Sequence[str | int], tokens: int) -> bool:
-    """Whether texts have far more bytes than texts of so few tokens usually have."""
+    """Whether texts have far more bytes than so few tokens usually have."""
     most = tokens * LIKELY_BYTES_PER_TOKEN + SLICE_CHARACTERS
     size = 0
     for piece in pieces:
@@ -161,7 +165,7 @@ def _is_far_longer(pieces: Sequence[str | int], tokens: int) -> bool:
 
 
 class TokenizerStore:
-    """The tokenizers of all served models, each fetched once by its digest."""
+    """The tokenizers of all served models; each digest is fetched once."""
 
     def __init__(self, fetch: Callable[[str], Awaitable[bytes | None]]) -> None:
         self._fetch = fetch
@@ -170,7 +174,10 @@ class TokenizerStore:
         self._lock = asyncio.Lock()
 
     async def get(self, digest: str) -> Tokenizer:
-        """Return a tokenizer by the SHA-256 of its file. Raise ServiceUnavailableError if it is gone."""
+        """Return a tokenizer by the SHA-256 of its file.
+
+        Raises ServiceUnavailableError if it no longer exists.
+        """
         tokenizer = self._tokenizers.get(digest)
         if tokenizer is not None:
             return tokenizer
@@ -180,16 +187,20 @@ class TokenizerStore:
             return self._tokenizers[digest]
 
     async def get_literal(self, digest: str) -> Tokenizer:
-        """Return a copy of a tokenizer to which the text of a special token is a text like any other."""
+        """Return a copy of a tokenizer that treats the text of a special token as ordinary text."""
         tokenizer = await self.get(digest)
         async with self._lock:
             if digest not in self._literal:
-                # A copy, since the switch is the tokenizer's own and others are encoding meanwhile.
+                # A copy, because the option belongs to the tokenizer and other calls use it
+                # meanwhile.
                 self._literal[digest] = await asyncio.to_thread(_literal_copy, tokenizer)
             return self._literal[digest]
 
     async def file(self, digest: str) -> bytes:
-        """Return a tokenizer.json, fetched anew. Raise ServiceUnavailableError if it is gone."""
+        """Return a tokenizer.json, fetched again.
+
+        Raises ServiceUnavailableError if it no longer exists.
+        """
         compressed = await self._fetch(digest)
         if compressed is None:
             raise ServiceUnavailableError(
@@ -203,7 +214,7 @@ class TokenizerStore:
 
 def _build(file: bytes) -> Tokenizer:
     tokenizer = Tokenizer.from_str(file.decode())
-    # A file may ask for truncation or padding; here the context rule alone decides.
+    # A file may enable truncation or padding; only the context rule applies here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,4 +1,4 @@
-"""The context rule: prompt and completion share one window."""
+"""Context window rule: prompt and completion share one window."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ UNLIMITED = -1
 
 
 class Layout(NamedTuple):
-    """A prompt's token ids. Only the body may be cut, and from its left."""
+    """A prompt's token ids. Only the body may be cut, from its start."""
 
     head: list[int]
     body: list[int]
@@ -17,20 +17,20 @@ class Layout(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Token ids in all."""
+        """The number of token ids."""
         return len(self.head) + len(self.body) + len(self.tail)
 
     @property
     def token_ids(self) -> list[int]:
-        """All token ids in their order."""
+        """All token ids in order."""
         return [*self.head, *self.body, *self.tail]
 
 
 def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: int) -> int:
-    """Return how many of a prompt's tokens are kept, from its end.
+    """Return how many of a prompt's last tokens are kept.
 
-    `kept` None keeps all. FIT keeps all of a prompt that fits into the window, and else what leaves room
-    for `max_tokens`, where -1 asks for no more room than one token.
+    If `kept` is None, all tokens are kept. FIT keeps a prompt that fits into the window unchanged.
+    For a longer one, it keeps what leaves room for `max_tokens`; -1 reserves room for one token.
     """
     if kept is None:
         return length
@@ -43,9 +43,9 @@ def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: in
 
 
 def cut(layout: Layout, keep: int, *, window: int, name: str = "the prompt") -> Layout:
-    """Return the layout without the first tokens of its body, so that `keep` tokens are left.
+    """Return the layout without the first tokens of its body, so that `keep` tokens remain.
 
-    Raises ContextLengthExceededError if what must not be cut is longer than that.
+    Raises ContextLengthExceededError if the part that must not be cut is longer than `keep`.
     """
     surplus = max(0, layout.length - keep)
     if surplus > len(layout.body):
@@ -68,11 +68,11 @@ def fit_max_tokens(
     name: str = "the prompt",
     param: str = "prompt",
 ) -> int:
-    """Return the completion tokens that may be generated, at most `max_tokens`.
+    """Return the maximum number of completion tokens, at most `max_tokens`.
 
-    `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is refused whatever
-    the behavior: the engine needs that room even to score the prompt. `name` is what errors call the
-    prompt, which came in `param`. Raises ContextLengthExceededError.
+    `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is rejected
+    whatever the behavior: the engine needs that room even to score the prompt. Errors call the
+    prompt `name`; it came in `param`. Raises ContextLengthExceededError.
     """
     room = window - prompt_tokens
     if room < 1:
