@@ -1,1 +1,1 @@
-"""Room 3: vendor fields become one `GenerationRequest`."""
+"""API dialects: convert vendor fields into one `GenerationRequest`."""

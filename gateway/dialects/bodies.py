@@ -1,4 +1,4 @@
-"""What the bodies of completions and of chats have in common."""
+"""Parameters and checks that completion and chat bodies share."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class SharedParameters(
     ChainParameters,
     LengthParameters,
 ):
-    """Parameters that mean the same to both."""
+    """Parameters with the same meaning in completions and chats."""
 
     model: str | None = Field(
         default=None,
@@ -46,7 +46,7 @@ class SharedParameters(
 
 
 def read_model(value: object, profile: Profile) -> str | None:
-    """Return the model that is asked for, None for the default one. Raises a BadRequestError."""
+    """Return the requested model, or None for the default model. Raises a BadRequestError."""
     if value is None:
         if profile.is_model_required:
             raise MissingParameterError("model")
@@ -59,9 +59,9 @@ def read_model(value: object, profile: Profile) -> str | None:
 
 
 def require_model(body: dict[str, Any], profile: Profile) -> str | None:
-    """Return the model a body asks for, before anything else of it is looked at.
+    """Return the model that a body requests, before the rest of the body is validated.
 
-    None stands for the tenant's default model. Raises a BadRequestError.
+    None means the tenant's default model. Raises a BadRequestError.
     """
     return read_model(body.get("model"), profile)
 
@@ -69,7 +69,7 @@ def require_model(body: dict[str, Any], profile: Profile) -> str | None:
 def read_whole_sampling(
     body: SharedParameters, profile: Profile, bias: LogitBias, *, max_tokens: int
 ) -> SamplingSpec:
-    """Return how tokens are drawn and what ends them. Raises a BadRequestError."""
+    """Return the whole sampling spec, including what ends the text. Raises a BadRequestError."""
     return msgspec.structs.replace(
         read_sampling(body, profile),
         logit_bias=bias.ids,
@@ -83,7 +83,7 @@ def read_whole_sampling(
 
 
 def shared_extra(body: SharedParameters) -> list[str]:
-    """Return the paths of entries within shared parameters that have no effect here."""
+    """Return the paths of entries in shared parameters that have no effect here."""
     ignored: list[str] = []
     if body.stream_options is not None:
         ignored += nested_extra("stream_options", body.stream_options.model_extra)
@@ -94,9 +94,9 @@ def shared_extra(body: SharedParameters) -> list[str]:
 
 
 def check_end_is_free(request: GenerationRequest, *, tools_param: str) -> None:
-    """Raise InvalidParameterError if the text must match something and may not end where that is complete.
+    """Raise InvalidParameterError if a constrained text may be unable to end when complete.
 
-    `tools_param` is the parameter that errors name for tools that constrain the text.
+    `tools_param` is the parameter that errors name if tools constrain the text.
     """
     constraint = _constraint(request, tools_param)
     if constraint is None:
@@ -118,7 +118,7 @@ def check_end_is_free(request: GenerationRequest, *, tools_param: str) -> None:
 
 
 def _constraint(request: GenerationRequest, tools_param: str) -> str | None:
-    """Return the parameter that says what the text must match."""
+    """Return the parameter that constrains the text, or None."""
     if request.structure is not None:
         return request.structure.param
     is_tool_forced = request.tool_use is not None and request.tool_use.is_constraint

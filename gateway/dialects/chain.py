@@ -1,6 +1,6 @@
-"""When llama.cpp's sampler chain is needed, and with which steps.
+"""Sampler chain: decide whether a request needs llama.cpp's chain, and with which steps.
 
-Most requests ask for nothing that an engine's own sampler cannot do; these get no chain and pay nothing.
+Most requests need nothing beyond the engine's own sampler. They get no chain and have no overhead.
 """
 
 import msgspec
@@ -42,7 +42,7 @@ from gateway.errors import InvalidParameterError, shown
 
 
 def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
-    """Return how tokens are drawn, with a chain if something needs one. Raises InvalidParameterError."""
+    """Return the sampling spec, with a chain if necessary. Raises InvalidParameterError."""
     plain = read_plain_sampling(body, profile)
     order = _order(body.samplers)
     steps = _steps(body, profile, order)
@@ -59,13 +59,13 @@ def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
 
 
 def _with_mirostat(plain: SamplingSpec, mirostat: Mirostat) -> SamplingSpec:
-    # As in llama.cpp: Mirostat draws from the whole distribution, scaled by temperature only.
+    # As in llama.cpp: Mirostat samples from the whole distribution, scaled only by temperature.
     chain = SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat)
     return msgspec.structs.replace(without_truncation(without_penalties(plain)), chain=chain)
 
 
 def _greedy(plain: SamplingSpec, steps: SamplerChain) -> SamplingSpec:
-    """Keep of the chain only what can change which token is the likeliest."""
+    """Keep only the parts of the chain that can change which token is the likeliest."""
     if steps.dry is None and not _penalizes_by_window(plain, steps):
         return plain
     chain = SamplerChain(
@@ -94,7 +94,7 @@ def _needs_chain(plain: SamplingSpec, steps: SamplerChain, profile: Profile) -> 
 
 
 def _penalizes_by_window(plain: SamplingSpec, steps: SamplerChain) -> bool:
-    """Return whether penalties look at other tokens than an engine's own penalties do."""
+    """Return whether penalties consider other tokens than an engine's own penalties do."""
     is_windowed = steps.penalty_last_n >= 0 and penalizes(plain)
     return is_windowed or (steps.penalizes_prompt and counts_tokens(plain))
 
@@ -159,7 +159,7 @@ def _order(value: object) -> list[Sampler]:
         return list(DEFAULT_SAMPLERS)
     names, known = value, SAMPLER_NAMES
     if isinstance(value, str) and len(value) <= MAX_SAMPLERS:
-        # llama.cpp takes a string of letters as well, one for each step.
+        # llama.cpp also accepts a string with one letter for each step.
         names, known = list(value), SAMPLER_LETTERS
     order: list[Sampler] = []
     for name in read_list(names, "samplers", most=MAX_SAMPLERS):

@@ -19,7 +19,7 @@ from gateway.errors import shown
 
 DEFAULT_XTC_THRESHOLD = 0.1
 MAX_ACTIVE_XTC_THRESHOLD = 0.5
-"""Above it no two tokens can be likely enough, so that XTC does nothing."""
+"""Above it, XTC has no effect: no two tokens can be likely enough."""
 
 DEFAULT_DRY_BASE = 1.75
 DEFAULT_DRY_ALLOWED_LENGTH = 2
@@ -38,7 +38,7 @@ def _sampler_names() -> dict[str, Sampler]:
 
 
 SAMPLER_NAMES = _sampler_names()
-"""Spellings that llama.cpp takes, in lower case."""
+"""Sampler names that llama.cpp accepts, in lower case."""
 
 SAMPLER_LETTERS = {
     "e": Sampler.PENALTIES,
@@ -51,7 +51,7 @@ SAMPLER_LETTERS = {
     "x": Sampler.XTC,
     "t": Sampler.TEMPERATURE,
 }
-"""The short form of llama.cpp: one letter for each step."""
+"""llama.cpp's short form: one letter for each step."""
 
 
 SAMPLERS_SCHEMA: dict[str, Any] = {
@@ -64,7 +64,7 @@ SAMPLERS_SCHEMA: dict[str, Any] = {
 
 
 class ChainParameters(MirostatParameters, SamplingParameters):
-    """What needs the sampler chain."""
+    """Parameters of the sampler chain."""
 
     dynatemp_range: Annotated[float, bounded(sampling.DYNATEMP_RANGE)] | None = Field(
         default=None,

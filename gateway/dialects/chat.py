@@ -1,7 +1,8 @@
-"""`POST /v1/chat/completions`: the body, and the request that it stands for.
+"""Chat completions: the body of `POST /v1/chat/completions` and its `GenerationRequest`.
 
-A chat is a completion whose prompt is made of messages by the model's chat template. What its body has in
-common with that of a completion is in `gateway.dialects.bodies`; here its own topics come together.
+A chat is a completion whose prompt the model's chat template renders from messages.
+`gateway.dialects.bodies` has what chat and completion bodies share; this module combines the topics
+of chats.
 """
 
 from typing import Any
@@ -69,7 +70,7 @@ _METADATA_SCHEMA: dict[str, Any] = {
 
 
 class LabelParameters(Parameters):
-    """What clients note about a request; none of it has an effect."""
+    """Labels that clients attach to a request; they have no effect."""
 
     metadata: Any = Field(
         default=None,
@@ -100,9 +101,10 @@ class ChatCompletionRequest(
 def to_chat_generation_request(
     body: ChatCompletionRequest, profile: Profile, *, max_prompts: int
 ) -> GenerationRequest:
-    """Resolve shapes, aliases and defaults. Raises a BadRequestError naming the place in the body.
+    """Resolve shapes, aliases and defaults. Raises a BadRequestError that names the place.
 
-    The prompt is left empty, and images stand in `ChatRequest.image_sources` only. `max_prompts` bounds `n`.
+    The prompt is empty, and images are in `ChatRequest.image_sources` only. `max_prompts` limits
+    `n`.
     """
     _check_metadata(body.metadata)
     conversation = read_messages(body.messages)
@@ -220,11 +222,11 @@ def _check_combinations(request: GenerationRequest) -> None:
 
 
 def tools_param(request: GenerationRequest) -> str:
-    """Return the parameter that the tools of a chat come in."""
+    """Return the parameter that contains the tools of a chat."""
     is_legacy = request.chat is not None and request.chat.uses_legacy_functions
     return "functions" if is_legacy else "tools"
 
 
 def tool_choice_param(request: GenerationRequest) -> str:
-    """Return the parameter that says which of them is called."""
+    """Return the parameter that selects which tool is called."""
     return "function_call" if tools_param(request) == "functions" else "tool_choice"

@@ -1,4 +1,4 @@
-"""Tools of a chat: as for completions, described to the model by its template, and OpenAI's older forms."""
+"""Tools of a chat, which the template describes to the model, and OpenAI's older `functions`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,7 @@ FUNCTION_CALL_SCHEMA: dict[str, Any] = {
 
 
 class ChatToolParameters(ToolParameters):
-    """What the model may call."""
+    """Tools that the model may call."""
 
     tools: Any = Field(
         default=None,
@@ -97,15 +97,15 @@ class ChatTools:
     """The tools of a chat."""
 
     use: ToolUse | None
-    """None if no call is looked for."""
+    """None if the response is not searched for calls."""
     described: list[dict[str, Any]]
-    """What the template is given, in the form of `tools`."""
+    """The tools for the template, in the form of `tools`."""
     is_legacy: bool
-    """Whether they came as `functions`."""
+    """Whether the tools came as `functions`."""
 
 
 def read_chat_tools(body: ChatToolParameters) -> ChatTools:
-    """Return the tools and how they are to be used. Raises a BadRequestError."""
+    """Return the tools and how the model may use them. Raises a BadRequestError."""
     for older, newer, is_both in (
         ("functions", "tools", bool(body.functions and body.tools)),
         ("functions", "tool_choice", bool(body.functions and body.tool_choice is not None)),
@@ -143,7 +143,7 @@ def _tools(body: ChatToolParameters) -> ChatTools:
 
 
 def _allowed(value: object, known: set[str]) -> tuple[ToolMode, set[str]]:
-    """Return how the allowed tools are to be used, and their names."""
+    """Return how the model may use the allowed tools, and their names."""
     if not isinstance(value, dict):
         raise InvalidParameterError(
             f"'{_ALLOWED}' must be an object. Given: {shown(value)}.", param=_ALLOWED
@@ -195,7 +195,7 @@ def _legacy_tools(body: ChatToolParameters) -> ChatTools:
 def _legacy_use(tools: list[Tool], mode: ToolMode | None, name: str | None) -> ToolUse | None:
     if mode is None or not tools:
         return None
-    # `function_call` has room for one call.
+    # `function_call` holds only one call.
     return ToolUse(tools, mode, name, is_parallel=False)
 
 

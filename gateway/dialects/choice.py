@@ -1,4 +1,4 @@
-"""Which profile a request is read and answered in, and which model it means."""
+"""Choose the dialect profile and the model of a request."""
 
 import logging
 from collections.abc import Set as AbstractSet
@@ -12,7 +12,7 @@ from gateway.settings import Settings
 
 DIALECT_HEADER = "X-Api-Dialect"
 DEFAULT_MODEL = "default"
-"""The name by which mistral.rs's clients ask for the only model."""
+"""The model name with which mistral.rs clients request the only model."""
 
 _DIALECTS = {str(dialect): dialect for dialect in Dialect}
 
@@ -22,13 +22,15 @@ logger = logging.getLogger(__name__)
 def choose_profile(
     header: str | None, principal: Principal, *, model_dialect: str, settings: Settings
 ) -> Profile:
-    """Return the profile that the first of these names: header, key or token, tenant, model, settings.
+    """Return the profile from the first source that names one.
+
+    The order is: header, key or token, tenant, model, settings.
 
     Args:
-        header: value of X-Api-Dialect, None without one.
-        principal: who asks.
-        model_dialect: the dialect that the model's worker announces; empty for none.
-        settings: the gateway's.
+        header: The value of X-Api-Dialect, None if absent.
+        principal: The caller.
+        model_dialect: The dialect that the model's worker announces; empty if it announces none.
+        settings: The gateway's settings.
 
     Raises InvalidParameterError if the header names no dialect.
     """
@@ -38,11 +40,12 @@ def choose_profile(
 
 
 def choose_model(name: str | None, principal: Principal, served: AbstractSet[str]) -> str:
-    """Return the model that a request asks for: `name`, or the principal's own where that is None.
+    """Return the requested model: `name`, or the principal's own model if `name` is None.
 
-    That is the tenant's default model, else the only one that the principal may use. `served` are the names
-    of all models there are. Whether the principal may use the model is not checked. Raises
-    MissingParameterError if the request names none and nothing tells which one it means.
+    The principal's own model is the tenant's default model, else the only model that the principal
+    may use. `served` contains the names of all models. This function does not check whether the
+    principal may use the model. Raises MissingParameterError if the request names no model and none
+    can be inferred.
     """
     if name is not None and (name != DEFAULT_MODEL or name in served):
         return name
@@ -55,7 +58,7 @@ def choose_model(name: str | None, principal: Principal, served: AbstractSet[str
 
 
 def dialect_of(header: str) -> Dialect | None:
-    """Return the dialect that the header's value names; None if it names none."""
+    """Return the dialect that the header value names, or None if it names none."""
     return _DIALECTS.get(header.strip().lower())
 
 
@@ -72,7 +75,7 @@ def _named(header: str) -> Dialect:
 
 @lru_cache(maxsize=256)
 def _announced(name: str) -> Dialect | None:
-    # Cached, so that it is told once and not for every request of the model.
+    # Cached, so that the warning is logged once and not for every request of the model.
     if name and name not in _DIALECTS:
         logger.warning("a worker announces the dialect %s, which is unknown here", shown(name))
     return _DIALECTS.get(name)

@@ -1,4 +1,4 @@
-"""How many choices a request asks for, and how they are told."""
+"""Choices: how many a request returns, and the log-probabilities in the response."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ _LOGPROBS_SCHEMA: dict[str, Any] = {
 
 
 class SharedChoiceParameters(Parameters):
-    """What completions and chats have in common."""
+    """Parameters that completions and chats share."""
 
     n: Annotated[int, bounded(N), INTEGRAL] | None = Field(
         default=None, description="Choices for each prompt. Default: 1."
@@ -43,7 +43,7 @@ class SharedChoiceParameters(Parameters):
 
 
 class ChoiceParameters(SharedChoiceParameters):
-    """How many choices, and what is told about their tokens."""
+    """The number of choices, and the details about their tokens."""
 
     best_of: Annotated[int, bounded(N), INTEGRAL] | None = Field(
         default=None,
@@ -63,7 +63,7 @@ class ChoiceParameters(SharedChoiceParameters):
 
 
 class ChatChoiceParameters(SharedChoiceParameters):
-    """How many answers, and what is told about their tokens."""
+    """The number of choices of a chat, and the details about their tokens."""
 
     logprobs: Any = Field(
         default=None,
@@ -85,7 +85,7 @@ class ChatChoiceParameters(SharedChoiceParameters):
 def read_fan_out(
     body: ChoiceParameters, profile: Profile, *, is_streamed: bool
 ) -> tuple[int, int, Ranking]:
-    """Return how many choices are returned, how many sequences are sampled, and how they are ranked.
+    """Return the numbers of returned choices and of sampled sequences, and their ranking.
 
     Raises InvalidParameterError.
     """
@@ -121,14 +121,14 @@ def _best_of_kept(best_of: int, n: int) -> int:
 
 
 def read_logprobs(body: ChoiceParameters, profile: Profile) -> int | None:
-    """Return how many alternatives are reported for each token, None for no log-probabilities."""
+    """Return the number of alternatives per token, or None for no log-probabilities."""
     count = agreed(logprobs=_logprobs(body.logprobs, profile), n_probs=body.n_probs or None)
     name = "logprobs" if body.logprobs is not None else "n_probs"
     return _checked_count(count, name, most=profile.most_logprobs)
 
 
 def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:
-    """Return how many answers are given, at most `most`. Raises InvalidParameterError."""
+    """Return the number of choices, at most `most`. Raises InvalidParameterError."""
     n = agreed(n=body.n, n_cmpl=body.n_cmpl) or 1
     if n > most:
         raise InvalidParameterError(f"'n' must be <= {most}. Given: {n}.", param="n")
@@ -136,7 +136,7 @@ def read_chat_n(body: SharedChoiceParameters, *, most: int) -> int:
 
 
 def read_top_logprobs(body: ChatChoiceParameters, profile: Profile) -> int | None:
-    """Return how many alternatives are reported for each token, None for no log-probabilities.
+    """Return the number of alternatives per token, or None for no log-probabilities.
 
     Raises InvalidParameterError.
     """
@@ -157,7 +157,7 @@ def read_top_logprobs(body: ChatChoiceParameters, profile: Profile) -> int | Non
 
 
 def _chat_logprobs(value: object) -> tuple[bool, int | None]:
-    """Return whether log-probabilities are asked for, and how many where a number says so."""
+    """Return whether log-probabilities are requested, and how many if a number specifies it."""
     if value is None or isinstance(value, bool):
         return bool(value), None
     count = integer(value)

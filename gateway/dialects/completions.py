@@ -1,7 +1,7 @@
-"""`POST /v1/completions`: the body, and the request that it stands for.
+"""Completions: the body of `POST /v1/completions` and its `GenerationRequest`.
 
-The parameters and their meaning are spread over the modules of this room by topic; here they come
-together, and here stand the rules that concern more than one topic.
+The other modules of this package define the parameters by topic. This module combines them and has
+the rules that concern more than one topic.
 """
 
 from gateway.dialects.bodies import (
@@ -53,7 +53,7 @@ class CompletionRequest(
 def to_generation_request(
     body: CompletionRequest, profile: Profile, *, max_prompts: int
 ) -> GenerationRequest:
-    """Resolve shapes, aliases and defaults. Raises a BadRequestError naming the parameter."""
+    """Resolve shapes, aliases and defaults. Raises a BadRequestError that names the parameter."""
     ignored = _ignored(body)
     prompts = read_prompts(body, profile, max_prompts=max_prompts)
     images = read_images(body, prompts)

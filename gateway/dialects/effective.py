@@ -1,4 +1,4 @@
-"""The parameters with which a request runs, by the names under which clients give them."""
+"""Effective parameters of a request, by their names in the API."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from gateway.dialects.request import ChatRequest, GenerationRequest
 
 
 def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> dict[str, Any]:
-    """Return every parameter that has an effect, aliases resolved and defaults filled in."""
+    """Return every parameter that has an effect, with aliases resolved and defaults filled in."""
     parameters: dict[str, Any] = {
         "n": request.n,
         "context_length_exceeded_behavior": str(request.context_length_behavior),
@@ -68,7 +68,7 @@ def _sampling(sampling: SamplingSpec) -> dict[str, Any]:
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
-        # JSON has no minus infinity; `false` is how a client forbids a token.
+        # JSON has no minus infinity; clients forbid a token with `false`.
         "logit_bias": {
             token: False if math.isinf(value) else value for token, value in bias.items()
         },

@@ -1,7 +1,8 @@
-"""What the parameters of every topic are made of: bounds, aliases, and lists that are read by hand.
+"""Building blocks for parameters: bounds, aliases, and lists that are validated by hand.
 
-A parameter that may have several shapes is declared as `Any` and read by hand, so that a wrong value gets
-one sentence that names it; and a list stops at its first wrong entry, however long it is.
+A parameter with several shapes is declared as `Any` and validated by hand, so that an invalid value
+gets one clear error message. Validation of a list stops at the first invalid entry, however long
+the list is.
 """
 
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class Parameters(BaseModel):
-    """Base of the parameters of one topic."""
+    """Base class for the parameters of one topic."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -29,14 +30,14 @@ def bounded(bounds: Range) -> Any:
 
 
 def array_schema(items: dict[str, Any], *, most: int) -> dict[str, Any]:
-    """Return the JSON schema of a list that is read by hand, or null."""
+    """Return the JSON schema of a list that is validated by hand, or null."""
     return {"anyOf": [{"type": "array", "items": items, "maxItems": most}, {"type": "null"}]}
 
 
 def agreed(**given: T | None) -> T | None:
-    """Return the value that was given under one or several names; None if under none.
+    """Return the value given under one or several aliases, or None if there is none.
 
-    Raises InvalidParameterError if two names were given different values.
+    Raises InvalidParameterError if two aliases have different values.
     """
     present = [(name, value) for name, value in given.items() if value is not None]
     if not present:
@@ -53,7 +54,7 @@ def agreed(**given: T | None) -> T | None:
 
 
 def integer(value: object) -> int | None:
-    """Return the integer that a JSON number stands for, or None; true and false are no numbers."""
+    """Return a JSON number's integer value, or None; booleans are not numbers."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float) and value.is_integer():
@@ -62,7 +63,7 @@ def integer(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    """Return a JSON number, or None if it is something else or too large to compute with."""
+    """Return a JSON number, or None if it is another type or too large for arithmetic."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -72,7 +73,7 @@ def number(value: object) -> float | None:
 
 
 def read_list(value: object, name: str, *, most: int) -> list[Any]:
-    """Return a list of at most `most` entries; None is the empty list. Raise InvalidParameterError."""
+    """Return a list of at most `most` entries; None becomes []. Raise InvalidParameterError."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -99,7 +100,7 @@ def read_strings(value: object, name: str, *, most: int, longest: int) -> list[s
 
 
 def check_length(text: str, name: str, *, longest: int) -> None:
-    """Raise InvalidParameterError if a string of a list is empty or too long."""
+    """Raise InvalidParameterError if a string in a list is empty or too long."""
     if not 0 < len(text) <= longest:
         raise InvalidParameterError(
             f"'{name}' must have strings of 1 to {longest} characters. "
@@ -114,7 +115,10 @@ def read_token_ids(value: object, name: str, *, most: int) -> list[int]:
 
 
 def read_token_id(value: object, name: str) -> int:
-    """Return a token id. Raise InvalidParameterError; whether the model has it is checked later."""
+    """Return a token id. Raise InvalidParameterError.
+
+    The check against the model's vocabulary comes later.
+    """
     token = integer(value)
     if token is None or not TOKEN_ID.minimum <= token <= TOKEN_ID.maximum:
         raise InvalidParameterError(

@@ -1,4 +1,4 @@
-"""Images of a request: base64 in data URIs, as many as a prompt has marks for them."""
+"""Images in base64 data URIs; a completion has one for each image mark in a prompt."""
 
 import binascii
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from gateway.dialects.request import Prompt
 from gateway.errors import InvalidParameterError, shown
 
 IMAGE_MARK = "<image>"
-"""What stands in a prompt's text where an image belongs."""
+"""Marks the place of an image in a prompt's text."""
 
 MAX_IMAGES = 16
-"""Images of one request, all prompts together."""
+"""Maximum images per request, all prompts together."""
 MAX_IMAGE_BYTES = 4 * 2**20
-"""Size of one decoded image file."""
+"""Maximum size of one decoded image file."""
 
 SIGNATURES: Mapping[str, tuple[bytes, ...]] = {
     "image/jpeg": (b"\xff\xd8\xff",),
@@ -24,7 +24,7 @@ SIGNATURES: Mapping[str, tuple[bytes, ...]] = {
     "image/webp": (b"RIFF",),
     "image/gif": (b"GIF87a", b"GIF89a"),
 }
-"""How the files of each served type begin."""
+"""File signatures of each supported media type."""
 
 _URI_SCHEMA = {"type": "string", "pattern": "^data:image/(jpeg|png|webp|gif);base64,"}
 
@@ -41,7 +41,7 @@ IMAGES_SCHEMA: dict[str, Any] = {
 
 
 class ImageParameters(Parameters):
-    """What the model is shown."""
+    """Images for the model."""
 
     images: Any = Field(
         default=None,
@@ -72,7 +72,7 @@ def read_images(body: ImageParameters, prompts: list[Prompt]) -> list[list[bytes
 
 
 def image_params(per_prompt: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Return where the images of each prompt stand in the body."""
+    """Return the places in the body of each prompt's images."""
     if len(per_prompt) == 1:
         return [[f"images[{index}]" for index, _ in enumerate(per_prompt[0])]]
     return [
@@ -82,8 +82,8 @@ def image_params(per_prompt: Sequence[Sequence[Any]]) -> list[list[str]]:
 
 
 def _per_prompt(value: object, prompts: list[Prompt]) -> list[list[Any]]:
-    # One prompt may hold no more marks than images are allowed, so the outer list has the same bound
-    # unless it has an entry for each prompt.
+    # A prompt may not contain more marks than images are allowed. So the outer list has the same
+    # limit, unless it has one entry per prompt.
     entries = read_list(value, "images", most=max(MAX_IMAGES, len(prompts)))
     is_nested = any(isinstance(entry, list) for entry in entries)
     if not is_nested and len(prompts) == 1:
@@ -109,7 +109,10 @@ def _check_marks(images: int, prompt: Prompt, path: str) -> None:
 
 
 def decoded_image(uri: str, path: str, *, param: str) -> bytes:
-    """Return the file in a data URI that stands at `path`. Raise InvalidParameterError naming `param`."""
+    """Return the file in the data URI at `path`.
+
+    Raises InvalidParameterError, which names `param`.
+    """
     head, comma, data = uri.partition(";base64,")
     media_type = head.removeprefix("data:")
     if not comma or media_type == head or media_type not in SIGNATURES:

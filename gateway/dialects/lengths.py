@@ -1,4 +1,4 @@
-"""Where a completion ends."""
+"""Length and stop parameters: where a completion ends."""
 
 from typing import Annotated, Any
 
@@ -44,7 +44,7 @@ STOP_SCHEMA: dict[str, Any] = {
 
 
 class RepetitionDetectionParameters(Parameters):
-    """When a choice counts as repeating itself."""
+    """When a choice counts as repetitive."""
 
     max_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
         default=None,
@@ -60,7 +60,7 @@ class RepetitionDetectionParameters(Parameters):
 
 
 class LengthParameters(Parameters):
-    """How long a completion may get, and what ends it."""
+    """The length of a completion, and what ends it."""
 
     max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
         default=None,
@@ -117,7 +117,7 @@ class LengthParameters(Parameters):
 
 
 class ChatLengthParameters(LengthParameters):
-    """How long an answer of a chat may get."""
+    """The length of a chat response."""
 
     max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
         default=None,
@@ -127,7 +127,7 @@ class ChatLengthParameters(LengthParameters):
 
 
 def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool) -> int:
-    """Return the completion tokens asked for; -1 stands for all that fit."""
+    """Return the requested maximum of completion tokens; -1 means all that fit."""
     given = _given_max_tokens(body, profile)
     max_tokens = profile.max_tokens if given is None else given
     if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
@@ -138,7 +138,7 @@ def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool
 
 
 def read_chat_max_tokens(body: LengthParameters, profile: Profile) -> int:
-    """Return the tokens that an answer may have; -1 stands for all that fit."""
+    """Return the maximum tokens of a chat response; -1 means all that fit."""
     given = _given_max_tokens(body, profile)
     max_tokens = profile.chat_max_tokens if given is None else given
     if max_tokens == 0 and not profile.allows_empty_completion:
@@ -159,7 +159,10 @@ def _given_max_tokens(body: LengthParameters, profile: Profile) -> int | None:
 
 
 def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
-    """Return the least number of completion tokens. Raise InvalidParameterError above `max_tokens`."""
+    """Return the minimum number of completion tokens.
+
+    Raises InvalidParameterError if it is above `max_tokens`.
+    """
     min_tokens = body.min_tokens or 0
     if 0 <= max_tokens < min_tokens:
         raise InvalidParameterError(
@@ -170,7 +173,7 @@ def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
 
 
 def read_context_length_behavior(body: LengthParameters, profile: Profile) -> ContextLengthBehavior:
-    """Return what is done where prompt and completion do not fit."""
+    """Return what happens if prompt and completion do not fit."""
     return body.context_length_exceeded_behavior or profile.context_length_behavior
 
 
@@ -195,14 +198,17 @@ def read_stop(body: LengthParameters, profile: Profile) -> list[str]:
 
 
 def read_includes_stop(body: LengthParameters, profile: Profile) -> bool:
-    """Return whether the text ends with the stop string that ended it."""
+    """Return whether the text includes the stop string that ended it."""
     if body.include_stop_str_in_output is None:
         return profile.includes_stop
     return body.include_stop_str_in_output
 
 
 def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | None:
-    """Return when a choice counts as repeating itself, None if never. Raises InvalidParameterError."""
+    """Return when a choice counts as repetitive, or None for never.
+
+    Raises InvalidParameterError.
+    """
     given = body.repetition_detection
     if given is None or not given.max_pattern_size:
         return None
@@ -224,5 +230,5 @@ def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | N
 
 
 def read_stop_token_ids(body: LengthParameters) -> list[int]:
-    """Return the token ids at which generation ends. Raises InvalidParameterError."""
+    """Return the token ids that end generation. Raises InvalidParameterError."""
     return read_token_ids(body.stop_token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS)

@@ -1,4 +1,4 @@
-"""`logit_bias` in all its forms, and the lists of tokens and words that are allowed or forbidden."""
+"""`logit_bias` in all its forms, and the lists of allowed and forbidden tokens and words."""
 
 import math
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ LOGIT_BIAS_SCHEMA: dict[str, Any] = {
 
 
 class TokenChoiceParameters(Parameters):
-    """Which tokens may come, and which are to be preferred."""
+    """Tokens that are allowed, forbidden or preferred."""
 
     logit_bias: Any = Field(
         default=None,
@@ -82,14 +82,14 @@ class TokenChoiceParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """Biases by token id, and by texts whose tokens only the tokenizer knows."""
+    """Biases by token id, and by texts that only the tokenizer can convert to tokens."""
 
     ids: dict[int, float]
     texts: dict[str, float]
 
 
 def read_logit_bias(value: object) -> LogitBias:
-    """Return the biases; of several for one token the last counts. Raises InvalidParameterError."""
+    """Return the biases; the last one for a token wins. Raises InvalidParameterError."""
     if value is None:
         return LogitBias({}, {})
     if not isinstance(value, dict | list):
@@ -120,8 +120,8 @@ def read_logit_bias(value: object) -> LogitBias:
 
 
 def _token_of_key(key: str) -> int | str:
-    # Keys of a JSON object are strings. Only plain decimals are token ids; int() alone would also read
-    # "1_0" and " 7", and it refuses thousands of digits.
+    # Keys of a JSON object are strings. Only plain decimals are token ids: int() would also accept
+    # "1_0" and " 7", and it rejects numbers with thousands of digits.
     if key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_ID_DIGITS:
         return int(key)
     return key
@@ -150,7 +150,10 @@ def _bias(given: object, token: object) -> float:
 
 
 def read_allowed_token_ids(value: object, bias: LogitBias) -> list[int]:
-    """Return the only tokens that may come, empty for all. Raise InvalidParameterError if none is left."""
+    """Return the only allowed tokens, or an empty list if all are allowed.
+
+    Raises InvalidParameterError if none is left.
+    """
     if value is None:
         return []
     allowed = read_token_ids(value, "allowed_token_ids", most=MAX_ALLOWED_TOKEN_IDS)
@@ -169,10 +172,10 @@ def read_allowed_token_ids(value: object, bias: LogitBias) -> list[int]:
 
 
 def read_bad_words(value: object) -> list[str]:
-    """Return the words that may not come. Raises InvalidParameterError."""
+    """Return the forbidden words. Raises InvalidParameterError."""
     words = read_strings(value, "bad_words", most=MAX_BAD_WORDS, longest=MAX_BAD_WORD_CHARACTERS)
     for word in words:
-        # The engine strips words before it looks for their tokens.
+        # The engine strips words before it tokenizes them.
         if word.isspace():
             raise InvalidParameterError(
                 f"'bad_words' must have words that are not only white space. Given: {shown(word)}.",

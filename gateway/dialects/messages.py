@@ -1,8 +1,9 @@
-"""Messages of a chat: checked, and put into the form in which chat templates take them.
+"""Chat messages: validate them and convert them to the form that chat templates take.
 
-That form is vLLM's: arguments of calls are objects instead of JSON in strings, reasoning stands under both of
-its names, a tool's result is one text, and `function_call` has become a call of a tool. Two things are left,
-because they depend on the model: content stays a text or a list of parts, and `developer` a role.
+The form is vLLM's. Call arguments are objects instead of JSON strings, reasoning is present under
+both of its names, a tool result is one text, and `function_call` becomes a tool call. Two steps
+depend on the model and come later: content stays a text or a list of parts, and `developer` stays a
+role.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,11 +28,11 @@ from gateway.errors import (
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 1024
-"""Parts of one message."""
+"""Maximum parts per message."""
 MAX_CALLS = 128
-"""Calls of tools in one message."""
+"""Maximum tool calls per message."""
 MAX_NAME_CHARACTERS = 256
-"""Of names and of the ids of calls."""
+"""Maximum length of names and of call ids."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 DETAILS = ("auto", "low", "high", "original")
@@ -55,7 +56,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "tool": frozenset({"role", "content", "name", "tool_call_id"}),
     "function": frozenset({"role", "content", "name"}),
 }
-"""What is read of a message, by its role."""
+"""The fields that are read from a message, by its role."""
 
 _DATA_SCHEME = "data:"
 
@@ -137,7 +138,7 @@ MESSAGES_SCHEMA: dict[str, Any] = {
 
 
 class MessageParameters(Parameters):
-    """What has been said."""
+    """The conversation."""
 
     messages: Any = Field(
         default=None,
@@ -152,28 +153,28 @@ class MessageParameters(Parameters):
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages as templates take them, and what was found in them."""
+    """Messages in the form for templates, and data collected from them."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """`role`; `content`, which is a text, None, or a list of {type: text, text} and {type: image}; then
-    `tool_calls`, `reasoning` and `reasoning_content`, `tool_call_id` and `name` where there are any."""
+    """`role`; `content`: a text, None, or a list of {type: text, text} and {type: image}; then
+    `tool_calls`, `reasoning` and `reasoning_content`, `tool_call_id` and `name` if present."""
     image_sources: list[ImageSource] = field(default_factory=list)
-    """Images of all messages, one for each part of type image, in their order."""
+    """Images of all messages in order, one for each part of type image."""
     has_partial: bool = False
-    """Whether the last message says that the answer goes on with it."""
+    """Whether the last message is marked as one that the response continues."""
     ignored: list[str] = field(default_factory=list)
-    """Paths of entries that have no effect, the first ones."""
+    """The first paths of entries that have no effect."""
     last_function_call: str = ""
-    """Id that was made for the last `function_call`, for its result."""
+    """The generated id of the last `function_call`, which its result uses."""
 
     def ignore(self, path: str, extra: Iterable[str]) -> None:
-        """Note entries at `path` that have no effect."""
+        """Record entries at `path` that have no effect."""
         room = MAX_NAMED_ENTRIES - len(self.ignored)
         self.ignored += (f"{path}.{key}" for key in islice(extra, room))
 
 
 def read_messages(value: object) -> Conversation:
-    """Return the conversation. Raises a BadRequestError naming the first place that is wrong."""
+    """Return the conversation. Raises a BadRequestError that names the first invalid place."""
     if value is None:
         raise MissingParameterError("messages")
     messages = read_list(value, "messages", most=MAX_MESSAGES)
@@ -193,7 +194,7 @@ def read_messages(value: object) -> Conversation:
 
 
 def check_continued(conversation: Conversation) -> None:
-    """Raise InvalidParameterError if no answer can go on with the last message."""
+    """Raise InvalidParameterError if a response cannot continue the last message."""
     last, path = conversation.messages[-1], f"messages[{len(conversation.messages) - 1}]"
     if last["role"] != "assistant":
         raise InvalidParameterError(
@@ -363,7 +364,7 @@ def _check_detail(value: object, path: str) -> None:
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:
-    """Return the text of a tool's result, for which few templates take parts."""
+    """Return the text of a tool result; few templates accept parts in it."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content)
@@ -394,7 +395,7 @@ def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> li
             f"'{path}.function_call' cannot be combined with 'tool_calls'.",
             param=f"{path}.function_call",
         )
-    # Nine letters and digits, as there are templates that take no other ids.
+    # Nine letters and digits: some templates accept no other ids.
     conversation.last_function_call = f"call{len(conversation.messages):05d}"
     function = _function(legacy, f"{path}.function_call", conversation)
     return [{"id": conversation.last_function_call, "function": function, "type": "function"}]
@@ -412,10 +413,10 @@ def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any
         raise MissingParameterError(f"{path}.id")
     if call.get("function") is None:
         raise MissingParameterError(f"{path}.function")
-    # Clients that put a streamed call together may leave its index in it.
+    # Clients that assemble a streamed call may leave its index in it.
     conversation.ignore(path, _unread(call, {"id", "type", "function", "index"}))
     function = _function(call["function"], f"{path}.function", conversation)
-    # In the order of vLLM, which shows in templates that dump the whole call.
+    # In vLLM's order, which affects the prompt if a template dumps the whole call.
     return {"id": call_id, "function": function, "type": "function"}
 
 
@@ -455,7 +456,10 @@ def _object(value: object, path: str) -> dict[str, Any]:
 
 
 def _text(value: dict[str, Any], name: str, path: str, *, most: int | None = None) -> str | None:
-    """Return a string of `value`; with `most` it has 1 to so many characters. None if there is none."""
+    """Return a string from `value`, or None if absent.
+
+    With `most`, the string must have 1 to `most` characters.
+    """
     text = value.get(name)
     if text is None:
         return None
@@ -481,6 +485,6 @@ def _boolean(value: dict[str, Any], name: str, path: str) -> bool:
 
 
 def _unread(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:
-    """Return the entries that ask for something and are not read."""
+    """Return the entries that request something but are not read."""
     names = frozenset(known)
     return (key for key, entry in value.items() if key not in names and not is_nothing(entry))

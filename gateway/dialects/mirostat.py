@@ -1,4 +1,4 @@
-"""Mirostat by llama.cpp's names and by Fireworks' names: never by both."""
+"""Mirostat parameters, under either llama.cpp's or Fireworks' names, but not both."""
 
 import math
 from typing import Annotated
@@ -19,7 +19,7 @@ _VERSION_OF_TARGET = 2
 
 
 class MirostatParameters(Parameters):
-    """Sampling that keeps the surprise of the text near a target; it replaces all truncation."""
+    """Sampling that keeps the text's surprise near a target; it replaces all truncation."""
 
     mirostat: Annotated[int, bounded(MIROSTAT), INTEGRAL] | None = Field(
         default=None,
@@ -46,7 +46,7 @@ class MirostatParameters(Parameters):
 
 
 def read_mirostat(body: MirostatParameters, profile: Profile) -> Mirostat | None:
-    """Return what Mirostat aims at, None if it is off. Raises InvalidParameterError."""
+    """Return the Mirostat targets, or None if it is off. Raises InvalidParameterError."""
     _check_families(body)
     if body.mirostat_target is not None:
         return Mirostat(

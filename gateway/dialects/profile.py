@@ -1,8 +1,8 @@
-"""Dialect profiles: what differs between the APIs whose clients are served.
+"""Dialect profiles: the differences between the supported APIs.
 
-Every parameter works in every profile. A profile only says what holds where a request says nothing, and
-in which shape the answer is given. Six profiles follow the documents of their APIs; two more, by the
-names `fireworks-2026` and `llamacpp-2026`, follow what these servers do today.
+Every parameter works in every profile. A profile only defines the defaults and the shape of the
+response. Six profiles follow the documentation of their APIs. Two more, named `fireworks-2026` and
+`llamacpp-2026`, follow the current behavior of these servers.
 """
 
 from dataclasses import dataclass, replace
@@ -15,22 +15,22 @@ from gateway.errors import ErrorStyle
 __all__ = ["ALL_THAT_FIT", "PROFILES", "Dialect", "MirostatUnit", "Profile", "TimingShape"]
 
 ALL_THAT_FIT = -1
-"""max_tokens that asks for all that fit into the context window."""
+"""The max_tokens value for all tokens that fit into the context window."""
 
 
 class TimingShape(StrEnum):
-    """In whose shape times are told (docs/api.md)."""
+    """The format of timings in a response (docs/api.md)."""
 
     NONE = "none"
-    FIREWORKS = "fireworks"  # Headers, and `perf_metrics` where asked for.
+    FIREWORKS = "fireworks"  # Headers, and `perf_metrics` on request.
     LLAMACPP = "llamacpp"  # `timings`
-    MISTRALRS = "mistralrs"  # `usage.avg_tok_per_sec` and the like.
-    OMLX = "omlx"  # `usage.time_to_first_token` and the like.
+    MISTRALRS = "mistralrs"  # `usage.avg_tok_per_sec` and similar.
+    OMLX = "omlx"  # `usage.time_to_first_token` and similar.
     VLLM = "vllm"  # `metrics`
 
 
 class MirostatUnit(StrEnum):
-    """What `mirostat_target` is measured in."""
+    """The unit of `mirostat_target`."""
 
     PERPLEXITY = "perplexity"
     BITS = "bits"
@@ -38,11 +38,11 @@ class MirostatUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One table for each dialect."""
+    """Defaults, limits, conventions and response format of one dialect."""
 
     name: Dialect
 
-    # Defaults of parameters.
+    # Parameter defaults.
     max_tokens: int = 16
     chat_max_tokens: int = ALL_THAT_FIT
     temperature: float = 1.0
@@ -52,13 +52,13 @@ class Profile:
     repetition_penalty: float = 1.0
     context_length_behavior: ContextLengthBehavior = ContextLengthBehavior.ERROR
     logprobs_true: int = 1
-    """What `logprobs: true` asks for."""
+    """Number of alternatives for `logprobs: true`."""
 
-    # Bounds.
+    # Limits.
     most_stop_strings: int = 64
     most_logprobs: int = 20
     most_top_logprobs: int = 20
-    """Of chats."""
+    """For chats."""
     most_xtc_threshold: float = 1.0
 
     # Conventions.
@@ -66,35 +66,35 @@ class Profile:
     allows_missing_prompt: bool = False
     """Whether a request without a prompt starts from the model's begin-of-text token."""
     prefers_n_predict: bool = False
-    """Whether `n_predict` wins where other names of max_tokens say something else."""
+    """Whether `n_predict` wins over other names of max_tokens with different values."""
     takes_any_model_name: bool = False
-    """Whether an unknown name stands for the only model that there is for the principal."""
+    """Whether an unknown name means the only model that the principal can use."""
     uses_sampler_chain: bool = False
-    """Whether even plain sampling follows llama.cpp's order, and penalties its window."""
+    """Whether even plain sampling uses llama.cpp's order, and penalties use its window."""
     penalty_last_n: int = -1
     penalizes_prompt: bool = False
     """Whether presence and frequency penalties count tokens of the prompt."""
     spares_special_tokens_in_xtc: bool = False
     includes_stop: bool = False
-    """Whether the text ends with the stop string that ended it."""
+    """Whether the text includes the stop string that ended it."""
     is_suffix_literal: bool = False
-    """Whether `suffix` is put behind the completion instead of being what the completion leads to."""
+    """Whether `suffix` is appended to the completion, instead of being the target of infill."""
     best_of_keeps: bool = False
-    """Whether `best_of` says how many of `n` are kept, instead of how many are sampled to keep `n`."""
+    """Whether `best_of` is how many of `n` are kept, not how many are sampled to keep `n`."""
     allows_empty_completion: bool = False
-    """Whether `max_tokens` 0 is served without `echo`."""
+    """Whether `max_tokens` 0 is accepted without `echo`."""
     allows_stream_options_without_stream: bool = False
     mirostat_unit: MirostatUnit = MirostatUnit.PERPLEXITY
 
-    # Shapes of the answer.
+    # Response format.
     keeps_usage_in_final_chunk: bool = False
-    """Whether a stream's last chunk with a finish reason has `usage` even if OpenAI's extra chunk follows."""
+    """Whether the last chunk with a finish reason has `usage` even before OpenAI's extra chunk."""
     ends_choices_with_error: bool = False
-    """Whether a stream that fails tells a finish reason, `error`, of every choice that was not finished."""
+    """Whether a failed stream sends finish reason `error` for every unfinished choice."""
     reasoning_member: str = "reasoning_content"
-    """Where a chat's answer tells the reasoning."""
+    """The field that contains the reasoning in a chat response."""
     tells_missing_parts: bool = False
-    """Whether a chat's message says null of reasoning and calls that it has not."""
+    """Whether a chat message has null for absent reasoning and calls."""
     timing: TimingShape = TimingShape.NONE
     error_style: ErrorStyle = ErrorStyle.OPENAI
 

@@ -1,4 +1,4 @@
-"""Prompts by their shape, and what is put around them or cut from them."""
+"""Prompts by shape, and the parameters that echo, extend or truncate them."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 
 class TruncationParameters(Parameters):
-    """What is cut from a prompt that is too long."""
+    """How a prompt that is too long is truncated."""
 
     truncate_sequence: bool | None = Field(
         default=None,
@@ -39,7 +39,7 @@ class TruncationParameters(Parameters):
 
 
 class PromptParameters(TruncationParameters):
-    """What the completion starts from."""
+    """The start of the completion."""
 
     prompt: Any = Field(
         default=None,
@@ -67,9 +67,9 @@ class PromptParameters(TruncationParameters):
 
 
 def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) -> list[Prompt]:
-    """Dispatch on the shape of `prompt` (docs/api.md): one prompt, or several, at most `max_prompts`.
+    """Return the prompts, according to the shape of `prompt` (docs/api.md).
 
-    Raises a BadRequestError.
+    There is one prompt or several, at most `max_prompts`. Raises a BadRequestError.
     """
     value = body.prompt
     if value is None:
@@ -84,7 +84,7 @@ def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) 
         )
     if not value:
         raise InvalidParameterError("'prompt' must not be empty.", param="prompt")
-    # A list may have millions of entries, so their types are gathered without a loop of our own.
+    # A list may have millions of entries, so collect their types without a Python loop.
     kinds = set(map(type, value))
     if list not in kinds and kinds != {str}:
         return [_one_prompt(value, "prompt")]
@@ -116,7 +116,7 @@ def _one_prompt(value: object, path: str) -> Prompt:
 
 
 def read_prompt_tokens_kept(body: TruncationParameters) -> int | None:
-    """Return how many of the prompt's last tokens are kept, FIT, or None to cut nothing."""
+    """Return how many of the prompt's last tokens are kept, FIT, or None for no truncation."""
     if body.truncate_prompt_tokens is None:
         return FIT if body.truncate_sequence else None
     if body.truncate_prompt_tokens == 0:
@@ -139,7 +139,10 @@ def read_echo(body: PromptParameters) -> tuple[bool, int | None]:
 def read_suffix(
     body: PromptParameters, profile: Profile, prompts: list[Prompt], *, has_images: bool
 ) -> str:
-    """Return the suffix, none if it is empty. Raise InvalidParameterError where it cannot be led to."""
+    """Return the suffix, or an empty string without one.
+
+    Raises InvalidParameterError where infill is impossible.
+    """
     suffix = body.suffix or ""
     if not suffix or profile.is_suffix_literal:
         return suffix

@@ -1,4 +1,4 @@
-"""Parameters that are not served: those that would change the answer are refused, the rest is named."""
+"""Unsupported parameters: reject those that would change the response, report the others."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -7,10 +7,10 @@ from typing import Any
 from gateway.errors import UnsupportedParameterError, shown
 
 MAX_NAMED_ENTRIES = 32
-"""Entries of one object that are named as having no effect."""
+"""Maximum entries per object that are reported as having no effect."""
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-"""What asks for nothing, whatever the parameter."""
+"""Values that request nothing, for every parameter."""
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "adapter": (),
@@ -45,7 +45,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "vllm_xargs": (),
     "watermarking": (),
 }
-"""Parameters that would change the answer, and the values with which they would not."""
+"""Parameters that would change the response, and the values with which they would not."""
 
 _OF_COMPLETIONS_ONLY: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
@@ -82,7 +82,10 @@ REFUSED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
 def read_extra(
     extra: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED
 ) -> list[str]:
-    """Return which parameters have no effect here. Raise UnsupportedParameterError for refused ones."""
+    """Return the parameters that have no effect here.
+
+    Raises UnsupportedParameterError for a rejected parameter.
+    """
     ignored: list[str] = []
     for name, value in extra.items():
         if name in refused:
@@ -101,16 +104,16 @@ def _refusal(name: str, value: object, values: tuple[Any, ...]) -> str:
 
 
 def is_nothing(value: object) -> bool:
-    """Return whether a value asks for nothing, whatever the parameter."""
+    """Return whether a value requests nothing, for every parameter."""
     return _is_one_of(value, _NOTHING)
 
 
 def nested_extra(name: str, extra: Mapping[str, Any] | None) -> Iterable[str]:
-    """Return the first entries of an object that have no effect here, by their paths."""
+    """Return the paths of an object's first entries that have no effect here."""
     paths = (f"{name}.{key}" for key, value in (extra or {}).items() if value is not None)
     return islice(paths, MAX_NAMED_ENTRIES)
 
 
 def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:
-    # False == 0 in Python, but 0 may ask for something where false does not.
+    # False == 0 in Python, but 0 may request something where false does not.
     return any(type(value) is type(other) and value == other for other in values)

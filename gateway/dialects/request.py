@@ -1,4 +1,4 @@
-"""What every dialect is turned into before anything is looked up."""
+"""`GenerationRequest`: the common form of requests in every dialect."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from gateway.dialects.profile import Profile
 
 Prompt = str | list[str | int]
-"""One prompt: text, or a list of token ids in which text pieces may stand."""
+"""One prompt: text, or a list of token ids that may contain text pieces."""
 
 FIT = -1
-"""Prompt tokens to keep that stand for all that leave room for the completion."""
+"""The value of `prompt_tokens_kept` that keeps all tokens that leave room for the completion."""
 
 
 class ContextLengthBehavior(StrEnum):
-    """What happens when prompt and max_tokens together exceed the context window."""
+    """What happens if prompt and max_tokens together exceed the context window."""
 
     TRUNCATE = "truncate"  # max_tokens is lowered to what fits.
-    ERROR = "error"  # The request is refused.
+    ERROR = "error"  # The request is rejected.
 
 
 class StructureKind(StrEnum):
-    """The languages in which a client may say what the text must match."""
+    """The languages in which a client may specify what the text must match."""
 
     JSON_OBJECT = "json_object"  # Any JSON object; no source.
     JSON_SCHEMA = "json_schema"  # A schema as decoded JSON: an object or a boolean.
@@ -44,15 +44,15 @@ class Structure:
     kind: StructureKind
     source: Any
     param: str
-    """The parameter that it came in, which errors name."""
+    """The parameter that contains it; errors name this parameter."""
 
 
 class ToolMode(StrEnum):
     """Whether the model calls tools."""
 
-    AUTO = "auto"  # As it likes.
-    REQUIRED = "required"  # At least one.
-    NAMED = "named"  # The one that is named.
+    AUTO = "auto"  # The model decides.
+    REQUIRED = "required"  # At least one call.
+    NAMED = "named"  # The named tool.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, at least one; a request that says `tool_choice: none` has no ToolUse."""
+    """The tools of a request, at least one; with `tool_choice: none` there is no ToolUse."""
 
     tools: list[Tool]
     mode: ToolMode
@@ -79,7 +79,7 @@ class ToolUse:
 
     @property
     def is_constraint(self) -> bool:
-        """Whether the text is constrained, so that a model without a tool format must refuse."""
+        """Whether the text is constrained; then a model without a tool format must reject it."""
         return (
             self.mode is not ToolMode.AUTO
             or not self.is_parallel
@@ -89,49 +89,49 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource:
-    """An image of a chat: a file that came in a data URI, or one that is still to be fetched."""
+    """An image of a chat: a file from a data URI, or an image still to be fetched."""
 
     param: str
-    """Where it stands in the body, such as `messages[0].content[1].image_url.url`."""
+    """Its place in the body, such as `messages[0].content[1].image_url.url`."""
     file: bytes | None = None
     url: str = ""
-    """As the client gave it (`gateway.images` fetches it): an http or https URL, or anything else that is no
-    data URI."""
+    """As the client gave it: an http or https URL, which `gateway.images` fetches, or any other
+    string that is not a data URI."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Reasoning that an answer has to end before what it must match begins."""
+    """Reasoning that must end before the constrained part of a response begins."""
 
     start: str
-    """Text of the token that begins it."""
+    """Text of the token that begins the reasoning."""
     end: str
-    """Text of the token that ends it."""
+    """Text of the token that ends the reasoning."""
     is_open: bool
-    """Whether the prompt has begun it; if not, the answer may."""
+    """Whether the prompt has begun the reasoning; if not, the response may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What a chat has and a completion has not."""
+    """The parts of a chat that a completion does not have."""
 
     messages: list[dict[str, Any]]
-    """As chat templates take them (`gateway.dialects.messages`), before the content has the model's form."""
+    """In the form of `gateway.dialects.messages`, before content gets the model's form."""
     tools: list[dict[str, Any]] = field(default_factory=list)
-    """As the client described them, for the template; also where `tool_choice` is none."""
+    """As the client described them, for the template; present even if `tool_choice` is none."""
     image_sources: list[ImageSource] = field(default_factory=list)
-    """Images of all messages in their order."""
+    """Images of all messages in order."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    """Variables of the template that the client sets, to JSON scalars."""
+    """Template variables that the client sets; values are JSON scalars."""
     argument_params: dict[str, str] = field(default_factory=dict)
-    """Of each of these variables, the parameter that sets it (`gateway.dialects.template_arguments`)."""
+    """The parameter that sets each variable (`gateway.dialects.template_arguments`)."""
     thinking_budget_param: str = ""
     """The parameter that gave `SamplingSpec.thinking_budget`; empty if none did."""
     continues_last_message: bool = False
-    """Whether the answer goes on with the last message, which is the assistant's, instead of a new one."""
+    """Whether the response continues the last message, an assistant's, instead of a new one."""
     shows_reasoning: bool = True
     uses_legacy_functions: bool = False
-    """Whether the client speaks of `functions`, and is answered with a `function_call`."""
+    """Whether the client uses `functions` and gets a `function_call` in the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,27 +140,27 @@ class GenerationRequest:
 
     profile: "Profile"
     model: str | None
-    """None stands for the tenant's only or default model."""
+    """None means the tenant's only or default model."""
     prompts: list[Prompt]
-    """Of a chat one, empty until the messages are rendered."""
+    """For a chat, one prompt, which is empty until the messages are rendered."""
     chat: ChatRequest | None = None
     suffix: str = ""
-    """What the completion leads to, or what is put behind it: see `Profile.is_suffix_literal`."""
+    """The target of infill, or the text to append: see `Profile.is_suffix_literal`."""
     images: list[list[bytes]]
     """Image files for each prompt."""
     image_params: list[list[str]]
-    """Where each of them stands in the body."""
+    """The place of each image in the body."""
     adds_special_tokens: bool = True
-    """Whether the tokenizer's own tokens, such as begin-of-text, are put around text prompts."""
+    """Whether text prompts get the tokenizer's own tokens, such as begin-of-text."""
     prompt_tokens_kept: int | None = None
-    """Last tokens of the prompt that are kept if it is too long; FIT, or None to refuse it."""
+    """Last tokens to keep of a prompt that is too long; FIT, or None to reject the prompt."""
     max_tokens: int
-    """Completion tokens for each choice; -1 asks for all that fit."""
+    """Maximum completion tokens for each choice; -1 means all that fit."""
     context_length_behavior: ContextLengthBehavior
     n: int
-    """Choices for each prompt that are returned."""
+    """Returned choices for each prompt."""
     best_of: int
-    """Sequences for each prompt that are sampled."""
+    """Sampled sequences for each prompt."""
     ranking: Ranking = Ranking.MEAN
     stop: list[str]
     includes_stop: bool
@@ -172,24 +172,24 @@ class GenerationRequest:
     include_usage: bool
     """Whether a stream ends with OpenAI's extra chunk that carries only usage."""
     include_obfuscation: bool = False
-    """Whether chunks are padded to hide how long their text is."""
+    """Whether chunks are padded to hide the length of their text."""
     structure: Structure | None = None
     tool_use: ToolUse | None = None
     sampling: SamplingSpec
     bias_texts: dict[str, float] = field(default_factory=dict)
-    """Biases for all tokens of a text, to be merged into `sampling.logit_bias`; minus infinity forbids them."""
+    """Biases for all tokens of a text, merged into `sampling.logit_bias`; -inf forbids them."""
     reads_prefix_cache: bool = True
     cache_isolation_key: str = ""
     """Separates prefix caches within the tenant."""
     return_token_ids: bool = False
     shows_special_tokens: bool = False
     wants_timings: bool = False
-    """Whether the request asked for times, where its dialect tells them on request only."""
+    """Whether the request asked for timings, in a dialect that returns them only on request."""
     timings_per_token: bool = False
     max_predict_ms: int = 0
     service_tier: ServiceTier | None = None
-    """None stands for the tenant's."""
+    """None means the tenant's."""
     is_background: bool = False
-    """Whether it runs on though nobody waits for its answer."""
+    """Whether the request continues to run after the client disconnects."""
     ignored_parameters: tuple[str, ...]
-    """Parameters of the body that have no effect here, to be named in the answer."""
+    """Parameters of the body that have no effect here; the response names them."""

@@ -1,4 +1,4 @@
-"""`response_format` as OpenAI, Fireworks and llama.cpp have it."""
+"""`response_format` in the forms of OpenAI, Fireworks and llama.cpp."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
 
 
 def read_response_format(value: object) -> Structure | None:
-    """Return what the text must match, None for plain text. Raises a BadRequestError."""
+    """Return what the text must match, or None for plain text. Raises a BadRequestError."""
     if value is None or value == {}:
         return None
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How tokens are drawn: temperature, truncation, penalties and seed."""
+"""Sampling parameters: temperature, truncation, penalties and seed."""
 
 import secrets
 from typing import Annotated
@@ -13,14 +13,14 @@ from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 
 RANDOM_SEED = -1
-"""The seed that asks for none."""
+"""The seed value that means no seed."""
 
 MINIMAL_TOP_P = 1e-6
-"""What top_p 0 becomes: so little that only the likeliest token is left."""
+"""Replaces top_p 0: so small that only the likeliest token remains."""
 
 
 class SamplingParameters(Parameters):
-    """What every engine can do."""
+    """Parameters that every engine supports."""
 
     temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = Field(
         default=None,
@@ -66,7 +66,7 @@ class SamplingParameters(Parameters):
 
 
 def read_plain_sampling(body: SamplingParameters, profile: Profile) -> SamplingSpec:
-    """Return what a sampler without a chain needs. Raises InvalidParameterError."""
+    """Return the sampling spec without a chain. Raises InvalidParameterError."""
     is_seed_requested = body.seed is not None and body.seed != RANDOM_SEED
     repetition = agreed(
         repetition_penalty=body.repetition_penalty, repeat_penalty=body.repeat_penalty
@@ -89,27 +89,27 @@ def _or(value: float | None, default: float) -> float:
 
 
 def truncates(spec: SamplingSpec) -> bool:
-    """Return whether unlikely tokens are cut off."""
+    """Return whether unlikely tokens are truncated."""
     return spec.top_k > 0 or spec.top_p < 1.0 or spec.min_p > 0.0
 
 
 def penalizes(spec: SamplingSpec) -> bool:
-    """Return whether tokens are penalised for having come before."""
+    """Return whether tokens are penalized for earlier occurrences."""
     return spec.repetition_penalty != 1.0 or counts_tokens(spec)
 
 
 def counts_tokens(spec: SamplingSpec) -> bool:
-    """Return whether a penalty is on that engines count over the completion only."""
+    """Return whether a penalty is on for which engines count only completion tokens."""
     return spec.presence_penalty != 0.0 or spec.frequency_penalty != 0.0
 
 
 def without_penalties(spec: SamplingSpec) -> SamplingSpec:
-    """Return `spec` with its penalties off."""
+    """Return `spec` without penalties."""
     return msgspec.structs.replace(
         spec, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0
     )
 
 
 def without_truncation(spec: SamplingSpec) -> SamplingSpec:
-    """Return `spec` with all tokens left in."""
+    """Return `spec` without truncation."""
     return msgspec.structs.replace(spec, top_k=0, top_p=1.0, min_p=0.0)

@@ -1,4 +1,4 @@
-"""JSON schemas as parameters: their shape only; what is inside them is compiled elsewhere."""
+"""JSON schemas as parameters: checks of their shape; their content is compiled elsewhere."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def checked_schema(value: object, name: str) -> Any:
 
 
 def decoded_schema(value: object, name: str) -> Any:
-    """Return a JSON schema that may come as JSON in a string. Raise InvalidParameterError."""
+    """Return a JSON schema, decoded if it is a JSON string. Raise InvalidParameterError."""
     if not isinstance(value, str):
         return checked_schema(value, name)
     try:

@@ -1,4 +1,4 @@
-"""Whether and how the answer is streamed, what is told about times, and what is cached."""
+"""Stream options, timings, service tier and cache parameters of a request."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ from gateway.errors import InvalidParameterError, UnsupportedParameterError, sho
 MAX_ISOLATION_KEY_CHARACTERS = 256
 
 AUTO_TIER: Final = "auto"
-"""OpenAI's word for the tier that the account has."""
+"""OpenAI's value for the account's own tier."""
 
 
 class StreamOptions(Parameters):
-    """Options of a streamed answer."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = Field(
         default=None,
@@ -32,7 +32,7 @@ class StreamOptions(Parameters):
 
 
 class AnswerParameters(Parameters):
-    """How the answer is given."""
+    """How the response is delivered."""
 
     stream: bool | None = Field(
         default=None,
@@ -81,7 +81,7 @@ class AnswerParameters(Parameters):
 
 
 def read_stream_options(body: AnswerParameters, profile: Profile) -> StreamOptions:
-    """Return the options of the stream, or the defaults. Raises a BadRequestError."""
+    """Return the stream options, or the defaults. Raises a BadRequestError."""
     options = body.stream_options
     if options is None:
         return StreamOptions()
@@ -100,7 +100,10 @@ def read_stream_options(body: AnswerParameters, profile: Profile) -> StreamOptio
 
 
 def read_service_tier(body: AnswerParameters) -> ServiceTier | None:
-    """Return the tier that is asked for; None stands for the account's. Raises InvalidParameterError."""
+    """Return the requested tier, or None for the account's own.
+
+    Raises InvalidParameterError.
+    """
     name = body.service_tier
     if name in (None, AUTO_TIER):
         return None
@@ -114,7 +117,7 @@ def read_service_tier(body: AnswerParameters) -> ServiceTier | None:
 
 
 def read_cache_isolation_key(body: AnswerParameters) -> str:
-    """Return the key that separates caches within the tenant; empty if none was given."""
+    """Return the key that separates caches within the tenant; empty if there is none."""
     key = agreed(
         prompt_cache_isolation_key=body.prompt_cache_isolation_key, cache_salt=body.cache_salt
     )

@@ -1,4 +1,4 @@
-"""`structured_outputs` as vLLM and oMLX have it: exactly one constraint."""
+"""`structured_outputs` in the form of vLLM and oMLX: exactly one constraint."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def read_structured_outputs(value: object) -> Structure | None:
 
 
 def unknown_options(value: object) -> dict[str, Any]:
-    """Return what of `structured_outputs` has no effect here, such as options of one backend."""
+    """Return the options without effect here, such as those of one backend."""
     known = {*CONSTRAINTS, "structural_tag"}
     options = value if isinstance(value, dict) else {}
     return {name: option for name, option in options.items() if name not in known}
@@ -90,7 +90,7 @@ def _structure(name: str, source: Any) -> Structure:
         )
     if name == "regex":
         return Structure(StructureKind.REGEX, source, param)
-    # vLLM takes both languages in one field; only GBNF has this sign.
+    # vLLM accepts both languages in one field; only GBNF has this operator.
     kind = StructureKind.GBNF if "::=" in source else StructureKind.LARK
     return Structure(kind, source, param)
 

@@ -1,4 +1,4 @@
-"""What the text must match, in whichever of the parameters it was asked for."""
+"""Structured output: what the text must match, from any of the parameters for it."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -18,7 +18,7 @@ from gateway.errors import InvalidParameterError, shown
 
 
 class GrammarSyntax(StrEnum):
-    """Languages of a grammar that is given as a string."""
+    """Languages of a grammar given as a string."""
 
     GBNF = "gbnf"
     LARK = "lark"
@@ -45,7 +45,7 @@ GRAMMAR_SCHEMA: dict[str, Any] = {
 
 
 class StructureParameters(Parameters):
-    """Constraints on the text; at most one of them in a request."""
+    """Constraints on the text; at most one of them per request."""
 
     grammar: Any = Field(
         default=None,
@@ -76,7 +76,7 @@ class StructureParameters(Parameters):
 
 
 def read_structure(body: StructureParameters) -> Structure | None:
-    """Return what the text must match, None if it may be anything. Raises a BadRequestError."""
+    """Return what the text must match, or None if it is unconstrained. Raises a BadRequestError."""
     found = [structure for structure in _all_structures(body) if structure is not None]
     if len(found) > 1:
         raise InvalidParameterError(

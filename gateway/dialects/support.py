@@ -1,4 +1,4 @@
-"""What a model can do of all that may be asked: told on `/v1/models`, and enforced."""
+"""Supported features of a model: reported on `/v1/models` and enforced for requests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ from gateway.errors import (
 
 
 class Need(StrEnum):
-    """What a parameter needs, in the words of an error."""
+    """What a parameter requires of a model; the values appear in error messages."""
 
     SAMPLER_CHAIN = "an engine with the sampler chain"
     STRUCTURE = "an engine with structured output"
@@ -55,7 +55,7 @@ NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(ToolParameters.model_fields, Need.TOOLS),
     "suffix": Need.INFILL,
 }
-"""Parameters of completions that not every model serves."""
+"""Parameters of completions that not every model supports."""
 
 CHAT_NEEDS: Mapping[str, Need] = {
     **_SHARED_NEEDS,
@@ -65,7 +65,7 @@ CHAT_NEEDS: Mapping[str, Need] = {
     "thinking_token_budget": Need.THINKING_BUDGET,
     "reasoning_budget_tokens": Need.THINKING_BUDGET,
 }
-"""Parameters of chats that not every model with a chat template serves."""
+"""Parameters of chats that not every model with a chat template supports."""
 
 _FEATURES = {
     Feature.SAMPLER_CHAIN: Need.SAMPLER_CHAIN,
@@ -82,7 +82,7 @@ _FEATURES = {
 def supported_parameters(
     features: Iterable[Feature], *, has_infill: bool, has_tools: bool
 ) -> list[str]:
-    """Return the parameters of completions that a model serves, in the order of the alphabet."""
+    """Return the completion parameters that a model supports, in alphabetical order."""
     met = _met(features, has_infill=has_infill, has_tools=has_tools)
     return sorted(
         name for name in CompletionRequest.model_fields if NEEDS.get(name) in (None, *met)
@@ -90,7 +90,7 @@ def supported_parameters(
 
 
 def supported_chat_parameters(features: Iterable[Feature]) -> list[str]:
-    """Return the parameters of chats that a model serves, none if it has no chat template."""
+    """Return the chat parameters that a model supports; empty if it has no chat template."""
     met = _met(features)
     if Need.CHAT not in met:
         return []
@@ -107,12 +107,15 @@ def check_supported(
     has_tools: bool = False,
     max_images: int | None = None,
 ) -> GenerationRequest:
-    """Return the request as the model can serve it. Raise a BadRequestError if it cannot.
+    """Return the request in a form that the model can serve.
 
-    Given up is only a convention of the dialect (where an engine has no sampler chain, plain sampling
-    follows the engine's own order) and a bound on reasoning where no engine can keep it; the latter is then
-    one of the ignored parameters. `has_infill` and `has_tools` concern completions only.
-    `max_images` bounds the images of one prompt.
+    Raises a BadRequestError if the model cannot serve it.
+
+    The result drops at most two things. One is a convention of the dialect: if an engine has no
+    sampler chain, plain sampling follows the engine's own order. The other is a reasoning budget
+    where no engine can enforce it; the budget then becomes one of the ignored parameters.
+    `has_infill` and `has_tools` concern completions only. `max_images` limits the images of one
+    prompt.
     """
     met = _met(features, has_infill=has_infill, has_tools=has_tools)
     for param, need in _asked(request):
@@ -129,7 +132,7 @@ def check_supported(
 
 
 def refuse_ignored(names: Sequence[str]) -> None:
-    """Raise UnknownParameterError if parameters of these names would have no effect."""
+    """Raise UnknownParameterError if `names`, the parameters without effect, is not empty."""
     if names:
         first = names[0][:MAX_SHOWN_CHARACTERS]
         raise UnknownParameterError(
@@ -197,7 +200,7 @@ def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
 
 
 def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
-    """Return the parameters that asked for the chain, none if only the dialect's conventions did."""
+    """Return the parameters that requested the chain; empty if only the dialect requires it."""
     asked = {
         "mirostat": chain.mirostat is not None,
         "xtc_probability": chain.xtc is not None,
@@ -225,6 +228,6 @@ def _check_images(request: GenerationRequest, most: int | None) -> None:
 
 
 def _image_count(request: GenerationRequest) -> int:
-    """Return the images of the prompt that has most; of a chat those that are still to be fetched, too."""
+    """Return the highest image count of any prompt; for a chat, images to be fetched count too."""
     unfetched = len(request.chat.image_sources) if request.chat else 0
     return max([unfetched, *map(len, request.images)])

@@ -1,4 +1,4 @@
-"""What a client says to the chat template beside the messages."""
+"""Chat template arguments: template variables that a client sets besides the messages."""
 
 import re
 from collections.abc import Set as AbstractSet
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 RESERVED = frozenset(
     {
-        # Given by other parameters, or by the model.
+        # Set by other parameters or by the model.
         "add_generation_prompt",
         "additional_special_tokens",
         "bos_token",
@@ -54,7 +54,7 @@ RESERVED = frozenset(
         "strftime_now",
     }
 )
-"""Variables that no client sets through `chat_template_kwargs`."""
+"""Variables that clients cannot set through `chat_template_kwargs`."""
 
 KWARGS_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -80,7 +80,7 @@ KWARGS_SCHEMA: dict[str, Any] = {
 
 
 class TemplateParameters(Parameters):
-    """How the messages become a prompt."""
+    """How the messages are rendered to a prompt."""
 
     chat_template_kwargs: Any = Field(
         default=None,
@@ -104,10 +104,10 @@ class TemplateParameters(Parameters):
 def read_template_arguments(
     body: TemplateParameters, thinking: Thinking
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the template's variables, and which parameter set each of them.
+    """Return the template's variables, and the parameter that set each of them.
 
-    `chat_template_kwargs` wins where the parameters of reasoning say something else of `enable_thinking`.
-    Raises a BadRequestError.
+    `chat_template_kwargs` wins if the reasoning parameters have another value for
+    `enable_thinking`. Raises a BadRequestError.
     """
     given = _given(body.chat_template_kwargs)
     arguments: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def read_template_arguments(
 
 
 def read_continues_last(body: TemplateParameters, *, has_partial: bool) -> bool:
-    """Return whether the answer goes on with the last message. Raises a BadRequestError."""
+    """Return whether the response continues the last message. Raises a BadRequestError."""
     continues = bool(body.continue_final_message) or has_partial
     if continues and body.continue_final_message is False:
         raise InvalidParameterError(
@@ -145,9 +145,9 @@ def read_continues_last(body: TemplateParameters, *, has_partial: bool) -> bool:
 
 
 def unread_parameters(chat: ChatRequest, variables: AbstractSet[str]) -> list[str]:
-    """Return the parameters that set variables of the template and have no effect on this one.
+    """Return the parameters that set template variables without effect on this template.
 
-    `variables` are those that the template reads.
+    `variables` are the variables that the template reads.
     """
     params = chat.argument_params
     effective = {param for name, param in params.items() if name in variables}

@@ -1,4 +1,4 @@
-"""How long a model may reason before it answers, and whether its reasoning is told."""
+"""Reasoning parameters: budget, effort, and whether the response includes the reasoning."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -50,7 +50,7 @@ THINKING_SCHEMA: dict[str, Any] = {
 
 
 class ThinkingParameters(Parameters):
-    """Reasoning of models that reason."""
+    """Parameters of reasoning models."""
 
     reasoning_effort: Any = Field(
         default=None,
@@ -84,21 +84,21 @@ class ThinkingParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What a request says about reasoning."""
+    """The reasoning settings of a request."""
 
     budget: int | None
-    """Tokens of reasoning; None for as many as the model likes."""
+    """Maximum reasoning tokens; None means no limit."""
     budget_param: str
     """The parameter that gave the budget; empty without one."""
     effort: str | None
     is_enabled: bool | None
-    """Whether the model is to reason; None leaves that to its template."""
+    """Whether the model should reason; None leaves the decision to its template."""
     switch_param: str
     """The parameter that gave `is_enabled`; empty if none did."""
 
 
 def read_thinking(body: ThinkingParameters) -> Thinking:
-    """Return what a request says about reasoning. Raises InvalidParameterError."""
+    """Return the reasoning settings of a request. Raises InvalidParameterError."""
     effort, effort_budget, is_effort = _effort(body.reasoning_effort)
     switch, switch_budget = _thinking(body.thinking)
     if None not in (switch, is_effort) and switch is not is_effort:
@@ -129,7 +129,7 @@ def read_thinking(body: ThinkingParameters) -> Thinking:
 
 
 def _effort(value: object) -> tuple[str | None, int | None, bool | None]:
-    """Return the effort, the budget, and whether to reason, each None where nothing is said of it."""
+    """Return the effort, the budget, and whether to reason, each None if unspecified."""
     if value is None:
         return None, None, None
     if isinstance(value, bool):

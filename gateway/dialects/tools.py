@@ -1,4 +1,4 @@
-"""Tools that the model may call, and whether it must."""
+"""Tools: functions that the model may call, and `tool_choice`."""
 
 import re
 from typing import Any
@@ -51,7 +51,7 @@ TOOL_CHOICE_SCHEMA: dict[str, Any] = {
 
 
 class ToolParameters(Parameters):
-    """What the model may call. The prompt is not changed: it has to tell the model of its tools."""
+    """Tools that the model may call. The prompt is unchanged: it must describe the tools itself."""
 
     tools: Any = Field(
         default=None,
@@ -72,7 +72,7 @@ class ToolParameters(Parameters):
 
 
 def read_tool_use(body: ToolParameters) -> ToolUse | None:
-    """Return the tools and how they are to be used, None if not at all. Raises a BadRequestError."""
+    """Return the tools and how the model may use them, or None. Raises a BadRequestError."""
     tools = read_tools(body.tools)
     mode, name = read_tool_choice(body.tool_choice)
     check_choice(tools, mode, name, given=body.tool_choice, params=("tools", "tool_choice"))
@@ -90,7 +90,10 @@ def read_tools(value: object) -> list[Tool]:
 
 
 def read_function(value: object, path: str, *, param: str) -> Tool:
-    """Return the function that is described at `path`. Raise InvalidParameterError naming `param`."""
+    """Return the function described at `path`.
+
+    Raises InvalidParameterError, which names `param`.
+    """
     if not isinstance(value, dict):
         raise InvalidParameterError(
             f"'{path}' must be an object. Given: {shown(value)}.", param=param
@@ -128,9 +131,10 @@ def check_choice(
     given: object,
     params: tuple[str, str],
 ) -> None:
-    """Raise InvalidParameterError if a call is forced that no tool can answer.
+    """Raise InvalidParameterError if a call is forced but no tool matches it.
 
-    `params` are the names of the tools and of the choice, of which `given` is the client's own value.
+    `params` are the names of the tools parameter and of the choice parameter; `given` is the
+    client's value of the choice.
     """
     of_tools, of_choice = params
     if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:

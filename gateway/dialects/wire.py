@@ -1,4 +1,4 @@
-"""Reading a JSON body: bounded depth, no NaN, and one clear message for each wrong parameter."""
+"""Parse JSON bodies: limited depth, no NaN, and one clear error message per invalid parameter."""
 
 import re
 from typing import Any, Final, TypeVar
@@ -18,19 +18,19 @@ from gateway.errors import (
 )
 
 MAX_DEPTH = 64
-"""Nesting of objects and arrays in a body."""
+"""Maximum nesting of objects and arrays in a body."""
 
 MAX_PARAMETERS = 256
-"""Parameters of a body, those that nobody knows included."""
+"""Maximum parameters of a body, including unknown ones."""
 
 MAX_MEMBERS: Final = 65_536
-"""Arrays, objects and members of objects in a body: each costs more memory and time than a number in a list."""
+"""Maximum arrays, objects and object members in a body: each costs more than a listed number."""
 
 COUNTED_BYTES: Final = 16_384
-"""How much of a body is counted at once, in under a millisecond."""
+"""Bytes of a body that are counted at a time, in under a millisecond."""
 
 SLICE_BYTES: Final = 65_536
-"""How much of a body is decoded at once: the decoder lets no other thread run meanwhile."""
+"""Bytes of a body that are decoded at a time: the decoder blocks all other threads."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -40,25 +40,25 @@ _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _LONGEST_START: Final = 64
 _LONG_ITEMS: Final = re.compile(rb'\[\s*["\[{]')
 _SLICED_LEVELS: Final = 8
-"""Of nested containers. Text in parts of messages is at the fifth."""
+"""Levels of nested containers that are sliced. Text in message parts is at the fifth."""
 _HIGH_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
 _CHARACTER_BYTES: Final = 4
-"""Of the longest character in UTF-8."""
+"""Length of the longest character in UTF-8."""
 _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
 _FIRST_BYTES: Final = bytes(range(0xC0, 0x100))
 _ESCAPE_BYTES: Final = 6
-"""Of the longest escape. Two of them are one character outside of the basic plane."""
+"""Length of the longest escape. Two escapes form one character outside the basic plane."""
 
 
 def _integral(value: object) -> object:
-    """Read 5.0 as 5, as JSON Schema does; some clients only have one number type."""
+    """Convert 5.0 to 5, as in JSON Schema; some clients have only one number type."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
 INTEGRAL = BeforeValidator(_integral)
-"""To be the last annotation of an `int`, after its bounds: then the OpenAPI page shows them."""
+"""Must be the last annotation of an `int`, after its bounds, so that OpenAPI shows them."""
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
         raise InvalidJsonError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidJsonError(f"The body must be a JSON object. Given: {shown(value)}.")
-    # Most bodies open fewer brackets than the limit, so that nothing has to be walked.
+    # Most bodies have fewer opening brackets than the limit, so no walk is necessary.
     if len(body) > SLICE_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     return value
@@ -80,13 +80,14 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
 class StructureMeter:
     """Counts the structural characters of a JSON text while it arrives, before it is parsed.
 
-    Characters in strings do not count. A text that is not JSON may be counted wrongly after its first error.
+    Characters in strings do not count. The counts of invalid JSON may be wrong after its first
+    error.
     """
 
     def __init__(self, *, most_items: int) -> None:
-        """Allow `most_items` items of arrays and objects, and MAX_MEMBERS containers and members."""
+        """Allow `most_items` array and object items, and MAX_MEMBERS containers and members."""
         self.text = bytearray()
-        """What has arrived."""
+        """The received bytes."""
         self._most_items = most_items
         self._items = 0
         self._members = 0
@@ -95,7 +96,7 @@ class StructureMeter:
         self._uncounted_members = 0
         self._is_in_string = False
         self._is_torn = False
-        """Whether the counted text ends in a backslash whose character is still to come."""
+        """Whether the counted text ends in a backslash that still lacks its character."""
 
     def feed(self, part: bytes) -> None:
         """Add a part of the text."""
@@ -105,14 +106,14 @@ class StructureMeter:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the text exceeds a bound if all of its structural characters are outside of strings."""
+        """Whether the text would exceed a limit if no structural character were in a string."""
         return (
             self._items + self._uncounted_items >= self._most_items
             or self._members + self._uncounted_members > MAX_MEMBERS
         ) and self._counted_bytes < len(self.text)
 
     def count(self) -> None:
-        """Count the next COUNTED_BYTES exactly. Raises PayloadTooLargeError above a bound."""
+        """Count the next COUNTED_BYTES exactly. Raises PayloadTooLargeError above a limit."""
         text = bytes(self.text[self._counted_bytes : self._counted_bytes + COUNTED_BYTES])
         self._counted_bytes += len(text)
         self._uncounted_items -= _items(text)
@@ -141,11 +142,14 @@ class StructureMeter:
 
 
 def _decode_in_slices(body: bytes | bytearray) -> Any:
-    """Decode a large text in slices, between which a thread lets others run. Raises msgspec.DecodeError."""
+    """Decode a large text in slices, so that other threads can run in between.
+
+    Raises msgspec.DecodeError.
+    """
     try:
         return _sliced(memoryview(body), 0)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # This reports where in the body the error is.
+        # This call reports the position of the error in the body.
         return _decode(body)
 
 
@@ -176,10 +180,10 @@ def _sliced_string(text: memoryview) -> str:
 
 
 def _whole_characters(text: bytes) -> int:
-    """Return how much of a string to decode by itself: no escape, pair of escapes or character is cut."""
+    """Return how many bytes of a string to decode alone, with no escape or character split."""
     at = text.rfind(b"\\", len(text) - 2 * _ESCAPE_BYTES)
     if at < 0:
-        # The last character may be cut, unless it is ASCII.
+        # The last character may be incomplete, unless it is ASCII.
         last = text[-_CHARACTER_BYTES:]
         kept = last.rstrip(_CONTINUATION_BYTES).rstrip(_FIRST_BYTES)
         return len(text) - len(last) + len(kept)
@@ -191,7 +195,7 @@ def _whole_characters(text: bytes) -> int:
 
 
 def _begins_escape(text: bytes, at: int) -> bool:
-    """Whether a backslash is not itself escaped."""
+    """Whether a backslash is not escaped itself."""
     return (at - len(text[:at].rstrip(b"\\"))) % 2 == 0
 
 
@@ -204,7 +208,7 @@ def _members(text: bytes) -> int:
 
 
 def validate(model: type[Model], value: dict[str, Any]) -> Model:
-    """Check `value` against `model`; null counts as absent. Raise for the first wrong parameter."""
+    """Validate `value` with `model`; null means absent. Raise for the first invalid parameter."""
     if len(value) > MAX_PARAMETERS:
         raise InvalidParameterError(
             f"The body must have at most {MAX_PARAMETERS} parameters. Given: {len(value)}."
@@ -249,7 +253,7 @@ _EXPECTATIONS = {
 
 
 def _parameter_error(error: ErrorDetails) -> ApiError:
-    # The keys of an object are the client's own words and may have any length.
+    # The keys of an object come from the client and may have any length.
     path = ".".join(str(part)[:MAX_SHOWN_CHARACTERS] for part in error["loc"]) or "body"
     kind, context, value = error["type"], error.get("ctx", {}), shown(error["input"])
     if kind == "missing":

@@ -73,8 +73,7 @@ class PromptEncoder:
         return ids
 
     def end_of(self, prompt: Prompt, *, tokens: int) -> Prompt:
-        """Return the end of a prompt far longer than `tokens` tokens; return other prompts
-        unchanged.
+        """Return the end of a prompt far longer than `tokens` tokens; others are unchanged.
 
         The end has more than `tokens` tokens, and its last tokens equal those of the whole prompt.
         The rest is not encoded: encoding takes a hundred times the memory of the text.
