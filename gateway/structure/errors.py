@@ -2,7 +2,10 @@
 
 
 class RefusedError(Exception):
-    """A structure is invalid or too large. The message, for the client, omits the parameter."""
+    """A structure is invalid or exceeds a limit.
+
+    The message is for the client and does not name the parameter.
+    """
 
 
 class ToolRefusedError(RefusedError):

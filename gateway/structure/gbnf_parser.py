@@ -25,7 +25,7 @@ _SIMPLE_REPETITIONS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def parse_gbnf(source: str) -> Grammar:
-    """Return the rules of a grammar. Raise RefusedError with line and column on a syntax error."""
+    """Return a grammar's rules. Raise RefusedError with line and column if it is invalid."""
     return _Parser(source).grammar()
 
 
