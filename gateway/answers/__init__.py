@@ -1,1 +1,1 @@
-"""Answers: the end of every admitted request, and what its client may come back for."""
+"""Answers: settle every admitted request, and store responses that clients can resume."""

@@ -1,7 +1,8 @@
-"""Answers that clients may come back for: from any gateway, with any gateway dying in between.
+"""Answers: stored responses that clients can resume from any gateway, even if gateways die.
 
-An answer has one owner, the gateway that follows its jobs. It writes what it receives into a journal in
-Redis; whoever attaches reads from there. If the owner is dead, whoever attaches takes the answer over.
+An answer has one owner, the gateway that follows its jobs. The owner writes what it receives to a
+journal in Redis, and attached readers read from there. If the owner is dead, the next gateway that
+attaches a reader takes the answer over.
 """
 
 import asyncio
@@ -37,11 +38,11 @@ from gateway.turns import LoopTurns
 __all__ = ["Answer", "AnswerHead", "AnswerState", "Answers", "Attachment"]
 
 MOST_AT_ONCE: Final = 50
-"""Journals that are written before others have their turn."""
+"""Journals that are written before the event loop runs other tasks."""
 NOTICE_SECONDS: Final = 60
-"""How long notices wait for a gateway that does not read them."""
+"""Lifetime of notices for a gateway that does not read them."""
 CANCEL_SECONDS: Final = 5.0
-"""How long an owner has time to end an answer."""
+"""How long an owner has to cancel an answer."""
 ASK_AGAIN_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.02
 
@@ -50,25 +51,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer as it stood when it was looked up."""
+    """A snapshot of an answer, taken when it was looked up."""
 
     head: AnswerHead
     state: AnswerState
     has_begun: bool
-    """Whether a worker has told anything of it."""
+    """Whether a worker has sent any reply for it."""
     owner: str
-    """The gateway that follows its jobs, or did so last."""
+    """The gateway that follows its jobs, or the last one that did."""
     term: int
-    """Number of its owner, counted from 1: each taking over is one more."""
+    """Number of its owner, counted from 1 and incremented by each takeover."""
 
     @property
     def id(self) -> str:
-        """The request's id, which is also the completion's."""
+        """The request's id, which is also the id of the completion."""
         return self.head.request_id
 
 
 class Answers:
-    """All answers that one gateway process owns, and its way to those of others."""
+    """All answers that one gateway process owns, and access to those of other gateways."""
 
     def __init__(
         self,
@@ -102,13 +103,14 @@ class Answers:
         dispatcher.on_cancel = self._on_cancel
         dispatcher.on_orphan = self._on_orphan
 
-    # -- what handlers use -----------------------------------------------------------------------
+    # -- for request handlers --------------------------------------------------------------------
 
     def open(self, head: AnswerHead, account: Account) -> None:
         """Keep an answer from now on, before its jobs are enqueued. Does not wait for Redis.
 
-        Plain whole answers are never opened, and every method takes them all the same. The answer ends
-        with its account: nobody has to tell. A retention of 0 keeps nothing.
+        Responses that are neither streamed nor stored are never opened; all other methods accept
+        them too. The answer ends with its account, without a further call. A retention of 0 stores
+        nothing.
         """
         if head.retention_ms <= 0:
             return
@@ -127,7 +129,7 @@ class Answers:
         kept.flush_soon()
 
     def discard(self, request_id: str) -> None:
-        """Forget an answer whose jobs were not enqueued; nothing happens if it is not known."""
+        """Drop an answer whose jobs were not enqueued. Does nothing if it is unknown."""
         kept = self._kept.pop(request_id, None)
         if kept is not None:
             self._background.forget(request_id)
@@ -146,13 +148,14 @@ class Answers:
         return _as_it_stands(stored)
 
     async def attach(self, answer: Answer) -> Attachment:
-        """Read an answer from its beginning, and keep it running as long as that lasts.
+        """Read an answer from its beginning, and keep it running while it is being read.
 
-        One whose owner is dead is taken over, one that everybody left goes on. A reader of one that failed
-        or was cancelled gets what there is, and then the failure. Close the attachment in the end.
+        If the owner is dead, the answer is taken over; if all clients had left, it resumes.
+        Readers of a failed or cancelled answer get the stored output, then the failure. Close the
+        attachment after use.
 
-        Raises RateLimitError or InsufficientQuotaError if it can only go on with a new reservation that the
-        limits do not allow, StoreUnavailableError or RedisError while Redis does not answer.
+        Raises RateLimitError or InsufficientQuotaError if resuming needs a new reservation that the
+        limits do not allow, StoreUnavailableError or RedisError while Redis does not respond.
         """
         if not answer.state.is_end and answer.id not in self._kept:
             stored = await self.store.read(answer.id, most=0)
@@ -164,9 +167,10 @@ class Answers:
         return attachment
 
     async def cancel(self, answer: Answer) -> Answer:
-        """End an answer, whoever reads it; return it as it stands then. One that has ended stays as it is.
+        """Cancel an answer, even if clients read it, and return it as it is afterwards.
 
-        It may be running yet if its owner does not react. Raises RedisError.
+        An answer that has ended is left unchanged. The answer may still be running if its owner
+        does not react. Raises RedisError.
         """
         loop = asyncio.get_running_loop()
         deadline, ask_at = loop.time() + CANCEL_SECONDS, loop.time()
@@ -183,10 +187,11 @@ class Answers:
         return answer
 
     def leave(self, account: Account, code: str = "") -> None:
-        """Note that whoever began a request waits for it no longer, whatever kind of answer it has.
+        """Note that the client that began a request has disconnected; accepts any kind of answer.
 
-        If nobody else does, its work stops and it is settled as cancelled, with `code`; else it goes on by
-        itself. To run a background answer without a client, leave it as soon as its jobs are enqueued.
+        If no other client reads the answer, its work stops and it is settled as cancelled, with
+        `code`; otherwise it continues. To run a background answer without a client, call this as
+        soon as its jobs are enqueued.
         """
         kept = self._kept.get(account.record.request_id)
         if kept is None:
@@ -194,10 +199,10 @@ class Answers:
         else:
             kept.leave(code)
 
-    # -- its loop --------------------------------------------------------------------------------
+    # -- loop ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write journals, and look after background answers of dead gateways, until cancelled."""
+        """Write journals and take over background answers of dead gateways, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_flushing())
             tasks.create_task(self._background.run())
@@ -209,13 +214,13 @@ class Answers:
             raise_if_cancelled()
 
     def hand_over(self) -> None:
-        """Leave answers to other gateways that nobody waits for here, because this process stops."""
+        """Leave answers without a client here to other gateways, because this process stops."""
         for kept in list(self._kept.values()):
             if not kept.has_consumer:
                 kept.hand_over()
 
     async def aclose(self) -> None:
-        """Leave what is not finished to other gateways, and write all journals."""
+        """Leave unfinished answers to other gateways, and write all journals."""
         for kept in list(self._kept.values()):
             kept.hand_over()
         await self._flush_all()
@@ -229,10 +234,10 @@ class Answers:
             await asyncio.gather(*(each.flush() for each in some if each.has_news))
             await asyncio.sleep(0)
 
-    # -- what kept answers and readers use -------------------------------------------------------
+    # -- for kept answers and readers ------------------------------------------------------------
 
     def tell(self, gateway: str, handle: int) -> None:
-        """Say to a follower that its answer has grown."""
+        """Notify a follower that its answer has grown."""
         if gateway == self.dispatcher.gateway:
             self._on_grown(AnswerGrown(handle))
         else:
@@ -252,7 +257,7 @@ class Answers:
             self._background.note(kept.head.request_id)
 
     def is_over(self, kept: KeptAnswer) -> None:
-        """Nothing is left to do for an answer."""
+        """Stop keeping an answer that has ended or is lost."""
         if self._kept.get(kept.head.request_id) is kept:
             del self._kept[kept.head.request_id]
             self._count(kept)
@@ -262,7 +267,7 @@ class Answers:
                 self._background.forget(kept.head.request_id)
 
     def _count(self, kept: KeptAnswer) -> None:
-        """Count the bytes that are kept from now on, in place of those that the request has taken."""
+        """Count the stored bytes in place of those that the request reserved."""
         head = kept.head
         if head.stored_bytes:
             self.desk.start(
@@ -276,18 +281,18 @@ class Answers:
             )
 
     def forget_reader(self, handle: int) -> None:
-        """Somebody reads no longer."""
+        """Remove a reader that was closed."""
         self._readers.pop(handle, None)
 
     def go_on_soon(self, request_id: str) -> None:
-        """See to it in the background that an answer runs."""
+        """Keep an answer running, in the background."""
         if request_id not in self._kept:
             self.desk.start(self.go_on(request_id))
 
     async def keep_running(self, answer: StoredAnswer) -> str:
-        """See to it that an answer has an owner that lives and follows its jobs; return it.
+        """Ensure that an answer has a live owner that follows its jobs; return that owner.
 
-        Raises an ApiError if it cannot go on, and RedisError.
+        Raises an ApiError if the answer cannot resume, and RedisError.
         """
         request_id = answer.head.request_id
         if request_id in self._kept:
@@ -307,16 +312,16 @@ class Answers:
 
     def _has_taken(self, request_id: str, done: "asyncio.Task[None]") -> None:
         del self._taking[request_id]
-        # All who waited may be gone; asyncio would complain about an error that nobody took.
+        # If every waiter was cancelled, asyncio would log an error that nobody retrieved.
         if not done.cancelled():
             done.exception()
 
     async def is_alive(self, owner: str) -> bool:
-        """Whether a gateway lives, or may live as far as can be known now. Raises RedisError."""
+        """Whether a gateway is alive, or may be as far as is known. Raises RedisError."""
         if owner == self.dispatcher.gateway:
-            return False  # It would be kept.
+            return False  # The answer would be in `_kept`.
         if not (self.dispatcher.is_steady and self.dispatcher.may_judge_others()):
-            # After an outage others may not have said yet that they live.
+            # After an outage, other gateways may not have sent a heartbeat yet.
             return True
         return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(owner)))
 
@@ -327,7 +332,7 @@ class Answers:
         if kept is not None:
             kept.follow(follow)
         elif not follow.is_over:
-            # It has ended, or it is ours and got stuck while it was taken over.
+            # It has ended, or this gateway owns it because a takeover failed halfway.
             self.desk.start(self.go_on(follow.request_id))
             self.tell(follow.gateway, follow.handle)
 
@@ -344,7 +349,7 @@ class Answers:
             self.desk.start(self.go_on(cancel.request_id))
 
     async def _on_orphan(self, _model: str, lost: LostJob) -> bool:
-        """Take over a background answer whose gateway is gone. Return whether the job is one of those."""
+        """Take over a background answer of a dead gateway; return whether the job is of one."""
         request_id = lost.job_id.rpartition("-")[0]
         stored = await self.store.read(request_id, most=0)
         if stored is None or stored.standing.state is not AnswerState.RUNNING:
@@ -355,7 +360,7 @@ class Answers:
         return True
 
     async def go_on(self, request_id: str) -> bool:
-        """See to it that an answer runs, if it is to. Return False if that is to be tried again."""
+        """Keep an answer running if it should run. Return False if this must be retried."""
         try:
             stored = await self.store.read(request_id, most=0)
             if stored is not None and not stored.standing.state.is_end:
@@ -366,7 +371,7 @@ class Answers:
             logger.warning("answer %s cannot go on now: %s", request_id, type(error).__name__)
             return False
         except ApiError as error:
-            # It waits for somebody who asks for it.
+            # It resumes when a client requests it.
             logger.warning("answer %s may not go on: %s", request_id, error.code)
             self._background.forget(request_id)
         return True
@@ -384,7 +389,7 @@ class Answers:
             self._send(owner, cancels=[CancelAnswer(request_id)])
 
     async def _cancel_left(self, stored: StoredAnswer) -> None:
-        """End an answer that nobody runs and that is settled."""
+        """Cancel an answer that is settled and whose jobs do not run."""
         request_id, head = stored.head.request_id, stored.head
         gateway, standing = self.dispatcher.gateway, stored.standing
         term = await self.store.adopt(
@@ -406,7 +411,7 @@ class Answers:
             )
 
     def _send(self, gateway: str, **notices: Any) -> None:
-        """Tell another gateway something; if that gets lost, it is asked or told again."""
+        """Send notices to another gateway. Lost notices are requested or sent again."""
         frame = messages.encode(Frame(self.dispatcher.gateway, 0, **notices))
         self.desk.start(self._post(gateway, frame))
 
@@ -415,7 +420,7 @@ class Answers:
         try:
             await asyncio.gather(
                 execute("XADD", stream, "*", "f", frame),
-                # It may be gone, and nobody would ever take the notice away.
+                # A dead gateway would never remove the notice.
                 execute("EXPIRE", stream, NOTICE_SECONDS),
             )
         except RedisError as error:

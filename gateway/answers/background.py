@@ -1,4 +1,4 @@
-"""Finds background answers whose owner is gone: nobody may ever ask for them."""
+"""Background answers: find those whose owner is dead, because a client may never request them."""
 
 import asyncio
 import logging
@@ -12,15 +12,15 @@ from contract.scripts import CommandExecutor
 from gateway.tasks import in_background, raise_if_cancelled
 
 WATCH_SECONDS: Final = 3.0
-"""How often it is looked for gateways that are gone, and told again what this one owns."""
+"""How often dead gateways are looked for, and this gateway's background answers are registered."""
 KEPT_SECONDS: Final = 172_800
-"""How long it is known what a gateway owned."""
+"""How long the registered answers of a gateway are kept."""
 
 logger = logging.getLogger(__name__)
 
 
 class BackgroundWatch:
-    """The background answers of one gateway process, and its eye on those of others."""
+    """The background answers of one gateway process, and a watch on those of other gateways."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class BackgroundWatch:
         self._own: set[str] = set()
 
     def note(self, request_id: str) -> None:
-        """Own a background answer from now on."""
+        """Register a background answer that this gateway owns."""
         self._own.add(request_id)
         in_background(self._tell([request_id]))
 
     def forget(self, request_id: str) -> None:
-        """Own an answer no longer."""
+        """Unregister an answer."""
         if request_id in self._own:
             self._own.discard(request_id)
             in_background(self._forget(self._gateway, request_id))
 
     async def run(self) -> None:
-        """Look after the answers of gateways that are gone until cancelled."""
+        """Take over the background answers of dead gateways until cancelled."""
         while True:
             await self._tell(self._own)
             try:
@@ -59,7 +59,7 @@ class BackgroundWatch:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def look(self) -> None:
-        """Take over what gateways that are gone have owned. Raises RedisError."""
+        """Take over the background answers of dead gateways. Raises RedisError."""
         owners = await self._execute("SMEMBERS", keys.BACKGROUND_OWNERS)
         for owner in sorted(name.decode() for name in owners):
             if owner != self._gateway and not await self._is_alive(owner):
@@ -74,7 +74,7 @@ class BackgroundWatch:
             await self._execute("SREM", keys.BACKGROUND_OWNERS, owner)
 
     async def _tell(self, request_ids: Collection[str]) -> None:
-        """Say what this gateway owns, again and again: Redis may have lost it."""
+        """Register this gateway's answers. Called repeatedly, because Redis may have lost them."""
         if not request_ids:
             return
         key = keys.background_answers(self._gateway)

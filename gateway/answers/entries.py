@@ -1,4 +1,4 @@
-"""Entries of an answer's journal: what its owners have received of its jobs, in that order."""
+"""Journal entries of an answer: the messages that its owners received for its jobs, in order."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,18 @@ _KIND_OF: Final = {kind: number for number, kind in enumerate(_KINDS)}
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind).decode for kind in _KINDS)
 
 MESSAGES_OF_ENTRY: Final = 64
-"""Messages in one entry: more than most answers receive between two writes. Readers decode one entry at a time."""
+"""Messages in one entry: more than most answers receive between two writes.
+
+Readers decode one entry at a time.
+"""
 COMPRESSED_BYTES: Final = 16_384
 """Shorter entries are not compressed: most streams write little, and often."""
 LARGE_BYTES: Final = 262_144
-"""Longer entries are not compressed in the event loop, which would take milliseconds."""
+"""Longer entries are not compressed, because that would block the event loop for milliseconds."""
 SLICE_BYTES: Final = 32_768
-"""About how much of an entry is decoded before the event loop serves others: log-probabilities take long."""
+"""Approximate part of an entry decoded before other tasks run: log-probabilities take long."""
 _ZLIB: Final = b"x"
-"""The first byte of zlib's format; no entry and no head begins with it."""
+"""The first byte of the zlib format. No uncompressed entry or head begins with it."""
 
 
 class Received(NamedTuple):
@@ -49,7 +52,10 @@ _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 
 def encode_entry(received: Sequence[tuple[int, JobMessage]], through: str) -> bytes:
-    """Return an entry for some `Received`. `through` is the last entry of the owner's reply stream that has been applied."""
+    """Return an entry for some `Received`.
+
+    `through` is the last entry of the owner's reply stream that has been applied.
+    """
     content = _encode(
         (through, [(index, _KIND_OF[type(message)], message) for index, message in received])
     )
@@ -57,7 +63,7 @@ def encode_entry(received: Sequence[tuple[int, JobMessage]], through: str) -> by
 
 
 def encode_entries(received: Sequence[tuple[int, JobMessage]], through: str) -> list[bytes]:
-    """Return the entries for what was received since the last ones, to be written together."""
+    """Return the entries for the messages received since the last write, to be written together."""
     return [
         encode_entry(received[start : start + MESSAGES_OF_ENTRY], through)
         for start in range(0, len(received), MESSAGES_OF_ENTRY)
@@ -88,7 +94,7 @@ def decode_slices(content: bytes) -> Iterator[list[Received]]:
 
 
 def decode_entry(content: bytes) -> tuple[list[Received], str]:
-    """Return what an entry was made of. Raises msgspec.MsgspecError."""
+    """Return the messages and the `through` of an entry. Raises msgspec.MsgspecError."""
     entry = _decode(restored(content))
     received = [Received(index, _DECODERS[kind](raw)) for index, kind, raw in entry.received]
     return received, entry.through

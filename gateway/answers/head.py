@@ -1,4 +1,4 @@
-"""What any gateway must know of a request to tell its answer again, or to go on with it."""
+"""Answer head: what any gateway needs to replay or resume an answer."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
@@ -27,8 +27,8 @@ def _stored(field: "Field[Any]") -> tuple[str, Any] | tuple[str, Any, Any]:
     return field.name, hint
 
 
-# A GenerationRequest with the name of its profile in place of the profile. A field that a newer gateway
-# has added has its default in what an older one wrote.
+# A GenerationRequest with the name of its profile instead of the profile. A field added by a newer
+# gateway takes its default when the stored request is from an older one.
 _StoredRequest = msgspec.defstruct(
     "_StoredRequest", [_stored(each) for each in fields(GenerationRequest)], kw_only=True
 )
@@ -37,37 +37,37 @@ _StoredRequest = msgspec.defstruct(
 class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """All of an answer that is known before it begins.
 
-    It travels as msgpack through Redis; fields may only be added, with defaults.
+    It is stored in Redis as msgpack; fields may only be added, with defaults.
     """
 
     request_id: str
     model: str
-    """As the client gave it."""
+    """As given by the client."""
     created: int
-    """Unix time in seconds that the answer tells."""
+    """Unix time in seconds, as shown in the response."""
     fingerprint: str
     request: dict[str, Any]
-    """The GenerationRequest without what only its jobs need: see `AnswerHead.of`."""
+    """The GenerationRequest without the fields that only its jobs need: see `AnswerHead.of`."""
     prompt_texts: list[str]
-    """What is echoed of each prompt."""
+    """The echoed text of each prompt."""
     jobs: list[GenerationJob]
     """As they were enqueued: job `i` is that of prompt `i`."""
     record: UsageRecord
-    """Draft of the usage record; it has the time of the admission."""
+    """Draft of the usage record, created at admission."""
     subjects: tuple[SubjectLimits, ...]
-    """Whose limits the request met."""
+    """The subjects whose limits the request counts towards."""
     most: Counts = Counts()
     """The most tokens that the request may use."""
     weight: float
     shows_cost: bool = False
     is_background: bool = False
-    """Whether it goes on though nobody waits for it."""
+    """Whether it continues without a connected client."""
     most_ms: int
-    """How long it may take, from its beginning or from when it goes on."""
+    """How long it may run, from its beginning or from when it resumes."""
     retention_ms: int
     """How long it can be read after its end."""
     stored_bytes: int = 0
-    """What its request counts as in `gateway.quota.storage` until it ends; 0 if it does not count."""
+    """Bytes reserved for its request in `gateway.quota.storage` until it ends; 0 if not counted."""
 
     @classmethod
     def of(
@@ -85,8 +85,8 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ) -> "AnswerHead":
         """Return the head of an answer.
 
-        Prompts, messages, images, tools, structure and biases are left out of the request: they are in
-        the jobs, or have done their work when the jobs were made.
+        Prompts, messages, images, tools, structure and biases are left out of the request: the jobs
+        contain them, or they were only needed to make the jobs.
         """
         chat, use = completion.request.chat, completion.request.tool_use
         request = replace(
@@ -121,17 +121,17 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def tenant_id(self) -> str:
-        """Whose answer it is."""
+        """The tenant that owns the answer."""
         return self.record.tenant_id
 
     def generation_request(self) -> GenerationRequest:
-        """Return the request as far as the answer's shape depends on it."""
+        """Return the part of the request that determines the format of the response."""
         stored = msgspec.convert(self.request, _StoredRequest)
         values = {each.name: getattr(stored, each.name) for each in fields(GenerationRequest)}
         return GenerationRequest(**values | {"profile": PROFILES[values["profile"]]})
 
     def completion(self) -> Completion:
-        """Return what stays the same in every part of the answer."""
+        """Return the parts shared by all chunks of the response."""
         return Completion(
             id=self.request_id,
             model=self.model,

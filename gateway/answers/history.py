@@ -1,4 +1,4 @@
-"""What has become of an answer by the word of its journal, and of the replies that its dead owner did not read."""
+"""History of an answer: rebuilt from its journal and from replies its dead owner did not read."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from gateway.dispatch.generation import JobMessage
 
 @dataclass(slots=True)
 class JobHistory:
-    """What was received of one job."""
+    """The messages received of one job, summarized."""
 
     attempt: int = 0
-    """The last one that anything was heard of."""
+    """The last known attempt."""
     tokens: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Tokens received of each choice; where sequences are ranked, of each sequence."""
     prompt_tokens: int = 0
-    """0 until a worker is known to have read the prompt."""
+    """0 until a worker is known to have processed the prompt."""
     cached_tokens: int = 0
     is_scored: bool = False
     is_started: bool = False
@@ -35,7 +35,7 @@ class JobHistory:
 
 
 class History:
-    """The messages of an answer in the order in which they were accepted."""
+    """The messages of an answer, in the order in which they were accepted."""
 
     def __init__(self, jobs: Sequence[GenerationJob]) -> None:
         self.received: list[Received] = []
@@ -44,19 +44,19 @@ class History:
 
     @property
     def has_finished(self) -> bool:
-        """Whether every job has come to its end."""
+        """Whether every job has finished."""
         return all(isinstance(job.end, JobFinished) for job in self.jobs)
 
     @property
     def failure(self) -> JobFailed | None:
-        """What failed the answer."""
+        """The failure of the answer, or None."""
         for job in self.jobs:
             if isinstance(job.end, JobFailed):
                 return job.end
         return None
 
     def counts(self) -> Counts:
-        """Return the tokens of what was received."""
+        """Return the token counts of the messages received."""
         return Counts(
             sum(job.prompt_tokens for job in self.jobs),
             sum(job.cached_tokens for job in self.jobs),
@@ -68,16 +68,16 @@ class History:
         return [message for index, message in self.received if index == prompt_index]
 
     def add(self, received: Iterable[Received]) -> None:
-        """Add what the journal says: it was accepted when it was written."""
+        """Add messages of the journal: they were accepted when they were written."""
         for each in received:
             self._note(each)
             self.received.append(each)
 
     def add_unread(self, received: Iterable[Received]) -> list[Received]:
-        """Add what an owner may have accepted or not before it died. Return what is accepted now.
+        """Add messages that an owner may have accepted before it died. Return those accepted now.
 
-        What an owner accepts of a lost attempt ends where the next attempt begins: whatever a lower attempt
-        has told beyond that is void.
+        Messages of a lost attempt count up to the point where the next attempt resumes. Later
+        messages of a lower attempt are void.
         """
         written = len(self.received)
         for each in received:
@@ -113,12 +113,12 @@ class History:
         if isinstance(message, JobStarted):
             return not job.is_started
         if isinstance(message, JobFinished):
-            # Else something on its way was lost: the job goes on from what is there.
+            # If not, a message was lost: the job resumes from the output so far.
             return message.completion_tokens == sum(job.tokens.values())
         return True
 
     def _fence(self, each: Received, written: int) -> None:
-        """Take back what lower attempts told beyond the point from which a later one goes on."""
+        """Remove messages of lower attempts after the point where a later attempt resumes."""
         job, message = self.jobs[each.prompt_index], each.message
         overlaps = isinstance(message, Delta) and message.start < job.tokens[message.choice]
         if message.attempt <= job.attempt and not overlaps:
@@ -134,7 +134,7 @@ class History:
 
 
 def frame_messages(frame: Frame, handles: Mapping[int, int]) -> Iterator[Received]:
-    """Return what a frame tells of some jobs, whose prompts' indexes stand by handle."""
+    """Yield the messages of a frame for some jobs; `handles` maps handles to prompt indexes."""
     told = (frame.started, frame.prompts, frame.deltas, frame.finished, frame.failed)
     for messages in told:
         for message in messages:

@@ -1,4 +1,4 @@
-"""An answer that this process owns: what it brings is written down, and told to who follows it."""
+"""Kept answer: an answer that this process owns, journals and reports to followers."""
 
 import asyncio
 import logging
@@ -22,34 +22,34 @@ from gateway.dispatch.generation import JobMessage
 from gateway.stream.failures import to_api_error
 
 FOLLOWED_SECONDS: Final = 6.0
-"""How long a follower counts that does not repeat itself, which it does every two seconds."""
+"""How long a follower counts without repeating its notice, which it sends every two seconds."""
 LIVE_GRACE_MS: Final = 60_000
 """How much longer than its deadline an answer that does not end is kept."""
 GIVE_UP_SECONDS: Final = 600.0
-"""How long the end of an answer is tried to be written."""
+"""How long writing the end of an answer is retried."""
 CANCELLED_CODE: Final = "cancelled"
 _NOT_ITS_OWN: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
-"""Failures after which another gateway can go on with the answer."""
+"""Failures after which another gateway can resume the answer."""
 
 logger = logging.getLogger(__name__)
 
 
 class Office(Protocol):
-    """What kept answers share: the part of `Answers` that they work with."""
+    """What kept answers share: the part of `Answers` that they use."""
 
     store: AnswerStore
     dispatcher: Dispatcher
     desk: SettlementDesk
 
     def tell(self, gateway: str, handle: int) -> None:
-        """Say to a follower that its answer has grown."""
+        """Notify a follower that its answer has grown."""
 
     def is_over(self, kept: "KeptAnswer") -> None:
-        """Nothing is left to do for an answer."""
+        """Stop keeping an answer that has ended or is lost."""
 
 
 class KeptAnswer(Keeper):
-    """One answer between its beginning, or its taking over, and its end."""
+    """One answer from its beginning or takeover until its end."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class KeptAnswer(Keeper):
         self._entries = list(entries)
         """The whole journal, from which it is restored if Redis loses it."""
         self._pending: list[tuple[int, JobMessage]] = []
-        """What has come since the last entry."""
+        """Messages received since the last entry."""
         self._written: int | None = len(entries) if term > 1 else None
-        """Entries that Redis has; None if it may not have the answer at all."""
+        """Entries stored in Redis; None if Redis may not have the answer at all."""
         self._told: Standing | None = None
         self._followers: dict[tuple[str, int], float] = {}
         self._has_consumer = has_consumer
-        # Whoever has it taken over follows it in a moment.
+        # The reader that caused a takeover sends its first follow notice soon.
         self._wanted_until = 0.0 if has_consumer else time.monotonic() + FOLLOWED_SECONDS
         self._unfinished = len(head.jobs)
         self._failure: JobFailed | None = None
@@ -94,7 +94,7 @@ class KeptAnswer(Keeper):
     # -- replies ---------------------------------------------------------------------------------
 
     def on_reply(self, prompt_index: int, message: JobMessage) -> None:
-        """Note a reply that was accepted."""
+        """Record a reply that was accepted."""
         if self.has_ended:
             return
         if type(message) is not Delta:
@@ -119,7 +119,7 @@ class KeptAnswer(Keeper):
             self._end_if_over()
 
     def recall(self, received: Sequence[Received], *, unread: Sequence[Received]) -> None:
-        """Take what came before this process took the answer over; `unread` is what its journal lacks."""
+        """Apply messages from before the takeover; `unread` are those missing from the journal."""
         for _, message in received:
             if isinstance(message, JobFinished):
                 self._unfinished -= 1
@@ -128,13 +128,13 @@ class KeptAnswer(Keeper):
         self._pending += unread
 
     def has_begun(self, handles: tuple[int, ...]) -> None:
-        """Note under which handles its jobs are followed; if all of them have ended, so does the answer."""
+        """Record the handles of its jobs. If all jobs have ended, end the answer."""
         self._standing = self._standing._replace(handles=handles)
         self.flush_soon()
         self._end_if_over()
 
     def _end_if_over(self) -> None:
-        """Settle an answer to which nobody listens here."""
+        """Settle an ended answer that has no consumer here."""
         if self._failure is not None:
             self.account.fail(to_api_error(self._failure))
         elif self._unfinished == 0:
@@ -144,12 +144,12 @@ class KeptAnswer(Keeper):
 
     @property
     def is_to_go_on(self) -> bool:
-        """Whether it ended because of a reader, too slow, that it does not need."""
+        """Whether it ended because of a slow reader, although it runs in the background."""
         is_left = self._standing.state is AnswerState.LEFT and not self._is_lost
         return is_left and self.head.is_background
 
     def follow(self, follow: Follow) -> None:
-        """Tell somebody from now on, for some seconds, whenever there is more; or not any longer."""
+        """Notify a follower of new messages for some seconds, or stop if `follow.is_over`."""
         follower = (follow.gateway, follow.handle)
         if follow.is_over:
             self._followers.pop(follower, None)
@@ -159,18 +159,18 @@ class KeptAnswer(Keeper):
         is_new = follower not in self._followers
         self._followers[follower] = time.monotonic() + FOLLOWED_SECONDS
         if is_new:
-            # It may have read just before the latest entry was written.
+            # The follower may have read just before the latest entry was written.
             self._office.desk.start(self._flush_and_tell())
 
     def leave(self, code: str = "") -> None:
-        """Note that whoever began the request waits for it no longer."""
+        """Note that the client that began the request has disconnected."""
         self._has_consumer = False
         self.generation.detach()
         self.look_around(code)
         self._end_if_over()
 
     def look_around(self, code: str = "") -> None:
-        """End the answer if nobody wants it any more."""
+        """End the answer if no client wants it any more."""
         now = time.monotonic()
         self._followers = {
             follower: until for follower, until in self._followers.items() if until > now
@@ -185,7 +185,7 @@ class KeptAnswer(Keeper):
             self.account.end(Outcome.CANCELLED, code)
 
     def cancel(self) -> None:
-        """End the answer, whoever reads it."""
+        """Cancel the answer, even if clients read it."""
         if self.account.has_ended:
             return
         self._is_cancelled = True
@@ -193,7 +193,7 @@ class KeptAnswer(Keeper):
         self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
 
     def hand_over(self) -> None:
-        """Leave the answer to whichever gateway takes it over, because this one stops."""
+        """Leave the answer to the gateway that takes it over, because this one stops."""
         if not self.account.has_ended:
             self._is_stopping = True
             self._office.dispatcher.give_up(self.generation)
@@ -201,7 +201,7 @@ class KeptAnswer(Keeper):
 
     @property
     def stored_bytes(self) -> int:
-        """About how many bytes Redis stores of it: its request and its journal."""
+        """Approximate bytes stored in Redis: its request and its journal."""
         return self.head.stored_bytes + sum(map(len, self._entries))
 
     @property
@@ -210,7 +210,7 @@ class KeptAnswer(Keeper):
         return self._has_consumer
 
     async def discard(self) -> None:
-        """Forget an answer whose jobs were not enqueued."""
+        """Delete an answer whose jobs were not enqueued."""
         self.has_ended = self._is_lost = True
         async with self._lock:
             try:
@@ -218,7 +218,7 @@ class KeptAnswer(Keeper):
             except RedisError as error:
                 logger.warning("cannot forget an answer now: %s", type(error).__name__)
 
-    # -- its end ---------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------
 
     @override
     def ending(self, outcome: Outcome) -> None:
@@ -229,7 +229,7 @@ class KeptAnswer(Keeper):
                 self._fail_readers(FailureCode.CANCELLED)
                 self._end(AnswerState.CANCELLED)
             case _ if outcome is Outcome.CANCELLED or self._is_stopping:
-                pass  # It may go on when it is known with what it was settled.
+                pass  # It may resume after its settlement.
             case Outcome.TIMED_OUT:
                 self._fail_readers(FailureCode.DEADLINE_EXCEEDED)
                 self._end(AnswerState.FAILED)
@@ -266,7 +266,7 @@ class KeptAnswer(Keeper):
         self.flush_soon()
 
     def _stop(self, code: FailureCode) -> None:
-        """Take no part in the answer any more, though it has not failed."""
+        """Stop following the answer, although it has not failed."""
         if code is FailureCode.TAKEN_OVER and not self._is_stopping:
             self._lose()
             return
@@ -289,7 +289,7 @@ class KeptAnswer(Keeper):
 
     @property
     def has_news(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether there is anything to write."""
         return bool(
             self._pending
             or self._written is None
@@ -298,13 +298,13 @@ class KeptAnswer(Keeper):
         )
 
     def flush_soon(self) -> None:
-        """Write what has come by the next turn of the event loop."""
+        """Write pending messages in the next turn of the event loop."""
         if not self._is_flushing:
             self._is_flushing = True
             self._office.desk.start(self.flush())
 
     async def flush(self) -> None:
-        """Write what has come; what Redis does not take waits for the next time."""
+        """Write pending messages. If Redis fails, they wait for the next flush."""
         async with self._lock:
             self._is_flushing = False
             while self.has_news and not self._is_lost:
@@ -323,7 +323,7 @@ class KeptAnswer(Keeper):
         self._tell_followers()
 
     async def _write(self) -> bool:
-        """Write everything. Return False if the answer is another's by now."""
+        """Write everything. Return False if another gateway has taken the answer over."""
         office, standing = self._office, self._standing
         if self._pending:
             through = office.dispatcher.last_entry.decode()
@@ -345,7 +345,7 @@ class KeptAnswer(Keeper):
             self._lose()
             return False
         if appended is Appended.LOST:
-            # Nobody must find the answer, but its owner not alive.
+            # Send a heartbeat first: nobody must find the answer but no heartbeat of its owner.
             await office.dispatcher.beat()
             self._written = None
             return True

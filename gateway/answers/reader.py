@@ -1,4 +1,4 @@
-"""Somebody who reads an answer from its journal, wherever its owner is."""
+"""Answer reader: read an answer from its journal, whichever gateway owns it."""
 
 import asyncio
 import logging
@@ -24,37 +24,37 @@ from gateway.tasks import end_task, raise_if_cancelled
 from gateway.turns import LoopTurns
 
 REPEAT_SECONDS: Final = 2.0
-"""How often an owner is asked again to tell when there is more, and whether it lives."""
+"""How often the owner is checked, and its follow notice is repeated."""
 PAUSE_SECONDS: Final = 0.2
 MISSING_SECONDS: Final = 10.0
-"""How long an answer may be missing that was there: a Redis that lost it has it again from its owner."""
+"""How long an answer may be missing: after Redis loses it, its owner writes it again."""
 OVERDUE_SECONDS: Final = 60.0
-"""How long after its deadline an answer is read at most that does not end."""
+"""How long after its deadline an answer that does not end is still read."""
 
 logger = logging.getLogger(__name__)
 
 
 class Library(Protocol):
-    """What readers need of the process."""
+    """The part of `Answers` that readers use."""
 
     store: AnswerStore
     loop_turns: LoopTurns
 
     async def keep_running(self, answer: StoredAnswer) -> str:
-        """See to it that an answer has an owner that lives and follows its jobs; return it.
+        """Ensure that an answer has a live owner that follows its jobs; return that owner.
 
-        Raises an ApiError if it cannot go on, and RedisError.
+        Raises an ApiError if the answer cannot resume, and RedisError.
         """
 
     def follow(self, owner: str, follow: Follow) -> None:
         """Send a `Follow` to an owner."""
 
     def forget_reader(self, handle: int) -> None:
-        """Somebody reads no longer."""
+        """Remove a reader that was closed."""
 
 
 class AttachedGeneration(Generation):
-    """Hands over what its reader has read, at the pace of whoever takes it."""
+    """Delivers the messages that its reader has read, at the pace of the consumer."""
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(max_unread_bytes=sys.maxsize, turn=turn)
@@ -71,7 +71,7 @@ class AttachedGeneration(Generation):
         return taken
 
     async def hand_over(self, received: Sequence[Received]) -> None:
-        """Hand messages over and wait until they were taken."""
+        """Deliver messages and wait until the consumer has taken them."""
         for start in range(0, len(received), REPLIES_AT_ONCE):
             self._was_taken.clear()
             for index, message in received[start : start + REPLIES_AT_ONCE]:
@@ -81,14 +81,14 @@ class AttachedGeneration(Generation):
 
 
 class Attachment:
-    """Somebody who reads an answer: everything from its beginning, then what comes."""
+    """A reader of an answer: everything from its beginning, then new messages as they arrive."""
 
     def __init__(self, library: Library, head: AnswerHead, *, gateway: str, handle: int) -> None:
         self.completion: Completion = head.completion()
         self.generation: Generation
-        """Hands the same replies over, in the same order, as the one that the answer began with.
+        """Delivers the same replies, in the same order, as the answer's original generation.
 
-        It does not overflow: who reads slowly just reads later.
+        It does not overflow: a slow consumer only delays reading.
         """
         turn = partial(library.loop_turns.slice_of, head.tenant_id)
         self._attached = self.generation = AttachedGeneration(turn)
@@ -105,19 +105,19 @@ class Attachment:
         self._owner = ""
         self._grown = asyncio.Event()
         self._is_left = asyncio.Event()
-        # Who takes nothing for a while wants the answer all the same.
+        # These tasks keep the answer running even while the consumer takes nothing.
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._follow())]
 
     def grown(self) -> None:
-        """Hear that there is more to read."""
+        """Note that there is more to read."""
         self._grown.set()
 
     async def aclose(self) -> None:
-        """Stop reading. An answer that nobody reads any more is ended, unless it is a background one."""
+        """Stop reading. An answer without readers is ended, unless it is a background answer."""
         self._library.forget_reader(self._handle)
         for task in self._tasks:
             await end_task(task)
-        # Their cancellations keep what they read, and this attachment; a cycle would last until it is collected.
+        # The cancelled tasks refer to this attachment; such a cycle would wait for the collector.
         self._tasks.clear()
         if self._owner and not self._is_complete:
             self._tell_owner(is_over=True)
@@ -147,7 +147,7 @@ class Attachment:
                 is_there = await self._read_page()
             except RedisError as error:
                 logger.warning("cannot read an answer now: %s", type(error).__name__)
-                is_there = True  # For all that can be known.
+                is_there = True  # Unknown; assume that it exists.
                 await asyncio.sleep(PAUSE_SECONDS)
             raise_if_cancelled()
             if is_there:
@@ -156,7 +156,10 @@ class Attachment:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _read_page(self) -> bool:
-        """Read what there is, and wait for more if that was all. Return False if there is no such answer."""
+        """Read the available entries, and wait for more after the last one.
+
+        Returns False if the answer is missing.
+        """
         page = await self._library.store.read_page(self._head.request_id, index=self._index)
         if page is None:
             return False
@@ -183,27 +186,27 @@ class Attachment:
 
     async def _wait_for_more(self, state: AnswerState) -> None:
         if state.is_end:
-            # The end of its journal says how it ended; it is missing only if something went wrong.
+            # The last journal entry contains the end; if it is missing, something went wrong.
             self._fail()
         elif self._is_stuck:
             self._fail()
         else:
             if state is AnswerState.LEFT:
                 self._is_left.set()
-            # A notice may get lost.
+            # A notice may get lost, so read again after a timeout.
             with suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_SECONDS):
                     await self._grown.wait()
 
     def _fail(self) -> None:
-        """End this reading. The answer has not failed: whoever comes back goes on behind what it has got."""
+        """End this reading. The answer has not failed; a client can resume it later."""
         self._has_failed = True
         self._attached.push(0, JobFailed(0, 0, FailureCode.TAKEN_OVER, ""))
 
     # -- keeping it running ----------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Tell its owner again and again that the answer is wanted, and see whether the owner lives."""
+        """Repeat the follow notice to the owner, and check that the owner is alive."""
         while not self._is_complete:
             self._is_left.clear()
             try:
@@ -214,9 +217,9 @@ class Attachment:
             except RedisError as error:
                 logger.warning("cannot follow an answer now: %s", type(error).__name__)
             except StoreUnavailableError:
-                pass  # Redis is away.
+                pass  # Redis is unavailable.
             except ApiError as error:
-                # What the answer needs to go on is not to be had now; its reader may come back later.
+                # A limit keeps the answer from resuming now; its reader may retry later.
                 logger.warning("answer %s cannot go on: %s", self._head.request_id, error.code)
                 self._is_stuck = True
                 self._grown.set()

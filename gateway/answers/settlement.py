@@ -1,4 +1,4 @@
-"""The end of an admitted request: what it used is settled exactly once, whichever way it ends (room 11)."""
+"""Settlement: settle the usage of an admitted request exactly once, however it ends."""
 
 import asyncio
 import logging
@@ -32,32 +32,32 @@ from gateway.stream.completion import Usage
 from gateway.tasks import raise_if_cancelled
 
 RECEIPT_PATIENCE_SECONDS: Final = 30.0
-"""How long the engine's counts of a cancelled job are waited for: longer than a dead worker's lease."""
+"""Wait for the engine's counts of a cancelled job: longer than a dead worker's lease."""
 FIRST_LOOK_SECONDS: Final = 0.02
 LAST_LOOK_SECONDS: Final = 0.5
 FORGET_SECONDS: Final = 1.0
 """How often receipts of settled jobs are dropped."""
 FORGET_BATCH: Final = 500
 MAX_TO_FORGET: Final = 100_000
-"""Receipts that wait to be dropped while Redis is away; the rest expires by itself."""
+"""Receipts that wait to be dropped while Redis is unavailable; others expire."""
 CLOSE_SECONDS: Final = 5.0
 _OUR_FAULT: Final = 500
-"""The lowest status of errors that are not the request's fault."""
+"""The lowest status of errors that are not the client's fault."""
 
 logger = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
-    """Keeps a request's answer for clients that come back, and hears how its account ends."""
+    """Keeps an answer for clients that resume it, and is notified when its account ends."""
 
     def ending(self, outcome: Outcome) -> None:
-        """The account ends so; it is being settled."""
+        """The account ends with this outcome and is being settled."""
 
     async def may_settle(self) -> bool:
-        """Whether the account is this gateway's to settle, and not another's that has taken over."""
+        """Whether this gateway may settle the account: no other one took the answer over."""
 
     def settled(self, record: UsageRecord) -> None:
-        """The account was settled with this record, before everything had come."""
+        """The account was settled with this record before all output was received."""
 
 
 class SettlementDesk:
@@ -73,23 +73,23 @@ class SettlementDesk:
         self._to_forget: defaultdict[str, list[str]] = defaultdict(list)
 
     def open(self, record: UsageRecord, admission: Admission, generation: Generation) -> "Account":
-        """Return the account of a request that was admitted just now."""
+        """Return the account of a request that was just admitted."""
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
         return Account(self, record, admission, generation)
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run something to its end, even if whoever started it goes away."""
+        """Run a coroutine to its end, even if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._done)
 
     def forget(self, model: str, job_ids: list[str]) -> None:
-        """Drop the receipts of jobs that are settled, soon."""
+        """Drop the receipts of settled jobs with the next batch."""
         if sum(map(len, self._to_forget.values())) < MAX_TO_FORGET:
             self._to_forget[model] += job_ids
 
     async def forget_now(self, model: str, job_ids: list[str]) -> None:
-        """Drop the receipts of jobs that are settled at once, if Redis answers."""
+        """Drop the receipts of settled jobs at once, if Redis responds."""
         try:
             await self.catalogue.queue(model).forget(job_ids)
         except RedisError as error:
@@ -103,9 +103,9 @@ class SettlementDesk:
             raise_if_cancelled()
 
     async def aclose(self) -> None:
-        """Finish what is being settled, within bounds; a sweep settles the rest."""
+        """Finish pending settlements within CLOSE_SECONDS; the settlement sweep does the rest."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        # What ends may have an answer written down in turn.
+        # Finished work may start more: an answer that ends is written to its journal.
         while self._work and time.monotonic() < deadline:
             await asyncio.wait(self._work, timeout=deadline - time.monotonic())
         await self._forget_all()
@@ -127,7 +127,7 @@ class SettlementDesk:
 
 
 class Account:
-    """What was reserved for one admitted request, and what it came to. It ends once; the first end counts."""
+    """The reservation and the usage of one admitted request. It ends once; the first end counts."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Account:
         self._desk = desk
         self.generation = generation
         self._opened_at = time.monotonic()
-        # Whatever ends it, it ends in the trace of its request.
+        # The settlement belongs to the trace of the request, whatever task ends it.
         self._trace = tracing.here()
         self._first_token_ms = 0
         self._has_ended = False
@@ -153,7 +153,7 @@ class Account:
         return self._has_ended
 
     def keep(self, keeper: Keeper) -> None:
-        """Tell somebody how the account ends."""
+        """Set the keeper, which is notified when the account ends."""
         self._keeper = keeper
 
     def hand_over(self) -> None:
@@ -162,12 +162,12 @@ class Account:
         self._desk.reservations.hand_over(self.record.request_id)
 
     def replied(self) -> None:
-        """A worker was heard of; the first time counts."""
+        """Record the time of the first worker reply; later calls do nothing."""
         if not self._first_token_ms:
             self._first_token_ms = max(int(self._age_ms()), 1)
 
     def cost_of(self, usage: Usage) -> int:
-        """Return what the usage of the finished request costs in micro-dollars."""
+        """Return the cost of a finished request's usage in micro-dollars."""
         return self.record.cost_of(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -175,16 +175,16 @@ class Account:
         )
 
     async def finish(self) -> None:
-        """Settle a request whose jobs have all finished, before its client learns of it.
+        """Settle a request whose jobs have all finished, before the client receives its end.
 
-        What it held is free then, so that a client can send its next request at once.
+        This frees its reservation, so that the client can send its next request at once.
         """
         if self._has_ended:
             return
         self._begin_ending(Outcome.FINISHED)
         finished = self.generation.finished.values()
         if not self._first_token_ms:
-            # Nobody read along; the worker knows how long it has generated since its first token.
+            # No consumer noted it; the worker reports how long it generated since its first token.
             generated_ms = max(each.generation_ms for each in finished)
             self._first_token_ms = max(int(self._age_ms() - generated_ms), 1)
         counts = [
@@ -198,7 +198,7 @@ class Account:
     def end(self, outcome: Outcome, code: str = "", *, is_our_fault: bool = False) -> None:
         """Settle a request that ends in any other way, once its engine has reported its counts.
 
-        Its tenant pays for what its engine did. If it `is_our_fault`, what was not delivered is free.
+        The tenant is charged for the engine's work. If `is_our_fault`, undelivered tokens are free.
         """
         if not self._has_ended:
             self._begin_ending(outcome)
@@ -234,7 +234,7 @@ class Account:
         if self._keeper is None:
             self._desk.forget(record.model, record.job_ids)
         else:
-            # The answer may go on as soon as its keeper knows, with jobs of the same ids.
+            # Once its keeper is notified, the answer may resume with jobs of the same ids.
             await self._desk.forget_now(record.model, record.job_ids)
             self._keeper.settled(record)
         self._release()
@@ -290,7 +290,7 @@ class Account:
         return Counts(completion_tokens=counts.completion_tokens - delivered)
 
     async def _counts(self) -> list[Counts]:
-        """Return what the engine counted for each job, and never less than what was received of it."""
+        """Return the engine's counts of each job, but at least the tokens received of it."""
         receipts = await self._receipts(self.record.job_ids)
         return [self._counts_of(index, receipt) for index, receipt in enumerate(receipts)]
 
@@ -329,7 +329,7 @@ class Account:
         )
 
     def _prompt_tokens(self, index: int) -> int:
-        """Return how long a prompt is whose job was followed."""
+        """Return the length of a prompt whose job was followed."""
         tickets = self.generation.tickets
         return sum(len(t.job.prompt_token_ids) for t in tickets if t.prompt_index == index)
 

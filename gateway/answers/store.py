@@ -1,4 +1,4 @@
-"""Answers in Redis: a typed method for each script."""
+"""Answer store: answers in Redis, with a typed method for each script."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,42 +21,42 @@ _ADOPT = LuaScript("answer_adopt", _PACKAGE)
 _READ = LuaScript("answer_read_page", _PACKAGE)
 
 PAGE_ENTRIES: Final = 16
-"""Journal entries that are read at once: each has the replies of a second, as a rule."""
+"""Journal entries read at once. An entry usually has the replies of one second."""
 PAGE_BYTES: Final = 262_144
-"""After so many bytes no further entry is read: Redis and the event loop serve others, too."""
+"""No further entry is read after this many bytes, so as not to block Redis and the event loop."""
 THREAD_BYTES: Final = 65_536
 """Longer heads are compressed and restored in a thread."""
 
 
 class AnswerState(StrEnum):
-    """Where an answer is in its life."""
+    """State of an answer."""
 
     RUNNING = "running"  # Its jobs wait or run; its owner may be dead.
     FINISHED = "finished"
-    FAILED = "failed"  # It ended with an error, which reading it tells.
-    CANCELLED = "cancelled"  # It was asked to end.
-    LEFT = "left"  # Everybody who had read it went away; it goes on when somebody attaches.
+    FAILED = "failed"  # It ended with an error, which its readers receive.
+    CANCELLED = "cancelled"  # A client cancelled it.
+    LEFT = "left"  # All its readers disconnected; it resumes when a client attaches.
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing comes any more."""
+        """Whether no more output follows."""
         return self not in (AnswerState.RUNNING, AnswerState.LEFT)
 
 
 class Standing(NamedTuple):
-    """What changes of an answer, beside its journal."""
+    """The part of an answer that changes, besides its journal."""
 
     state: AnswerState
     reservation: str
-    """Id under which it is settled: its own, or one for each time that it was continued after a settlement."""
+    """Id under which it is settled: its own, or a new one for each resume after a settlement."""
     settled: Counts
-    """What earlier reservations were settled with."""
+    """Token counts that earlier reservations were settled with."""
     handles: tuple[int, ...]
-    """Under which the owner follows the jobs; empty if it has not begun to."""
+    """Handles of the jobs that the owner follows; empty if it has not begun to."""
 
 
 class Appended(Enum):
-    """What became of journal entries that were to be written."""
+    """Result of writing journal entries."""
 
     DONE = 1
     ANOTHERS = 0  # Another gateway has taken the answer over.
@@ -72,7 +72,7 @@ class Page(NamedTuple):
 
 
 class StoredAnswer(NamedTuple):
-    """An answer as Redis has it, and a part of its journal."""
+    """An answer as stored in Redis, with a part of its journal."""
 
     head: AnswerHead
     owner: str
@@ -89,7 +89,7 @@ _decode_counts = msgspec.msgpack.Decoder(Counts).decode
 
 
 class AnswerStore:
-    """Operations on answers. All of them raise RedisError when Redis does not answer."""
+    """Operations on answers. All of them raise RedisError when Redis does not respond."""
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
@@ -104,7 +104,7 @@ class AnswerStore:
         live_ms: int,
         entries: Sequence[bytes] = (),
     ) -> bool:
-        """Write a whole answer. Return False, changing nothing, if it is another's by now."""
+        """Write a whole answer. Return False, changing nothing, if another gateway owns it now."""
         opened = await _OPEN.run(
             self._executor,
             _keys(head.request_id),
@@ -132,9 +132,9 @@ class AnswerStore:
         standing: Standing,
         live_ms: int,
     ) -> Appended:
-        """Write what comes behind the first `index` entries of the journal, and how the answer stands.
+        """Write entries after the first `index` entries of the journal, and update the standing.
 
-        It can be repeated with the same entries, and more behind them.
+        Safe to repeat with the same entries, and with further ones after them.
         """
         code = await _APPEND.run(
             self._executor,
@@ -161,9 +161,9 @@ class AnswerStore:
         owner: str,
         live_ms: int,
     ) -> int:
-        """End the term `term` of an answer that is in `state`, and let it run, with this head.
+        """End the term `term` of an answer in state `state`, and set it to running with this head.
 
-        Return the new term, or 0 if the answer is another's or in another state by now.
+        Returns the new term, or 0 if the answer has another owner or state by now.
         """
         new_term: int = await _ADOPT.run(
             self._executor,
@@ -175,7 +175,7 @@ class AnswerStore:
     async def read(
         self, request_id: str, *, index: int = 0, most: int = PAGE_ENTRIES
     ) -> StoredAnswer | None:
-        """Return an answer and at most so many entries from `index` on; None if there is none."""
+        """Return an answer with up to `most` entries from `index` on; None if there is none."""
         fields = await self._read(request_id, index, most, with_head=True)
         if not fields:
             return None
@@ -184,7 +184,7 @@ class AnswerStore:
         return StoredAnswer(await _unpacked(head), owner.decode(), int(term), *page)
 
     async def read_page(self, request_id: str, *, index: int) -> Page | None:
-        """Return some entries from `index` on, at least one if there are any; None if there is no answer."""
+        """Return entries from `index` on, at least one if any exist; None if there is no answer."""
         fields = await self._read(request_id, index, PAGE_ENTRIES, with_head=False)
         if not fields:
             return None
@@ -197,7 +197,7 @@ class AnswerStore:
         )
 
     async def discard(self, request_id: str) -> None:
-        """Forget an answer."""
+        """Delete an answer."""
         await self._executor.execute_command("DEL", *_keys(request_id))
 
 

@@ -1,4 +1,4 @@
-"""Going on with an answer whose owner is gone, or which everybody had left."""
+"""Takeover: resume an answer whose owner is dead, or whose clients had all disconnected."""
 
 import asyncio
 import logging
@@ -28,18 +28,18 @@ from gateway.quota.answers import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission
 
 MOST_AT_ONCE: Final = 8
-"""Answers that are taken over at the same time, when a gateway with many of them is gone."""
+"""Answers that are taken over concurrently when a gateway with many answers dies."""
 FRAMES_AT_ONCE: Final = 256
 
 for _state in AnswerState:
     if not _state.is_end:
-        telemetry.ANSWERS_TAKEN_OVER.labels(_state)  # Told while it is 0, too.
+        telemetry.ANSWERS_TAKEN_OVER.labels(_state)  # Exported even while it is 0.
 
 logger = logging.getLogger(__name__)
 
 
 class Shelf(Office, Protocol):
-    """What taking over needs of the process."""
+    """The part of `Answers` that takeovers use."""
 
     def keep(self, kept: KeptAnswer) -> None:
         """Own an answer that was taken over."""
@@ -55,9 +55,9 @@ class TakeOver:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def run(self, answer: StoredAnswer) -> None:
-        """Own an answer and follow its jobs from now on, unless somebody else was faster.
+        """Own an answer and follow its jobs, unless another gateway took it over first.
 
-        Raises an ApiError if it cannot go on, and RedisError: then it can be tried again.
+        Raises an ApiError if it cannot resume, and RedisError; it can be retried after either.
         """
         trace = tracing.context_of(answer.head.jobs[0].traceparent)
         async with self._turns:
@@ -78,7 +78,7 @@ class TakeOver:
         )
         if not term:
             return
-        # What an earlier owner writes from now on is refused, so this is all there is.
+        # Writes of earlier owners are rejected from now on, so the journal is complete.
         history, entries, through = await self._read_journal(head)
         unread: list[Received] = []
         if is_running:
@@ -107,14 +107,14 @@ class TakeOver:
         logger.info("answer %s is this gateway's now", head.request_id)
 
     def _follow_jobs(self, kept: KeptAnswer, history: History, *, reads_again: bool) -> None:
-        """Continue the jobs that have not ended. Prompts count again if the request `reads_again`."""
+        """Resume the jobs that have not ended. Prompts count again if the request `reads_again`."""
         head, generation = kept.head, kept.generation
         adopted = [
             Adopted(job, history.of(index), max(history.jobs[index].attempt, 1))
             for index, job in enumerate(head.jobs)
         ]
         if reads_again:
-            # An engine that is not given the counts of an earlier one reports what it reads.
+            # An engine without the counts of an earlier attempt reports the prompt tokens it reads.
             adopted = [each._replace(history=_without_counts(each.history)) for each in adopted]
         try:
             if history.failure is None:
@@ -126,10 +126,10 @@ class TakeOver:
             generation.push(0, JobFailed(0, 0, FailureCode.REPLIES_LOST, ""))
         kept.has_begun(tuple(ticket.job.handle for ticket in generation.tickets))
 
-    # -- what there is of it ---------------------------------------------------------------------
+    # -- its history -----------------------------------------------------------------------------
 
     async def _read_journal(self, head: AnswerHead) -> tuple[History, list[bytes], str]:
-        """Return what the journal says, its entries, and the last reply that is in it."""
+        """Return the history in the journal, its entries, and the id of the last reply in it."""
         history, through = History(head.jobs), ""
         entries: list[bytes] = []
         while True:
@@ -142,7 +142,7 @@ class TakeOver:
                 entries.append(entry)
 
     async def _read_replies(self, answer: StoredAnswer, through: str) -> list[Received]:
-        """Return what came for an owner and is not in the journal, whether the owner has read it or not."""
+        """Return replies missing from the journal, whether the owner read them or not."""
         prompts = {handle: index for index, handle in enumerate(answer.standing.handles)}
         received: list[Received] = []
         last = through
@@ -157,12 +157,12 @@ class TakeOver:
                 break
         return received
 
-    # -- who pays for it -------------------------------------------------------------------------
+    # -- its reservation -------------------------------------------------------------------------
 
     async def _account(
         self, answer: StoredAnswer, term: int, history: History, generation: Generation
     ) -> tuple[Account, Standing]:
-        """Go on with the reservation, or make a new one for what is left if it was settled."""
+        """Take the reservation over, or make a new one for the rest if it was settled."""
         head, standing, desk = answer.head, answer.standing, self._shelf.desk
         draft = self._draft(head, standing.reservation, standing.settled)
         is_running = standing.state is AnswerState.RUNNING
@@ -172,7 +172,7 @@ class TakeOver:
         if is_open or history.has_finished or history.failure is not None:
             admission = Admission(head.record.created_ms, {})
         else:
-            # Every client had left, so the engine reads the prompts again, and the tenant pays for that.
+            # All clients had left; the engine reads the prompts again and the tenant pays for it.
             left = Counts(completion_tokens=standing.settled.completion_tokens)
             settled = history.counts() if is_running else left
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
@@ -180,7 +180,7 @@ class TakeOver:
             admission = await desk.reservations.reserve(
                 _reservation_request(head, draft),
                 is_openai=draft.dialect == Dialect.OPENAI,
-                # The address of the client that returns is not known here.
+                # The address of the client that resumes is unknown here.
                 sees=sees_key,
             )
         account = desk.open(draft, admission, generation)
@@ -203,7 +203,7 @@ class TakeOver:
         entries: list[bytes],
         unread: list[Received],
     ) -> None:
-        """Let an answer that cannot go on now wait for somebody who comes back."""
+        """Store an answer that cannot resume now, so that a client can resume it later."""
         standing = answer.standing
         settled = standing.settled if standing.state is AnswerState.LEFT else history.counts()
         await self._shelf.store.append(
@@ -233,7 +233,7 @@ def _messages(fields: dict[bytes, bytes], prompts: dict[int, int]) -> list[Recei
     try:
         return list(frame_messages(messages.decode_frame(fields[b"f"]), prompts))
     except (msgspec.MsgspecError, KeyError):
-        # What it said is lost; the job goes on from what came before.
+        # The frame is lost; the job resumes after the output before it.
         logger.exception("a reply frame cannot be read")
         return []
 
@@ -245,7 +245,7 @@ def _with_new_deadline(head: AnswerHead) -> AnswerHead:
 
 
 def _reservation_request(head: AnswerHead, draft: UsageRecord) -> ReservationRequest:
-    """Return the most that an answer may use which was settled before."""
+    """Return the reservation request for the most that a resumed answer may use."""
     most = draft.used(**head.most._asdict())
     return ReservationRequest.of(
         draft,

@@ -1,1 +1,1 @@
-"""Rooms 5 and 9: put jobs on the queue, follow their replies, take them back."""
+"""Dispatch: enqueue jobs, follow their replies and cancel them."""

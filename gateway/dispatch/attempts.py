@@ -1,7 +1,8 @@
-"""The spans of a job's attempts: each from when the job is put on the queue to the attempt's end or loss.
+"""Trace spans of a job's attempts.
 
-The worker's spans of an attempt belong to it. As it is the gateway that exports it, an attempt shows up in the
-trace also if its worker was killed, and the next one is linked to it.
+A span lasts from the time the job is enqueued until the attempt ends or is lost. The worker's spans
+are its children. The gateway exports the span, so the trace shows an attempt even if its worker was
+killed. Each attempt's span links to the previous one.
 """
 
 import msgspec
@@ -22,19 +23,19 @@ from gateway import tracing
 
 
 class Attempts:
-    """Those of one job, of which one at most is open. A job whose request is not traced has none."""
+    """The attempt spans of one job. At most one is open; a job of an untraced request has none."""
 
     __slots__ = ("_earlier", "_model", "_request", "_span")
 
     def __init__(self, job: GenerationJob, model: str) -> None:
         self._request = job.traceparent
-        """The span that all of them belong to."""
+        """The parent span of all attempts."""
         self._model = model
         self._earlier: SpanContext | None = None
         self._span: Span | None = None
 
     def begin(self, job: GenerationJob, number: int) -> GenerationJob:
-        """Begin an attempt, counted from 1, and return the job as it is to be enqueued for it."""
+        """Begin attempt `number`, counted from 1, and return the job to enqueue for it."""
         self._span = tracing.attempt_span(
             self._request,
             earlier=self._earlier,
@@ -58,7 +59,7 @@ class Attempts:
         )
 
     def end(self, outcome: str, *, is_failure: bool = False) -> None:
-        """End the open attempt, if there is one."""
+        """End the open attempt, if any."""
         if self._span is None:
             return
         self._span.set_attribute(OUTCOME, outcome)
@@ -68,5 +69,5 @@ class Attempts:
         self._span = None
 
     def exemplar(self) -> dict[str, str] | None:
-        """Return what a histogram remembers of the open attempt."""
+        """Return the exemplar of the open attempt for a histogram."""
         return tracing.exemplar_of(self._span)

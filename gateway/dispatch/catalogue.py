@@ -1,4 +1,4 @@
-"""Which models exist and who serves them, from what workers announce in Redis."""
+"""Model catalogue: the models and their workers, read from worker announcements in Redis."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ REFRESH_SECONDS = 1.0
 RENEWAL_SECONDS = 0.1
 """The least time between two refreshes for requests whose model is unknown or has no worker."""
 RETRY_AFTER_SECONDS = 5.0
-"""What a client is told while a model has no worker: about as long as a worker takes to come back."""
+"""Retry-After for a model without a worker: about the time that a worker needs to return."""
 
 _NOT_SERVED = ModelStatus(ready_workers=0, waiting_jobs=0, leased_jobs=0)
 
@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that was announced at some time, and how it is served now."""
+    """A model that was announced at some time, and its current status."""
 
     card: WorkerCard
     status: ModelStatus
 
 
 class Catalogue:
-    """A copy of the announcements, at most a second old."""
+    """A copy of the worker announcements, refreshed every second."""
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
         self._models: dict[str, ServedModel] = {}
         self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
-        """When the refresh began whose announcements are known, by `time.monotonic`."""
+        """When the refresh that produced the current copy began, by `time.monotonic`."""
         self._served_at: dict[str, float] = {}
         """When each known model last had a worker, or was first announced."""
         self._renewal: asyncio.Task[None] | None = None
@@ -88,16 +88,16 @@ class Catalogue:
         cards = [card for name, value in announced.items() if (card := _read_card(name, value))]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
         if began < self._refreshed_at:
-            return  # A refresh that began later was faster, and has newer announcements.
-        # A Redis that was restarted empty hears of its models again within a second; until then they
-        # have no worker, which tells clients to come back, rather than being unknown.
+            return  # A refresh that began later finished first; its announcements are newer.
+        # After Redis restarts empty, workers announce their models again within a second. Until
+        # then these models count as having no worker, so clients retry instead of getting 404.
         models = {
             name: ServedModel(model.card, _NOT_SERVED)
             for name, model in self._models.items()
             if name.encode() not in removed
         }
         for card, status in zip(cards, statuses, strict=True):
-            # A worker that became ready after its card was read has not yet announced what its model is.
+            # The worker became ready after its card was read, so the card lacks details.
             is_known = card.state is WorkerState.READY
             models[card.model] = ServedModel(card, status if is_known else _NOT_SERVED)
         self._models = models
@@ -111,17 +111,20 @@ class Catalogue:
         self._refreshed_at = began
 
     async def remove(self, name: str) -> None:
-        """Let every gateway forget a model within a second, until a worker announces it again. Raises RedisError."""
+        """Remove a model from every gateway within a second, until a worker announces it again.
+
+        Raises RedisError.
+        """
         await self._executor.execute_command("SADD", keys.REMOVED_MODELS, name)
         await self._executor.execute_command("HDEL", keys.MODELS, name)
 
     def unserved_seconds(self, name: str) -> float:
-        """Return how long the model has had no worker, as of the last refresh; 0 if that is not known."""
+        """Return how long the model had no worker at the last refresh; 0 if that is unknown."""
         served_at = self._served_at.get(name)
         return 0.0 if served_at is None else self._refreshed_at - served_at
 
     async def look_up(self, name: str) -> ServedModel | None:
-        """Return a model by its name or an alias, also one that announced itself a moment ago.
+        """Return a model by its name or an alias, even if it was announced a moment ago.
 
         Raises RedisError.
         """
@@ -133,10 +136,10 @@ class Catalogue:
         return model
 
     async def _renewed(self) -> None:
-        """Wait for a refresh that is shared by all who wait: made-up names cost Redis ten of them a second."""
+        """Wait for a refresh shared by all callers: unknown names cause at most ten a second."""
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(self._renew())
-            # All who waited may be gone; asyncio would complain about an error that nobody took.
+            # If every waiter was cancelled, asyncio would log an error that nobody retrieved.
             self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._renewal)
 
@@ -145,9 +148,10 @@ class Catalogue:
         await self.refresh()
 
     async def find(self, name: str) -> ServedModel:
-        """Return a model that can be used now, by its name or an alias.
+        """Return a model that is ready, by its name or an alias.
 
-        Raises ModelNotFoundError, ModelLoadingError or NoWorkerError, and RedisError if nothing is known.
+        Raises ModelNotFoundError, ModelLoadingError or NoWorkerError, and RedisError if the model
+        cannot be looked up.
         """
         model = await self.look_up(name)
         if model is None:
@@ -182,6 +186,6 @@ def _read_card(name: bytes, value: bytes) -> WorkerCard | None:
     try:
         return messages.decode_card(value)
     except msgspec.MsgspecError:
-        # One worker that speaks another version must not hide all other models.
+        # An incompatible worker must not hide all other models.
         logger.exception("the announcement of the model %r cannot be read", name)
         return None

@@ -1,8 +1,8 @@
-"""Enqueue the jobs of a request, hand its replies over, and see that none of them gets lost.
+"""Dispatcher: enqueue jobs, deliver their replies and recover lost jobs.
 
-The dispatcher is the only part that knows which jobs are in flight. A reply finds its job by the handle that
-the job was enqueued with. A job whose worker dies goes on elsewhere, behind the last token that was received:
-whatever is lost on the way to the gateway, its client gets every token once.
+Only the dispatcher knows which jobs are in flight. It matches a reply to its job by the handle that
+the job was enqueued with. If a worker dies, another one resumes the job after the last token that
+the gateway received, so the client gets every token exactly once.
 """
 
 import asyncio
@@ -45,34 +45,37 @@ from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavaila
 from gateway.tasks import in_background, raise_if_cancelled
 
 MOST_LOSSES = 5
-"""Attempts in a row that may be lost without a token before their job is given up."""
+"""Consecutive attempts that may be lost without a token before the job fails."""
 MOST_STRIKES = 2
-"""Engines that may die with a job aboard before it is given up: whatever kills a second one is its own doing."""
+"""Engines that may die while running a job before it fails: the second death blames the job."""
 MOST_REVIVALS = 5
-"""Times that a job may be put on the queue anew without a token in between."""
+"""Times that a job may be enqueued anew without a token in between."""
 MOST_UNHEARD_ENDS = 2
 
 ALIVE_SECONDS = 6
 HEARTBEAT_SECONDS = 2.0
 RECLAIM_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
-"""How long a job may be silent before Redis is asked about it, and how often it is asked again."""
+"""Redis is queried about a job after this long without a reply, and again after each interval."""
 UNSERVED_SECONDS = 15.0
-"""A job that no worker has begun fails after its model had no worker for so long. Announcements expire after five
-seconds; a worker that was cut off, stopped or restarted needs a few more to announce its model again."""
+"""A job that no worker has begun fails after its model had no worker for this long.
+
+Announcements expire after five seconds. A worker that was disconnected, stopped or restarted
+needs a few more seconds to announce its model again.
+"""
 CHECK_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class Adopted(NamedTuple):
-    """A job that another gateway has begun, and what was received of it."""
+    """A job that another gateway began, and the messages received for it."""
 
     job: GenerationJob
     history: Sequence[JobMessage]
-    """In order, of all attempts; a job whose end is among them is not run again."""
+    """Messages of all attempts, in order. A job whose end is among them is not run again."""
     attempt: int
-    """The last one that was heard of, from 1."""
+    """The last known attempt, counted from 1."""
 
 
 class Dispatcher:
@@ -91,13 +94,13 @@ class Dispatcher:
     ) -> None:
         self.gateway = gateway
         self.on_follow: Callable[[Follow], None] | None = None
-        """Called when another gateway wants to be told of an answer. Like the other three, must not raise."""
+        """Called when another gateway follows an answer. None of the four callbacks may raise."""
         self.on_grown: Callable[[AnswerGrown], None] | None = None
-        """Called when an answer of another gateway, which is followed here, has grown."""
+        """Called when an answer of another gateway that is followed here has grown."""
         self.on_cancel: Callable[[CancelAnswer], None] | None = None
-        """Called when another gateway wants an answer to end."""
+        """Called when another gateway cancels an answer."""
         self.on_orphan: Callable[[str, LostJob], Awaitable[bool]] | None = None
-        """Called with a model and a lost job of a gateway that is gone; tells whether it is looked after."""
+        """Called with a model and a lost job of a dead gateway; returns whether it was adopted."""
         self._client = client
         self._catalogue = catalogue
         self._max_waiting_jobs = max_waiting_jobs
@@ -129,31 +132,31 @@ class Dispatcher:
 
     @property
     def jobs_in_flight(self) -> int:
-        """Jobs enqueued and neither finished nor taken back."""
+        """Number of jobs that are enqueued and neither finished nor cancelled."""
         return len(self._tickets)
 
     @property
     def last_entry(self) -> bytes:
-        """The last entry of this gateway's reply stream whose messages have been handed over."""
+        """The last entry of this gateway's reply stream whose messages were delivered."""
         return self._reader.last_entry
 
     @property
     def is_steady(self) -> bool:
-        """Whether Redis has answered for so long that everybody who lives has told it so."""
+        """Whether Redis has been up long enough for every live process to have announced itself."""
         return time.monotonic() - self._steady_since >= self._resume_after_seconds
 
     def next_handle(self) -> int:
-        """Return a number for a new job, unique within this process."""
+        """Return a handle for a new job, unique within this process."""
         return next(self._handles)
 
     async def enqueue(
         self, model: str, jobs: Sequence[GenerationJob], *, weight: float, generation: Generation
     ) -> None:
-        """Put the jobs of one request on the queue, prompt `i` as `jobs[i]`.
+        """Enqueue the jobs of one request, prompt `i` as `jobs[i]`.
 
         Raises OverloadedError, TenantQueueFullError or StoreUnavailableError; then nothing is enqueued.
         """
-        # Redis is asked about no job before it has taken it.
+        # `check_at` is infinite until the jobs are enqueued: do not query Redis about them yet.
         tickets = [
             Ticket(job, model, index, generation, weight, check_at=math.inf)
             for index, job in enumerate(jobs)
@@ -161,7 +164,7 @@ class Dispatcher:
         generation.tickets = tickets
         for ticket in tickets:
             generation.expect(ticket.prompt_index, ticket.job)
-        # Replies may come before the enqueue's own answer.
+        # Replies may arrive before the enqueue command returns.
         self._tickets.update((ticket.job.handle, ticket) for ticket in tickets)
         try:
             begun: list[GenerationJob] = []
@@ -184,7 +187,7 @@ class Dispatcher:
             for ticket in tickets:
                 ticket.check_at = 0.0
         except RedisError:
-            # It is not known whether Redis took the jobs, so they are taken back as well.
+            # Redis may or may not have taken the jobs, so cancel them.
             await self.cancel(generation)
             raise queue_unavailable() from None
         except (OverloadedError, TenantQueueFullError):
@@ -196,10 +199,11 @@ class Dispatcher:
     def adopt(
         self, model: str, adopted: Sequence[Adopted], *, weight: float, generation: Generation
     ) -> None:
-        """Go on with the jobs of one request that another gateway has begun, prompt `i` as `adopted[i]`.
+        """Resume the jobs of one request that another gateway began, prompt `i` as `adopted[i]`.
 
-        Whoever runs them is fenced off, and they go on behind their histories, which `generation` must have
-        been given before. Raises ValueError if a history contradicts itself; nothing is adopted then.
+        Workers that still run the jobs are fenced off. The jobs resume after their histories, which
+        `generation` must have received before. Raises ValueError if a history is inconsistent; then
+        nothing is adopted.
         """
         now = time.monotonic()
         tickets: list[Ticket] = []
@@ -220,19 +224,19 @@ class Dispatcher:
                 self._revive(ticket, "adopted")
 
     async def cancel(self, generation: Generation) -> None:
-        """Take back whatever of the request is still in flight."""
+        """Cancel all jobs of the request that are still in flight."""
         tickets = [t for t in generation.tickets if self._tickets.pop(t.job.handle, None)]
         for ticket in tickets:
             ticket.attempts.end("cancelled")
         await asyncio.gather(*(self._drop(ticket) for ticket in tickets))
 
     def fail_all(self, code: FailureCode) -> None:
-        """End everything that is in flight, and tell whoever waits for it why."""
+        """Fail all jobs in flight with this code."""
         for ticket in list(self._tickets.values()):
             self._fail(ticket, code)
 
     def give_up(self, generation: Generation) -> None:
-        """Follow a request no longer that another gateway goes on with. Its jobs stay as they are."""
+        """Stop following a request that another gateway took over. Its jobs are left unchanged."""
         for ticket in generation.tickets:
             if self._tickets.get(ticket.job.handle) is ticket:
                 self._fail(ticket, FailureCode.TAKEN_OVER)
@@ -240,7 +244,7 @@ class Dispatcher:
     # -- loops -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read replies and look after leases until cancelled."""
+        """Read replies, send heartbeats and check leases until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._reader.run())
@@ -251,7 +255,7 @@ class Dispatcher:
             await self._recoveries.aclose()
 
     async def aclose(self) -> None:
-        """Say that this gateway is gone, so that workers stop at once what is left."""
+        """Remove this gateway's keys, so that workers stop its remaining jobs at once."""
         try:
             await self._client.delete(keys.gateway_alive(self.gateway), keys.replies(self.gateway))
         except RedisError as error:
@@ -268,7 +272,7 @@ class Dispatcher:
             await asyncio.sleep(seconds)
 
     async def beat(self) -> None:
-        """Say that this gateway lives, and see whether Redis is the same as before. Raises RedisError."""
+        """Send a heartbeat and detect a restarted Redis. Raises RedisError."""
         pipeline = self._announcement(self._client)
         pipeline.execute_command("INFO", "server")
         *_, server = await pipeline.execute()
@@ -280,7 +284,10 @@ class Dispatcher:
         self._is_announced = True
 
     async def announce(self, client: "Redis") -> None:
-        """Send a heartbeat. May be called in another event loop, with a client of that loop. Raises RedisError."""
+        """Send a heartbeat.
+
+        May be called in another event loop, with a client of that loop. Raises RedisError.
+        """
         await self._announcement(client).execute()
 
     def _announcement(self, client: "Redis") -> Any:
@@ -290,12 +297,12 @@ class Dispatcher:
         return pipeline
 
     def _note_outage(self) -> None:
-        """Give workers time to say what they hold, before anything is taken to be lost."""
+        """Give workers time to report the jobs they hold before any job counts as lost."""
         self._steady_since = time.monotonic()
         self._is_announced = False
 
     def may_judge_others(self) -> bool:
-        """Whether other gateways, of which a restarted Redis may not know, have had time to say that they live."""
+        """Whether other gateways had time to announce themselves to a restarted Redis."""
         return time.monotonic() - self._began_at >= self._resume_after_seconds
 
     # -- replies ---------------------------------------------------------------------------------
@@ -334,7 +341,7 @@ class Dispatcher:
                 self.on_cancel(cancel)
 
     def _hear_delta(self, worker: str, delta: Delta, now: float) -> None:
-        """Take in what comes for every token, like `_hear`."""
+        """Process a delta. Like `_hear`, but on the hot path: it runs for every token."""
         ticket = self._tickets.get(delta.handle)
         if ticket is None:
             return
@@ -388,7 +395,7 @@ class Dispatcher:
     def _is_to_be_heard(
         self, ticket: Ticket, worker: str, message: JobMessage | JobReturned
     ) -> bool:
-        """Whether a message counts that is not of the worker and the attempt that the last ones came from."""
+        """Whether a message counts although its worker or attempt is not the ticket's."""
         recovery = ticket.recovery
         if message.attempt < ticket.attempt:
             if (
@@ -403,7 +410,7 @@ class Dispatcher:
                 telemetry.FENCED_MESSAGES.inc()
             return False
         if message.attempt > ticket.attempt:
-            # Only we put the job on the queue again, so the answer to that got lost or is on its way.
+            # Only this gateway requeues the job: the reply to that requeue is lost or on its way.
             ticket.begin_attempt(message.attempt)
         if recovery is not None:
             ticket.losses = recovery.losses
@@ -411,20 +418,20 @@ class Dispatcher:
         if ticket.worker is None and worker not in ticket.gaps:
             ticket.worker = worker
         elif ticket.worker != worker:
-            # Its beginning was in a frame that is lost, or Redis has forgotten a claim and let another
-            # worker have the same one.
+            # The first frame of the attempt is lost, or Redis lost a claim and gave another worker
+            # a claim with the same number.
             self._revive(ticket, "replies_lost")
             return False
         return True
 
     def _shed(self, failed: JobFailed) -> None:
-        """End a job that was taken off the queue before anybody claimed it."""
+        """End a job that was shed from the queue before a worker claimed it."""
         ticket = self._tickets.get(failed.handle)
         if ticket is not None and ticket.worker is None and ticket.attempt == failed.attempt:
             self._end(ticket, failed)
 
     def _note_gap(self, worker: str) -> None:
-        """Begin all jobs anew of which a message may have been in a frame that is lost."""
+        """Revive all jobs of which a message may have been in a lost frame."""
         for ticket in list(self._tickets.values()):
             if ticket.worker == worker:
                 self._revive(ticket, "replies_lost")
@@ -433,10 +440,10 @@ class Dispatcher:
             if ticket.recovery is not None and ticket.recovery.worker in (None, worker):
                 ticket.recovery.has_gap = True
 
-    # -- what gets lost --------------------------------------------------------------------------
+    # -- lost jobs -------------------------------------------------------------------------------
 
     def _take_back(self, worker: str, returned: JobReturned, now: float) -> None:
-        """Give a job to another worker that this one cannot finish."""
+        """Requeue a job that its worker cannot finish."""
         ticket = self._tickets.get(returned.handle)
         if ticket is None:
             return
@@ -452,7 +459,7 @@ class Dispatcher:
         self._recover(ticket, returned.reason.value, is_returned=True)
 
     def _lose(self, lost: JobLost) -> None:
-        """Give a job to another worker whose lease has run out."""
+        """Requeue a job whose lease has expired."""
         ticket = self._tickets.get(lost.handle)
         if ticket is None:
             in_background(self._drop_unfollowed(lost))
@@ -460,7 +467,7 @@ class Dispatcher:
         if ticket.recovery is not None or lost.attempt < ticket.attempt:
             return
         if lost.attempt > ticket.attempt:
-            # The answer to our requeueing got lost.
+            # The reply to our requeue was lost.
             ticket.begin_attempt(lost.attempt)
         losses = 0 if ticket.has_progressed else ticket.losses + 1
         if losses >= MOST_LOSSES:
@@ -469,7 +476,7 @@ class Dispatcher:
             self._recover(ticket, "lease_expired", losses=losses)
 
     def _revive(self, ticket: Ticket, reason: telemetry.LossReason) -> None:
-        """Begin a job anew behind what is sure, whatever Redis knows and whoever runs it."""
+        """Enqueue a job anew after the output received so far, whatever Redis stores about it."""
         ticket.revivals += 1
         if ticket.revivals > MOST_REVIVALS:
             self._fail(ticket, FailureCode.REPLIES_LOST)
@@ -503,7 +510,7 @@ class Dispatcher:
             is_revival=is_revival,
             has_gap=bool(ticket.gaps),
         )
-        # From here on nothing of that attempt is taken in: what was received by now is what counts.
+        # From here on, messages of that attempt are not applied: only the output so far counts.
         ticket.begin_attempt(recovery.attempt + 1)
         ticket.recovery = recovery
         telemetry.attempt_over(reason)
@@ -518,13 +525,13 @@ class Dispatcher:
 
     @staticmethod
     def _next_attempt(ticket: Ticket, reason: str, *, is_suspect: bool) -> GenerationJob:
-        """Return what another worker is to go on with; the spans go on to it as well."""
+        """Return the job for the next attempt, and begin that attempt's span."""
         ticket.attempts.end(reason, is_failure=True)
         return ticket.attempts.begin(ticket.rest(is_suspect=is_suspect), ticket.attempt + 1)
 
     def _go_on(self, ticket: Ticket, recovery: Recovery) -> None:
-        """Follow an attempt that is not over, or has come to its end."""
-        # The span of that attempt has ended with the fear that it was lost, and says so.
+        """Follow the previous attempt again: it still runs, or has ended."""
+        # The span of that attempt ended when it was presumed lost, and records that.
         ticket.attempts.end("not_needed")
         ticket.recovery = None
         ticket.begin_attempt(recovery.attempt)
@@ -542,11 +549,11 @@ class Dispatcher:
             self._revive(ticket, "replies_lost")
 
     def _is_followed(self, ticket: Ticket) -> bool:
-        """Whether a job is in flight, and it is not open which of its attempts goes on."""
+        """Whether a job is in flight and not being recovered."""
         return ticket.recovery is None and ticket.job.handle in self._tickets
 
     def _fail(self, ticket: Ticket, code: FailureCode) -> None:
-        """End a job on this side, whatever its worker does."""
+        """End a job on the gateway's side, whatever its worker does."""
         self._end(ticket, JobFailed(ticket.job.handle, ticket.attempt, code, ""))
         if code is not FailureCode.TAKEN_OVER:
             in_background(self._drop(ticket))
@@ -557,7 +564,7 @@ class Dispatcher:
         ticket.generation.push(ticket.prompt_index, failed)
 
     async def _drop(self, ticket: Ticket) -> None:
-        """Take a job off the queue; if Redis is away, as soon as it is back."""
+        """Remove a job from the queue; if Redis is unavailable, once it is back."""
         try:
             await self._catalogue.queue(ticket.model).cancel(ticket.job.id, ticket.job.tenant)
         except RedisError as error:
@@ -565,9 +572,9 @@ class Dispatcher:
             self._to_drop[ticket.job.handle] = ticket
 
     async def _drop_unfollowed(self, lost: JobLost) -> None:
-        """Take a job of ours off the queue that we follow no more, unless another gateway does by now.
+        """Remove a job of ours that is no longer in flight, unless another gateway took it over.
 
-        If Redis is away, we are told again.
+        If Redis is unavailable, the loss is reported again later.
         """
         try:
             owner: Any = await self._client.hget(keys.job(lost.model, lost.job_id), "gateway")
@@ -602,19 +609,19 @@ class Dispatcher:
         elif not is_ours and not self.may_judge_others():
             return
         elif is_ours or self.on_orphan is None or not await self.on_orphan(model, lost):
-            # Nobody waits for it: its gateway is gone, or has taken it back.
+            # No client waits for it: its gateway is gone or has cancelled it.
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
 
     async def _check_silent_jobs(self) -> None:
-        """Ask Redis about jobs of which nothing was heard for a while.
+        """Query Redis about jobs without recent replies.
 
-        Nobody may have claimed them in time. Redis may have lost them, or another gateway taken them over. They may
-        have ended, and the reply that said so got lost.
+        Such a job may have waited too long for a worker, been lost by Redis or been taken over by
+        another gateway. It may also have ended, with the reply lost.
         """
         if not self.is_steady:
             return
         if not self._is_announced:
-            # Workers would drop jobs of a gateway of which an emptied Redis has not heard yet.
+            # Workers drop jobs of a gateway that has no heartbeat in an emptied Redis.
             await self.beat()
         await self._drop_again()
         now = time.monotonic()
@@ -632,7 +639,7 @@ class Dispatcher:
             pipeline.execute_command("HMGET", key, "worker", "ended", "gateway", "attempt")
         states = await pipeline.execute()
         for ticket, state in zip(silent, states, strict=True):
-            # A reply may have come while Redis was asked.
+            # A reply may have arrived during the query.
             if ticket.heard_at <= now and self._is_followed(ticket):
                 self._judge(ticket, *state, now=now)
 
@@ -646,7 +653,7 @@ class Dispatcher:
         *,
         now: float,
     ) -> None:
-        """Decide about a silent job by what Redis knows of it; an empty `worker` means that it waits."""
+        """Decide about a silent job by its state in Redis; if `worker` is empty, it waits."""
         if worker is None and ended is None:
             self._revive(ticket, "forgotten")
         elif gateway is not None and gateway.decode() != self.gateway:
@@ -656,7 +663,7 @@ class Dispatcher:
             if ticket.unheard_ends >= MOST_UNHEARD_ENDS:
                 self._revive(ticket, "replies_lost")
         elif int(attempt or 0) + (worker == b"") < ticket.attempt:
-            # A fail-over has lost that the job was given to another worker.
+            # A Redis failover lost the requeue of this job.
             self._revive(ticket, "forgotten")
         elif worker == b"":
             self._judge_waiting(ticket, now)

@@ -1,4 +1,4 @@
-"""What is in flight for one request: its jobs, and the replies that nobody has taken yet."""
+"""Generation: the jobs in flight of one request, and their unread replies."""
 
 import asyncio
 from collections import Counter
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from gateway.dispatch.ticket import Ticket
 
 DELTA_BYTES = 64
-"""Memory that an unread delta takes beside its text, about; each piece of a call takes as much."""
+"""Approximate memory of an unread delta beside its text; each tool call piece takes as much."""
 
 Turn = Callable[[], AbstractAsyncContextManager[None]]
-"""Returns the context in which the event loop does a slice of long work."""
+"""Returns the context in which the event loop processes a slice of long work."""
 
 REPLIES_AT_ONCE: Final = 8
 """Replies that are processed in one slice: with log-probabilities they take a millisecond."""
 
 JobMessage = Message | JobStarted
-"""What is received of a job, and makes it up."""
+"""The messages of a job that make up its history."""
 
 
 class Reply(NamedTuple):
@@ -44,19 +44,19 @@ class Generation:
         max_unread_bytes: int,
         turn: Turn = nullcontext,
     ) -> None:
-        """Begin without jobs. The consumer of many replies processes them in turns."""
+        """Begin without jobs. `turn` is entered for each slice of many replies."""
         self.turn = turn
         self.tickets: list[Ticket] = []
         self.started: dict[int, JobStarted] = {}
-        """What engines have told of their prompts, by prompt."""
+        """What engines reported when they started, by prompt."""
         self.finished: dict[int, JobFinished] = {}
-        """The ends of its jobs, by prompt."""
+        """The final messages of its jobs, by prompt."""
         self.received_tokens: Counter[int] = Counter()
-        """Completion tokens that came, by prompt; those of all candidates where sequences are ranked."""
+        """Completion tokens received, by prompt; for ranked sequences, those of all candidates."""
         self.overflowed = False
-        """Whether replies were dropped because the consumer does not keep up."""
+        """Whether replies were dropped because the consumer was too slow."""
         self.on_reply: Callable[[int, JobMessage], None] | None = None
-        """Called for each message as it was received, with its prompt, before any is held back or dropped."""
+        """Called with the prompt and each message received, even if it is later dropped."""
         self._max_unread_bytes = max_unread_bytes
         self._unread_bytes = 0
         self._replies: list[Reply] = []
@@ -65,12 +65,12 @@ class Generation:
         self._is_detached = False
 
     def expect(self, prompt_index: int, job: GenerationJob) -> None:
-        """Say which job answers a prompt, before the first message of that job is pushed."""
+        """Register the job of a prompt, before the first message of that job is pushed."""
         if job.is_ranked:
             self._selections[prompt_index] = Selection()
 
     def push(self, prompt_index: int, message: JobMessage) -> bool:
-        """Add what was received and wake the consumer. Return False if there was no room for it."""
+        """Add a received message and wake the consumer. Return False if there was no room."""
         if self.on_reply is not None:
             self.on_reply(prompt_index, message)
         if isinstance(message, Delta):
@@ -83,7 +83,7 @@ class Generation:
         if self._is_detached:
             return True
         if prompt_index in self._selections:
-            # Candidates may always be held: their size was checked before the request ran.
+            # Candidates are never dropped: their size was checked before the request ran.
             chosen = self._selections[prompt_index].take(message)
             self._replies += [Reply(prompt_index, each) for each in chosen]
             if chosen:
@@ -92,30 +92,30 @@ class Generation:
         return self._keep(prompt_index, message)
 
     def delivered_tokens(self, prompt_index: int) -> int:
-        """Return how many completion tokens of a prompt its reader may have received."""
+        """Return how many completion tokens of a prompt the client may have received."""
         jobs = [ticket.job for ticket in self.tickets if ticket.prompt_index == prompt_index]
         if any(job.is_ranked for job in jobs) and prompt_index not in self.finished:
-            return 0  # Which candidates are chosen is known at the end of the job.
+            return 0  # The chosen candidates are not known before the job ends.
         return self.received_tokens[prompt_index]
 
     def detach(self) -> None:
-        """Keep no more replies: there is no consumer any more, and the jobs go on nevertheless."""
+        """Keep no more replies: the consumer is gone, but the jobs continue."""
         self._is_detached = True
         self._replies.clear()
         self._selections.clear()
 
     def release(self) -> None:
-        """Drop what refers back to this object, so that its memory is free without the garbage collector."""
+        """Break reference cycles, so that memory is freed without the garbage collector."""
         self.tickets = []
         self.on_reply = None
 
     def wake(self) -> None:
-        """Let the consumer go on with whatever has come, even if that is nothing."""
+        """Wake the consumer, even if there are no replies."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def replies(self) -> list[Reply]:
-        """Wait until there are replies or `wake` is called; return all that nobody has taken yet."""
+        """Wait until there are replies or `wake` is called; return all unread replies."""
         if not self._replies:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -127,7 +127,7 @@ class Generation:
         return taken
 
     def turn_for(self, replies: list[Reply]) -> AbstractAsyncContextManager[None]:
-        """Return the context in which REPLIES_AT_ONCE replies, or fewer, are processed."""
+        """Return the context in which up to REPLIES_AT_ONCE replies are processed."""
         return nullcontext() if len(replies) < REPLIES_AT_ONCE else self.turn()
 
     def _keep(self, prompt_index: int, message: Message) -> bool:
@@ -143,7 +143,7 @@ class Generation:
 
 
 def in_slices(replies: list[Reply]) -> list[list[Reply]]:
-    """Return replies in slices of REPLIES_AT_ONCE; one that may be empty where they are fewer."""
+    """Split replies into slices of REPLIES_AT_ONCE; fewer replies are one slice, even if empty."""
     if len(replies) <= REPLIES_AT_ONCE:
         return [replies]
     starts = range(0, len(replies), REPLIES_AT_ONCE)

@@ -1,4 +1,4 @@
-"""What a full queue means to those who are refused, and to those who lose their place in it."""
+"""Overload: reject requests when a queue is full, and report shed jobs."""
 
 import logging
 from collections import defaultdict
@@ -15,9 +15,9 @@ from gateway.errors import OverloadedError, TenantQueueFullError
 
 SHORTEST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 60.0
-"""Clients of OpenAI believe no longer time than this one."""
+"""OpenAI's client libraries ignore a longer Retry-After."""
 UNKNOWN_RETRY_SECONDS: Final = 2.0
-"""What is told before the pace of a queue has been measured."""
+"""Retry-After before the throughput of a queue has been measured."""
 
 _FIRST_ATTEMPT: Final = 1
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_enqueued(report: EnqueueReport, model: str, most_of_tenant: int) -> None:
-    """Raise OverloadedError or TenantQueueFullError if a request was refused, saying when to come back."""
+    """Raise OverloadedError or TenantQueueFullError if a request was rejected."""
     retry_after_seconds = _retry_after_seconds(report)
     match report.result:
         case EnqueueResult.MODEL_FULL:
@@ -44,14 +44,14 @@ def require_enqueued(report: EnqueueReport, model: str, most_of_tenant: int) -> 
                 retry_after_seconds=retry_after_seconds,
             )
         case EnqueueResult.ENQUEUED | EnqueueResult.DUPLICATE:
-            # A duplicate is our own enqueue, repeated because its first answer got lost.
+            # A duplicate is our own enqueue, retried because the first reply was lost.
             return
 
 
 async def tell_shed(client: "Redis", sender: str, report: EnqueueReport) -> None:
-    """Tell the gateways of the jobs that were shed.
+    """Notify the gateways of the jobs that were shed.
 
-    A gateway that is not reached finds its job gone, and puts it on the queue again: it waits, and is not lost.
+    A gateway that misses the notice finds its job missing and enqueues it again, so it is not lost.
     """
     failed: defaultdict[str, list[JobFailed]] = defaultdict(list)
     retry_after_seconds = _retry_after_seconds(report)

@@ -1,4 +1,4 @@
-"""Read the reply stream of one gateway: each frame once, in order, and with every gap noticed."""
+"""Reply reader: read a gateway's reply stream once and in order, and detect gaps."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplyReader:
-    """Follows one stream as long as the process lives."""
+    """Reads one stream as long as the process runs."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class ReplyReader:
         on_gap: Callable[[str], None],
         on_failure: Callable[[], None],
     ) -> None:
-        """`on_gap` is told of workers of whom a frame is lost; `on_failure` that Redis did not answer."""
+        """`on_gap` gets the worker of a lost frame; `on_failure` is called if Redis fails."""
         self.last_entry = _START
-        """The last entry whose frame was handed out."""
+        """The last entry whose frame was delivered."""
         self._client = client
         self._stream = stream
         self._on_frame = on_frame
@@ -48,7 +48,7 @@ class ReplyReader:
         self._read_before = _START
 
     def doubt(self) -> None:
-        """Say that the stream may not be the one that was read so far: the server is another one."""
+        """Note that the stream may be a different one, because the Redis server changed."""
         self._is_in_doubt = True
 
     async def run(self) -> None:
@@ -71,14 +71,14 @@ class ReplyReader:
             for entry_id, fields in _entries(reply):
                 self.last_entry = entry_id
                 self._read(entry_id, fields)
-                # Requests take their replies in between, even after a long outage.
+                # Let requests process their replies in between, even after a long outage.
                 await asyncio.sleep(0)
 
     async def _find_place(self) -> None:
-        """Begin at the start of a stream that is not known, or has lost what was read of it last.
+        """Find where to continue; start over if the stream lost the last entry that was read.
 
-        Entries of a Redis that was emptied, or of a replica that took over, may have lower ids than those
-        read before. What is read twice is known by its number.
+        In an emptied Redis, or a replica after failover, entries may have lower ids than those read
+        before. Frame numbers identify frames that are read twice.
         """
         try:
             info = await self._client.xinfo_stream(self._stream)
@@ -95,7 +95,7 @@ class ReplyReader:
         try:
             frame = messages.decode_frame(fields[b"f"])
         except (msgspec.MsgspecError, KeyError):
-            # The worker's next frame shows the gap.
+            # The worker's next frame reveals the gap.
             logger.exception("a reply frame cannot be read")
             return
         telemetry.REPLY_FRAMES.inc()
@@ -105,9 +105,9 @@ class ReplyReader:
     def _is_next(self, frame: Frame, entry_id: bytes) -> bool:
         expected = self._frame_numbers.get(frame.worker, 0) + 1
         if frame.number == 1 and expected > 2 and not self._was_read(entry_id):
-            expected = 1  # The worker had given us up for dead and starts again.
+            expected = 1  # The worker considered this gateway dead and starts numbering again.
         if frame.number < expected:
-            return False  # Written twice by a worker that did not hear the first time.
+            return False  # The worker sent it again because it received no reply.
         self._frame_numbers[frame.worker] = frame.number
         if frame.number > expected:
             logger.error(
@@ -121,7 +121,7 @@ class ReplyReader:
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Return the entries of an XREAD reply, which is a dict or a list by protocol version."""
+    """Return the entries of an XREAD reply, a dict or a list depending on the protocol version."""
     if not reply:
         return []
     streams = reply.items() if isinstance(reply, dict) else reply

@@ -1,9 +1,9 @@
-"""Give the rest of a job to another worker when an attempt is over.
+"""Recovery: requeue the rest of a job for another worker when an attempt is over.
 
-An attempt is over as soon as its ticket follows the next one: nothing that it says from then on is taken in,
-so what was received until then is exactly what another worker goes on behind. Redis decides whether it
-was right to think so. Until its answer is known, what the attempt says is kept; it counts if the worker turns out
-to hold the job after all.
+An attempt is over as soon as its ticket follows the next one. Later messages of it are not applied,
+so another worker resumes exactly after the output received until then. Redis decides whether the
+attempt is really over. Until Redis replies, messages of the attempt are kept; they are applied if
+its worker still holds the job.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recoveries:
-    """All jobs of a gateway that are being given to another worker. Never two at once for one job."""
+    """All jobs of a gateway that are being recovered, each at most once at a time."""
 
     def __init__(
         self,
@@ -38,9 +38,15 @@ class Recoveries:
         fail: Callable[[Ticket, FailureCode], None],
         drop: Callable[[Ticket], Awaitable[None]],
     ) -> None:
-        """`go_on` follows an attempt that is not over; `begin_anew` revives a job from what was received.
+        """Create the recoveries of a dispatcher.
 
-        `drop` takes a job off the queue that nobody waits for any more.
+        Args:
+            catalogue: Provides the queues.
+            tickets: Jobs in flight, by handle.
+            go_on: Follows an attempt that is not over.
+            begin_anew: Revives a job from the output so far.
+            fail: Ends a job with a failure code.
+            drop: Removes a job from the queue that no client waits for.
         """
         self._catalogue = catalogue
         self._tickets = tickets
@@ -51,13 +57,13 @@ class Recoveries:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, ticket: Ticket, recovery: Recovery) -> None:
-        """Give a job away, of which `ticket.recovery` has to be `recovery` until it is settled."""
+        """Recover a job. `ticket.recovery` must be `recovery` until the outcome is known."""
         task = asyncio.create_task(self._run(ticket, recovery))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop trying."""
+        """Cancel all recoveries."""
         await asyncio.gather(*(end_task(task) for task in list(self._tasks)))
 
     async def _run(self, ticket: Ticket, recovery: Recovery) -> None:
@@ -102,12 +108,13 @@ class Recoveries:
         queue = self._catalogue.queue(ticket.model)
         over = await queue.revive(recovery.job, weight=ticket.weight, attempt=recovery.attempt)
         if not self._is_wanted(ticket):
-            # It was taken back meanwhile, and Redis may have heard of that first.
+            # It was cancelled meanwhile; Redis may have processed that before the revival.
             await self._drop(ticket)
         elif self._is_open(ticket, recovery):
             ticket.attempt = max(ticket.attempt, over + 1)
             ticket.recovery = None
             ticket.losses = recovery.losses
         elif over >= ticket.attempt:
-            # An earlier try had succeeded unheard, and this one has fenced off whoever went on by that.
+            # An earlier try succeeded but its reply was lost; this one fenced off the worker that
+            # claimed the job.
             self._begin_anew(ticket)

@@ -1,4 +1,4 @@
-"""Which of several candidates are returned, where sequences are ranked."""
+"""Selection of the returned candidates of ranked sequences (best_of and beam search)."""
 
 from collections import defaultdict
 
@@ -7,20 +7,20 @@ import msgspec
 from contract.messages import Delta, JobFailed, JobFinished, PromptScored
 
 Message = Delta | PromptScored | JobFinished | JobFailed
-"""What one job's gateway tells a request."""
+"""A message that the dispatcher delivers to a request."""
 
 
 class Selection:
-    """Holds back what the candidates of one job say until its end tells which of them are chosen.
+    """Holds back the candidates of one job until its end reports which of them are chosen.
 
-    Messages go in as they were received, and come out as those of a job without ranking.
+    Messages enter as received, and leave like those of a job without ranking.
     """
 
     def __init__(self) -> None:
         self._candidates: defaultdict[int, list[Delta]] = defaultdict(list)
 
     def take(self, message: Message) -> list[Message]:
-        """Return what can be told now, with the choices that the client knows."""
+        """Return the messages that can be sent now, numbered by the choices of the response."""
         if isinstance(message, Delta):
             self._candidates[message.choice].append(message)
             return []

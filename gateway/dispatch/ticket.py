@@ -1,4 +1,4 @@
-"""One job in flight as its gateway follows it: what was received of it, and from which attempt more may come."""
+"""Ticket: one job in flight, the output received so far and the attempt whose replies count."""
 
 import time
 from array import array
@@ -23,11 +23,11 @@ from gateway.dispatch.attempts import Attempts
 from gateway.dispatch.generation import Generation, JobMessage
 
 MOST_KEPT = 4096
-"""Messages of an attempt that may be over which are kept until that is known."""
+"""Limit of messages kept for an attempt that may be over, until that is known."""
 
 
 class Progress:
-    """What was received of one sequence. Takes about four bytes for each token."""
+    """The output received of one sequence. Takes about four bytes for each token."""
 
     __slots__ = ("cumulative_logprob", "finish_reason", "stop_reason", "token_ids")
 
@@ -38,7 +38,7 @@ class Progress:
         self.cumulative_logprob = 0.0
 
     def add(self, delta: Delta) -> None:
-        """Take in what comes next."""
+        """Apply the next delta."""
         self.token_ids.fromlist(delta.token_ids)
         self.cumulative_logprob = delta.cumulative_logprob
         if delta.finish_reason is not None:
@@ -46,7 +46,7 @@ class Progress:
             self.stop_reason = delta.stop_reason
 
     def snapshot(self) -> SequenceProgress:
-        """Return it as it is told to another worker."""
+        """Return the progress as it is sent to another worker."""
         return SequenceProgress(
             self.token_ids.tolist(), self.finish_reason, self.stop_reason, self.cumulative_logprob
         )
@@ -54,25 +54,25 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """An attempt that is taken to be over, until it is known whether its job goes on elsewhere."""
+    """An attempt presumed over, until it is known whether another worker resumes its job."""
 
     attempt: int
     worker: str | None
-    """Who ran it, if that was heard."""
+    """The worker that ran it, if known."""
     job: GenerationJob
-    """What another worker is to go on with."""
+    """The job for the next attempt."""
     has_progressed: bool
-    """Whether a token came from it."""
+    """Whether it produced a token."""
     losses: int
-    """See `Ticket`; it holds once the job has been given to another worker."""
+    """See `Ticket.losses`; applies once the job has been requeued."""
     is_returned: bool
-    """Whether its worker gave it back by itself."""
+    """Whether its worker returned the job."""
     is_revival: bool
-    """Whether the job is put on the queue whatever Redis knows of it."""
+    """Whether the job is enqueued whatever Redis stores about it."""
     has_gap: bool = False
     """Whether a message of it was lost."""
     kept: list[tuple[str, JobMessage | JobReturned]] = field(default_factory=list)
-    """What it has said since, and by whom; of use if it turns out to go on."""
+    """Later messages of the attempt and their workers; applied if the attempt still runs."""
 
     def keep(self, worker: str, message: JobMessage | JobReturned) -> None:
         """Keep a message until it is known whether it counts."""
@@ -91,47 +91,47 @@ class Ticket:
     prompt_index: int
     generation: Generation
     weight: float
-    """Of its tenant."""
+    """The tenant's weight."""
     attempt: int = 1
-    """The claim whose replies count; replies of any earlier one are dropped."""
+    """The claim whose replies count; replies of earlier claims are dropped."""
     worker: str | None = None
-    """Who sent the first reply of this attempt."""
+    """The worker that sent the first reply of this attempt."""
     gaps: frozenset[str] = frozenset()
-    """Workers of whom a frame was lost before the first reply of this attempt came."""
+    """Workers that lost a frame before the first reply of this attempt arrived."""
     has_progressed: bool = False
-    """Whether a token came from this attempt."""
+    """Whether this attempt produced a token."""
     recovery: Recovery | None = None
-    """Set while it is open whether the attempt before this one is over."""
+    """Set while it is unknown whether the previous attempt is over."""
     has_begun: bool = False
-    """Whether an attempt is over that a worker had begun."""
+    """Whether an attempt that a worker had begun is over."""
     strikes: int = 0
-    """Engines that died with it aboard, since the last one from which a token came."""
+    """Engines that died while running the job, since the last attempt that produced a token."""
     losses: int = 0
-    """Attempts that were lost without a word since the last one from which a token came."""
+    """Attempts lost without notice since the last one that produced a token."""
     revivals: int = 0
-    """How often it was revived since the last token."""
+    """Revivals since the last token."""
     unheard_ends: int = 0
-    """How often Redis has said that it is over, and nothing was heard of that."""
+    """Checks in which Redis reported the job as ended although no final reply arrived."""
     waits_since: float = field(default_factory=time.monotonic)
-    """When it was put on the queue, the last time."""
+    """When it was last enqueued."""
     heard_at: float = field(default_factory=time.monotonic)
     check_at: float = 0.0
-    """When to ask Redis about the job if nothing is heard of it until then."""
+    """When to query Redis about the job if no reply arrives until then."""
     paused_at: float | None = None
-    """When the last reply came, while it waits for the next token of a job that was lost."""
+    """When the last reply of a lost attempt arrived, until the job produces its next token."""
     first_token_at: float | None = None
     started: JobStarted | None = None
     is_prompt_scored: bool = False
     sequences: list[Progress] = field(init=False)
-    """What was received of each sequence."""
+    """Output received, by sequence."""
     received: list[int] = field(init=False)
     """Tokens received of each choice, or of each candidate where sequences are ranked."""
     heard_of: list[float] = field(init=False)
-    """When the last tokens came of each of them; 0 if none have come yet."""
+    """When the last tokens of each of them arrived; 0 if none have arrived."""
     latency: LightHistogramChild = field(init=False)
-    """Where the time between tokens is noted."""
+    """Histogram of the inter-token latency."""
     attempts: Attempts = field(init=False)
-    """Their spans."""
+    """The attempt spans."""
     _is_replicated: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Ticket:
         self.has_progressed = False
 
     def receive(self, message: JobMessage, now: float) -> bool:
-        """Take in a message. Return False if it does not fit to what was received before."""
+        """Apply a message. Return False if it contradicts what was received before."""
         if isinstance(message, Delta):
             return self.receive_delta(message, now)
         if isinstance(message, JobFinished):
@@ -162,7 +162,10 @@ class Ticket:
         return True
 
     def receive_delta(self, delta: Delta, now: float) -> bool:
-        """Take in new tokens. Return False, changing nothing, if they do not come right after the last ones."""
+        """Apply new tokens.
+
+        Returns False, changing nothing, if they do not directly follow the last ones.
+        """
         choice, received = delta.choice, self.received
         if not 0 <= choice < len(received) or delta.start != received[choice]:
             return False
@@ -170,7 +173,7 @@ class Ticket:
             if choice == 0 or not self._is_replicated:
                 self.sequences[choice].add(delta)
         except OverflowError:
-            # No vocabulary has such a token.
+            # No vocabulary has such a token id.
             return False
         if delta.token_ids:
             received[choice] += len(delta.token_ids)
@@ -181,26 +184,26 @@ class Ticket:
         return True
 
     def note_latency(self, choice: int, tokens: int, now: float) -> None:
-        """Note the time that tokens of a choice, at least one, took which came now."""
+        """Record the inter-token latency of one or more tokens that just arrived."""
         before = self.heard_of[choice]
         if before:
             self.latency.observe((now - before) / tokens)
         self.heard_of[choice] = now
 
     def is_known(self, message: JobMessage) -> bool:
-        """Whether an earlier attempt has told the same."""
+        """Whether an earlier attempt sent the same message."""
         if isinstance(message, JobStarted):
             return self.started is not None
         return isinstance(message, PromptScored) and self.is_prompt_scored
 
     def rest(self, *, is_suspect: bool) -> GenerationJob:
-        """Return the job as another worker is to go on with it."""
+        """Return the job for another worker, to resume after the output so far."""
         return msgspec.structs.replace(
             self.job, resumption=self._resumption(), is_suspect=is_suspect
         )
 
     def as_it_took(self, finished: JobFinished, now: float) -> JobFinished:
-        """Return the end of the job with the time that all its attempts took, as clients see it."""
+        """Return the final message with the generation time of all attempts."""
         if not self.has_begun or self.first_token_at is None:
             return finished
         generation_ms = (now - self.first_token_at) * 1000

@@ -1,6 +1,5 @@
-"""Lua scripts of answers: one file for each transition, as in `contract.scripts`.
+"""Lua scripts of answers, one file for each state transition, as in `contract.scripts`.
 
-The two keys of an answer share the hash tag `{r:REQUEST}`. An answer is written by its owner only, which the
-number of its term tells: who takes an answer over begins a new term, and what an earlier owner writes from
-then on is refused.
+The two keys of an answer share the hash tag `{r:REQUEST}`. Only its owner may write an answer. A
+takeover begins a new term; later writes with the term of an earlier owner are rejected.
 """

@@ -1,9 +1,10 @@
--- Add to an answer's journal, and say how it stands. Entries that an earlier call has added are not added again.
+-- Append to an answer's journal and update its standing. Skips entries appended by an earlier call.
 --
 -- KEYS[1] answer  KEYS[2] journal
--- ARGV[1] term  ARGV[2] milliseconds to live  ARGV[3] entries that stand before the given ones  ARGV[4] handles
--- ARGV[5] reservation  ARGV[6] state  ARGV[7] tokens settled  ARGV[8..] journal entries
--- Output 1 done, 0 another's by now, -1 Redis has lost the answer or some of it (nothing is changed)
+-- ARGV[1] term  ARGV[2] TTL in milliseconds  ARGV[3] number of entries before the given ones
+-- ARGV[4] handles  ARGV[5] reservation  ARGV[6] state  ARGV[7] settled tokens
+-- ARGV[8..] journal entries
+-- Returns 1 if done, 0 if another gateway owns it, -1 if Redis lost some or all of it (no effect)
 local term = redis.call('HGET', KEYS[1], 'term')
 if not term or tonumber(term) < tonumber(ARGV[1]) then return -1 end
 if term ~= ARGV[1] then return 0 end

@@ -1,9 +1,9 @@
--- Write all that its owner knows of an answer: at the beginning, and again if Redis has lost it.
+-- Write a whole answer: at its beginning, and again if Redis has lost it.
 --
 -- KEYS[1] answer  KEYS[2] journal
--- ARGV[1] term  ARGV[2] milliseconds to live  ARGV[3] head  ARGV[4] owner  ARGV[5] handles  ARGV[6] reservation
--- ARGV[7] state  ARGV[8] tokens settled  ARGV[9..] journal entries
--- Output 1 written, 0 another's by now (nothing is changed)
+-- ARGV[1] term  ARGV[2] TTL in milliseconds  ARGV[3] head  ARGV[4] owner  ARGV[5] handles
+-- ARGV[6] reservation  ARGV[7] state  ARGV[8] settled tokens  ARGV[9..] journal entries
+-- Returns 1 if written, 0 if another gateway owns it (nothing is changed)
 local term = redis.call('HGET', KEYS[1], 'term')
 if term and tonumber(term) > tonumber(ARGV[1]) then return 0 end
 redis.call('DEL', KEYS[1], KEYS[2])

@@ -1,10 +1,11 @@
--- Read an answer, and its journal from an entry on.
+-- Read an answer and a page of its journal.
 --
 -- KEYS[1] answer  KEYS[2] journal
--- ARGV[1] first entry, from 0  ARGV[2] most entries  ARGV[3] bytes of entries behind which no further one is read
+-- ARGV[1] first entry, from 0  ARGV[2] most entries
+-- ARGV[3] number of bytes after which no entry is added
 -- ARGV[4] 1 to read the head, which may be large
--- Output {} if there is no such answer, else {owner, term, handles, reservation, state, tokens settled,
---   entries in all, {entry, ...}, head if it is to be read}
+-- Returns {} if the answer does not exist, else {owner, term, handles, reservation, state,
+--   settled tokens, total number of entries, {entry, ...}, head if requested}
 local fields = redis.call('HMGET', KEYS[1], 'owner', 'term', 'handles', 'reservation', 'state', 'settled')
 if not fields[1] then return {} end
 local entries, bytes = {}, 0
