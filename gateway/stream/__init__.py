@@ -1,1 +1,1 @@
-"""Room 10: replies become server-sent events, or one body."""
+"""Response streaming: render replies as server-sent events or as one JSON body."""

@@ -1,4 +1,4 @@
-"""Collects the replies of a request into one body."""
+"""Response assembler: collect the replies of a request into one JSON body."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,20 +17,20 @@ from gateway.stream.prompt_logprobs import PromptLogprobs
 from gateway.stream.timings import Stopwatch, timing_headers, timing_members, usage_body
 
 THREAD_TOKENS = 256
-"""Tokens of a choice with log-probabilities that take longer than others should wait."""
+"""Above this many tokens per choice, log-probabilities are encoded in a thread."""
 
 
 class WholeAnswer(NamedTuple):
-    """An answer that is not streamed."""
+    """A response that is not streamed."""
 
     content: bytes
     usage: Usage
     headers: dict[str, str]
-    """Times of the answer, in dialects that tell them in headers."""
+    """Timings, in dialects that send them in headers."""
 
 
 async def collect(completion: Completion, generation: Generation) -> WholeAnswer:
-    """Wait for the whole answer. Raises an ApiError if a job fails."""
+    """Wait for the whole response. Raises an ApiError if a job fails."""
     assembler = _Assembler(completion)
     while assembler.unfinished_jobs:
         for some in in_slices(await generation.replies()):

@@ -1,4 +1,4 @@
-"""The choices of chats: messages of the assistant, made of reasoning, content and calls of tools."""
+"""Chat choices: assistant messages with reasoning, content and tool calls."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from gateway.stream.tool_calls import call_id, function_call
 
 @dataclass(slots=True)
 class _Piece:
-    """What is new of a choice and the client is to learn."""
+    """The new part of a choice that the client receives."""
 
     content: str
     reasoning: str
     calls: list[CallPiece]
-    """One at most for each call."""
+    """At most one for each call."""
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: list[ScoredToken]
@@ -30,7 +30,7 @@ class _Piece:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a client would learn nothing from it."""
+        """Whether it contains nothing for the client."""
         return not (
             self.content
             or self.reasoning
@@ -44,9 +44,9 @@ class _Piece:
 class ChatChoice(Choice):
     """Turns the deltas of one choice into a message.
 
-    A chunk tells one thing, since some clients look for one only: first the role, then a part of the
-    reasoning, of the content or of one call, and at last the finish reason. What is told of tokens
-    (`logprobs`, `token_ids`) stands in the first chunk that a delta makes, the role's excepted.
+    Each chunk contains one part, because some clients read only one: first the role, then a part of
+    the reasoning, of the content or of one call, and finally the finish reason. The token members
+    (`logprobs`, `token_ids`) are in the first chunk that a delta makes, after the role's chunk.
     """
 
     PLAIN_START: ClassVar[bytes] = b',"delta":{"content":'
@@ -104,7 +104,7 @@ class ChatChoice(Choice):
             if piece.stop_reason is not None:
                 chunks[-1]["stop_reason"] = piece.stop_reason
         elif not chunks:
-            chunks.append(self._chunk({}))  # Tokens without a text, such as the marks of a call.
+            chunks.append(self._chunk({}))  # Tokens without text, such as the markers of a call.
         if piece.logprobs:
             chunks[0]["logprobs"] = logprobs_body(piece.logprobs)
         if self._request.return_token_ids:
@@ -163,7 +163,7 @@ class ChatChoice(Choice):
     def _finish_reason(self, delta: Delta) -> str | None:
         use = self._request.tool_use
         is_named = use is not None and use.mode is ToolMode.NAMED
-        # A client that has named the function knows that it is called, and OpenAI says `stop`.
+        # A client that named the function expects the call, and OpenAI returns `stop`.
         if delta.finish_reason is FinishReason.STOP and self._has_calls and not is_named:
             return FUNCTION_CALL if self._is_legacy else TOOL_CALLS
         return delta.finish_reason
@@ -230,10 +230,10 @@ class ChatChoice(Choice):
 
 
 class _VisibleTokens:
-    """Finds the tokens that are no reasoning, where the client is not to learn of the reasoning.
+    """Finds the tokens that are not reasoning, for clients that do not receive the reasoning.
 
-    A worker may tell of a token before it knows what the token belongs to. So tokens are kept back until
-    something of the answer can be read, which is behind the reasoning; blank lines may stand before it.
+    A worker may send a token before it knows what the token belongs to. So tokens are held back
+    until text of the answer or a call arrives, after the reasoning. Blank lines may precede that text.
     """
 
     __slots__ = ("_is_answering", "_logprobs", "_token_ids")
@@ -244,7 +244,7 @@ class _VisibleTokens:
         self._logprobs: list[TokenLogprob] = []
 
     def take(self, delta: Delta) -> tuple[list[int], list[TokenLogprob]]:
-        """Return the tokens that can be told with a delta."""
+        """Return the tokens that can be sent with a delta."""
         token_ids = [*self._token_ids, *delta.token_ids][delta.reasoning_tokens :]
         logprobs = [*self._logprobs, *decode_logprobs(delta.logprobs)][delta.reasoning_tokens :]
         self._is_answering = self._is_answering or bool(delta.text.strip() or delta.calls)
@@ -256,7 +256,7 @@ class _VisibleTokens:
 
 
 def _merged(pieces: Iterable[CallPiece]) -> list[CallPiece]:
-    """Return the calls that some pieces make, or add to: one piece for each."""
+    """Merge the pieces of each call into one piece."""
     names: dict[int, str] = {}
     arguments: dict[int, list[str]] = {}
     for piece in pieces:

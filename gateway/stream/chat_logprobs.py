@@ -1,4 +1,4 @@
-"""Log-probabilities of a chat's tokens: one object for each, as OpenAI tells them."""
+"""Log-probabilities of chat tokens: one object for each token, as in OpenAI's API."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,30 +10,30 @@ from gateway.stream.logprobs import LOGPROB_FLOOR, REPLACEMENT
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A token that might have stood at a place."""
+    """A candidate token at a position."""
 
     token: str
     logprob: float
     bytes: list[int] | None
-    """Its text in UTF-8; None for a part of a character, whose text does not say which."""
+    """Its text in UTF-8; None for a part of a character, as the text does not show its bytes."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
-    """A token of the answer."""
+    """A token of the response."""
 
     token: str
     logprob: float
     bytes: list[int] | None
     top_logprobs: list[Alternative]
-    """The likeliest tokens at its place, as many as were asked for at most."""
+    """The likeliest tokens at its position, at most as many as requested."""
 
 
 def scored_tokens(logprobs: Sequence[TokenLogprob], *, alternatives: int) -> list[ScoredToken]:
-    """Return tokens as the API shows them, with some `alternatives` of each at most."""
+    """Return tokens in the API's format, with at most `alternatives` top tokens each."""
     return [
         ScoredToken(
             entry.token,
-            # Only the first token of a prompt has none.
+            # Only the first token of a prompt has no log-probability.
             max(entry.logprob or 0.0, LOGPROB_FLOOR),
             _utf8(entry.token),
             [

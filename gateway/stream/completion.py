@@ -1,4 +1,4 @@
-"""What stays the same in every part of one answer, and what the answer has cost."""
+"""Completion: the parts shared by all chunks of a response, and its usage and cost."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from gateway.dialects.request import GenerationRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One request as its answer sees it."""
+    """One request, as needed to render its response."""
 
     id: str
     model: str
@@ -22,23 +22,23 @@ class Completion:
     prompt_token_ids: Sequence[Sequence[int]]
     """Token ids of each prompt as they were sent to the worker."""
     prompt_texts: list[str]
-    """What is echoed of each prompt (see `gateway.prompt.echo`); empty if nothing is."""
+    """The echoed text of each prompt (see `gateway.prompt.echo`); empty if nothing is echoed."""
     cost_of: Callable[["Usage"], int] | None = None
-    """Tells what a usage costs in micro-dollars, where the answer says so."""
+    """Returns the cost of a usage in micro-dollars, if the response shows the cost."""
     started_at: float = field(default_factory=time.monotonic)
-    """Monotonic time in seconds from which the client waits."""
+    """Monotonic time in seconds at which the client began to wait."""
 
     def choice_index(self, prompt_index: int, choice: int) -> int:
-        """Return the index that the client sees."""
+        """Return the index of a choice in the response."""
         return prompt_index * self.request.n + choice
 
     @property
     def choices(self) -> int:
-        """Number of choices of the whole answer."""
+        """Number of choices of the whole response."""
         return len(self.request.prompts) * self.request.n
 
     def head(self, *, is_chunk: bool = False) -> dict[str, Any]:
-        """Return the members that a whole answer, or every chunk, begins with."""
+        """Return the first members of a whole response or of every chunk."""
         head: dict[str, Any] = {
             "id": self.id,
             "object": self._object_name(is_chunk=is_chunk),
@@ -51,11 +51,11 @@ class Completion:
         return head
 
     def new_usage(self) -> "Usage":
-        """Return the usage of an answer that has not begun."""
+        """Return the usage of a response that has not begun."""
         return Usage(reasoning_tokens=None if self.request.chat is None else 0)
 
     def cost(self, usage: "Usage") -> dict[str, Any]:
-        """Return the member of `usage` that says what it cost in dollars; none where nobody asked."""
+        """Return the `cost` member of `usage`, in dollars; empty if it was not requested."""
         return {} if self.cost_of is None else {"cost": self.cost_of(usage) / MICRO}
 
     def _object_name(self, *, is_chunk: bool) -> str:
@@ -74,7 +74,7 @@ class Usage:
     discarded_tokens: int = 0
     """Completion tokens of the sequences that `best_of` discarded."""
     reasoning_tokens: int | None = None
-    """Completion tokens of the reasoning of chats, counted as they arrive; None for a completion."""
+    """Reasoning tokens of chats, counted as they arrive; None for a completion."""
 
     def add(self, finished: JobFinished) -> None:
         """Count one finished job."""
@@ -83,7 +83,7 @@ class Usage:
         self.cached_tokens += finished.cached_tokens
 
     def add_reasoning(self, delta: Delta) -> None:
-        """Count the reasoning in one delta, of a chat."""
+        """Count the reasoning tokens of one delta of a chat."""
         if self.reasoning_tokens is not None:
             self.reasoning_tokens += delta.reasoning_tokens
 

@@ -1,4 +1,4 @@
-"""How a failed job is told to the client: one API error for each failure code."""
+"""Job failures as API errors: one error for each failure code."""
 
 from typing import assert_never
 
@@ -21,7 +21,7 @@ OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
 def to_api_error(failed: JobFailed) -> ApiError:  # noqa: PLR0911  (one for each code)
-    """Return the error that a client gets to see."""
+    """Return the error that the client receives."""
     match failed.code:
         case FailureCode.INVALID_REQUEST:
             return BadRequestError(failed.message, param=failed.param)

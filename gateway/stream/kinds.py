@@ -1,4 +1,4 @@
-"""What kind of answer a request gets."""
+"""Response type of a request: chat or completion."""
 
 from gateway.dialects.request import GenerationRequest
 from gateway.stream.chat_choice import ChatChoice
@@ -7,5 +7,5 @@ from gateway.stream.text_choice import TextChoice
 
 
 def choice_type(request: GenerationRequest) -> type[Choice]:
-    """Return what renders the choices of a request's answer."""
+    """Return the class that renders the choices of a request."""
     return TextChoice if request.chat is None else ChatChoice

@@ -1,4 +1,4 @@
-"""OpenAI's four parallel lists of log-probabilities, with offsets into the text that is returned."""
+"""Log-probabilities of completions: OpenAI's four parallel lists, with text offsets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ import msgspec
 from contract.messages import TokenLogprob
 
 LOGPROB_FLOOR = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 REPLACEMENT = "\ufffd"
-"""What bytes read as that are no complete character."""
+"""The decoded text of bytes that are not a complete character."""
 
 _json = msgspec.json.Encoder().encode
 
@@ -27,14 +27,14 @@ class LogprobLists:
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
     token_ids: list[int] | None = None
-    """A fifth list, as Fireworks has it, where token ids were asked for."""
+    """A fifth list, as in Fireworks' API, if token ids were requested."""
     before: dict[str, bytes] | None = None
     """Encoded lists (see `encoded`) that come first: those of the echoed prompt."""
 
     def extend(
         self, logprobs: Sequence[TokenLogprob], *, base: int, token_ids: Sequence[int] | None = None
     ) -> None:
-        """Append tokens; `base` is where their text starts in the text that is returned.
+        """Append tokens; `base` is where their text starts in the returned text.
 
         Offsets never point before the returned text.
         """
@@ -55,7 +55,7 @@ class LogprobLists:
         return not self.tokens and not self.before
 
     def append(self, other: "LogprobLists") -> None:
-        """Append all that `other` has."""
+        """Append the lists of `other`."""
         self.tokens += other.tokens
         self.token_logprobs += other.token_logprobs
         self.top_logprobs += other.top_logprobs
@@ -66,14 +66,14 @@ class LogprobLists:
         self.before = self.before or other.before
 
     def body(self) -> dict[str, Any]:
-        """Return the lists as the API shows them."""
+        """Return the lists in the API's format."""
         lists = self._lists()
         if not self.before:
             return lists
         return {name: _joined(self.before[name], items) for name, items in lists.items()}
 
     def encoded(self) -> dict[str, bytes]:
-        """Return the JSON of each list without its brackets, to be put before others."""
+        """Return the JSON of each list without its brackets, to be placed before other items."""
         return {name: _json(items)[1:-1] for name, items in self._lists().items()}
 
     def _lists(self) -> dict[str, list[Any]]:
@@ -89,16 +89,16 @@ class LogprobLists:
 
 
 def echo_base(scored: Sequence[TokenLogprob], echo: str, *, start: int) -> int:
-    """Return where the text of a whole scored prompt starts, relative to what is echoed of it.
+    """Return where the text of a whole scored prompt starts, relative to its echo.
 
-    Negative where the echo leaves out the prompt's beginning: all tokens before `start`, or a
-    begin-of-text token that the tokenizer put before the client's text.
+    Negative if the echo omits the prompt's beginning: all tokens before `start`, or a begin-of-text
+    token that the tokenizer put before the client's text.
     """
     if start == len(scored):
         return 0
     if start:
         return -scored[start].offset
-    # Bytes at the prompt's end that begin a character have no text of their own, but they are echoed.
+    # An incomplete character at the prompt's end has tokens without text, but it is echoed.
     silent = sum(1 for _ in takewhile(lambda entry: not entry.token, reversed(scored)))
     unfinished = min(len(echo) - len(echo.rstrip(REPLACEMENT)), silent)
     end = scored[-1].offset + len(scored[-1].token)
@@ -111,7 +111,7 @@ def _joined(before: bytes, items: list[Any]) -> msgspec.Raw:
 
 
 def _by_token(top: list[tuple[str, float]]) -> dict[str, float]:
-    # Different tokens may have the same text; the likeliest comes first and is the one to keep.
+    # Different tokens may have the same text; the likeliest comes first and is kept.
     by_token: dict[str, float] = {}
     for token, logprob in top:
         by_token.setdefault(token, max(logprob, LOGPROB_FLOOR))

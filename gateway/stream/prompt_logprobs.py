@@ -1,4 +1,4 @@
-"""Log-probabilities of echoed prompts: encoded once for all choices, and bounded."""
+"""Log-probabilities of echoed prompts: encoded once for all choices, and limited in size."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from gateway.stream.completion import Completion
 from gateway.stream.logprobs import LogprobLists, echo_base
 
 MAX_BYTES = 64 * 1024 * 1024
-"""What the log-probabilities of all echoed prompts of an answer may take: each choice repeats them."""
+"""Limit of the log-probabilities of all echoed prompts of a response: each choice repeats them."""
 
 
 class PromptLogprobs:
-    """Prepares the log-probabilities of a request's prompts to be told by its choices."""
+    """Prepares the log-probabilities of a request's prompts for its choices."""
 
     def __init__(self, completion: Completion) -> None:
         self._completion = completion
@@ -34,7 +34,7 @@ class PromptLogprobs:
     def encode(self, prompt_index: int, scored: PromptScored) -> dict[str, bytes]:
         """Return the lists of the echoed tokens for `LogprobLists.before`, empty if there are none.
 
-        Raises InvalidParameterError if they would make the answer too large.
+        Raises InvalidParameterError if they would make the response too large.
         """
         encoded = self._prepared.pop(prompt_index, None)
         if encoded is None:

@@ -1,12 +1,12 @@
 """Server-sent events of a streamed completion or chat.
 
-Everything that does not change is encoded once for each request; a delta that adds nothing but text costs
-one escape and one join. Usage rides in the final chunk, or in OpenAI's extra chunk where that was asked for.
+Everything that does not change is encoded once per request. A delta that adds only text costs one
+escape and one join. Usage is in the final chunk, or in OpenAI's extra chunk if that was requested.
 
-Each event is two lines, `data` and `id`. An id is that of the request and the event's number from 1. Numbers
-depend on nothing but the replies and their order, not on how many came at a time, so that any gateway that
-has the replies can go on behind an event. `data` comes first: llama.cpp's own client loses the line behind
-one that it has no use for.
+Each event has two lines, `data` and `id`. An id consists of the request's id and the event's number,
+counted from 1. Numbers depend only on the replies and their order, not on how many arrive at a time.
+So any gateway that has the replies can resume after an event. `data` comes first, because llama.cpp's
+own client loses the line after a line that it ignores.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _ONLY_HERE = {FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING}
-"""Failures of one way to an answer that goes on elsewhere."""
+"""Failures of one connection to an answer that continues on another gateway."""
 
 _END = b"}"
 
@@ -40,14 +40,14 @@ _json = msgspec.json.Encoder().encode
 
 
 def error_data(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI, **members: Any) -> bytes:
-    """Return the line that tells a client of a failure after its 200. `members` stand beside `error`."""
+    """Return the `data` line of an error after status 200, with `members` beside `error`."""
     return b"data: " + _json({**error.body(style), **members})
 
 
 class ChunkRenderer:
-    """Turns the replies of one request into bytes to be sent.
+    """Renders the replies of one request as bytes to be sent.
 
-    `skip` events, which the client has got already, are counted and left out.
+    The first `skip` events, which the client already has, are counted but left out.
     """
 
     def __init__(self, completion: Completion, *, skip: int = 0) -> None:
@@ -56,13 +56,13 @@ class ChunkRenderer:
         self._n = request.n
         self._skip = skip
         self._number = 0
-        """Of the last event."""
+        """Number of the last event."""
         self._id = b"\nid: %s:" % completion.id.encode()
         self.usage = completion.new_usage()
         self.failure: ApiError | None = None
-        """Why the stream cannot go on."""
+        """The error that ended the stream."""
         self._is_failed = False
-        """Whether the answer itself has failed, and not only this way of getting it."""
+        """Whether the answer itself has failed, and not only this connection to it."""
         self._stopwatch = Stopwatch(completion.started_at)
         self._running = RunningTimings(completion) if request.timings_per_token else None
         self.prompt_logprobs = PromptLogprobs(completion)
@@ -72,16 +72,16 @@ class ChunkRenderer:
         self._final_delta: tuple[int, Delta] | None = None
         self._finished_choices: set[int] = set()
         self._choices: dict[int, Choice] = {}
-        """Made when first needed: most choices of completions need it for their last delta only."""
+        """Created on demand: most choices of completions need it only for their last delta."""
         self._choice_type = choice_type(request)
-        # OpenAI puts `usage: null` into every other chunk when the extra one was asked for.
+        # OpenAI puts `usage: null` into every other chunk if the extra one was requested.
         self._common: dict[str, Any] = {"usage": None} if request.include_usage else {}
         self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
         self._is_chat = request.chat is not None
         self._may_be_plain = _may_be_plain(request)
         begins_plain = self._may_be_plain and not request.echo and not self._is_chat
         self._is_plain = [begins_plain] * completion.choices
-        """Whether the next delta of a choice is told with nothing but its text, if it has nothing else."""
+        """Whether the next delta of a choice can be rendered as plain text, if it has only text."""
         starts = [
             self._head + b'"choices":[{"index":%d' % index for index in range(completion.choices)
         ]
@@ -126,13 +126,14 @@ class ChunkRenderer:
         return b"".join(parts)
 
     def render_failure(self, error: ApiError) -> bytes:
-        """Return the events that end a stream which cannot go on, `[DONE]` included.
+        """Return the events that end a failed stream, `[DONE]` included.
 
-        The tokens that came before are told in `usage`: in OpenAI's extra chunk where that was asked
-        for, else beside the error. Fireworks' clients get a finish reason for every open choice as well.
+        `usage` counts the tokens that were sent before: in OpenAI's extra chunk if that was
+        requested, else beside the error. Fireworks clients also get a finish reason for every open
+        choice.
 
-        Where the answer itself has not failed, these events bear the id of the last one before them, so
-        that a client that comes back goes on behind that one.
+        If the answer itself has not failed, these events repeat the id of the last event before
+        them, so that a client resumes after that event.
         """
         request = self._completion.request
         events: list[bytes] = []
@@ -160,10 +161,10 @@ class ChunkRenderer:
         return b"".join(parts)
 
     def usage_so_far(self) -> Usage:
-        """Return what is known of the usage before the end.
+        """Return the usage known before the end.
 
-        Of a job that has not finished these are the tokens that arrived; its cached tokens and what its
-        images took are not known.
+        A job that has not finished counts with the tokens that arrived. Its cached tokens and image
+        tokens are unknown.
         """
         running = [index for index, tokens in enumerate(self._received) if tokens]
         prompt_tokens = sum(len(self._completion.prompt_token_ids[index]) for index in running)
@@ -204,11 +205,11 @@ class ChunkRenderer:
             members = members | {"timings": self._running.add(len(delta.token_ids))}
         for chunk in self._choice(index).chunks(delta):
             self._add_event(self._chunk([chunk], members), parts)
-            # The first chunk has told the echo, or the role.
+            # The first chunk has sent the echo, or the role.
             self._is_plain[index] = self._may_be_plain
 
     def _add_plain_reasoning(self, index: int, delta: Delta, parts: list[bytes]) -> bool:
-        """Add the event of a delta that is nothing but reasoning. Return False if it is not."""
+        """Add the event of a delta with nothing but reasoning. Return False for other deltas."""
         head = self._reasoning_heads[index]
         if not (head and delta.reasoning) or delta.text or delta.calls or delta.finish_reason:
             return False
@@ -268,7 +269,7 @@ def _may_be_plain(request: GenerationRequest) -> bool:
         or request.return_token_ids
         or request.include_obfuscation
         or request.timings_per_token
-        # A completion looks for calls in its text.
+        # A completion's text is searched for tool calls at its end.
         or (request.tool_use is not None and request.chat is None)
     )
 

@@ -1,4 +1,4 @@
-"""The choices of completions: text, with what is told beside it."""
+"""Completion choices: text with its finish reason, log-probabilities, token ids and tool calls."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from gateway.stream.tool_calls import told_tool_calls
 
 @dataclass(slots=True)
 class _Piece:
-    """New text of a choice, and what is told with it."""
+    """New text of a choice, and the members sent with it."""
 
     text: str
     finish_reason: str | None = None
@@ -28,7 +28,7 @@ class _Piece:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a client would learn nothing from it."""
+        """Whether it contains nothing for the client."""
         return (
             not self.text
             and self.finish_reason is None
@@ -38,7 +38,7 @@ class _Piece:
         )
 
     def body(self, index: int) -> dict[str, Any]:
-        """Return the choice as a chunk shows it."""
+        """Return the choice object of a chunk."""
         body: dict[str, Any] = {
             "index": index,
             "text": self.text,
@@ -57,7 +57,7 @@ class _Piece:
 
 
 class TextChoice(Choice):
-    """Turns the deltas of one choice into text: echo before the first one, suffix behind the last."""
+    """Turns the deltas of one choice into text: echo before the first one, suffix after the last."""
 
     PLAIN_START: ClassVar[bytes] = b',"text":'
     PLAIN_END: ClassVar[bytes] = b',"logprobs":null,"finish_reason":null}'
@@ -125,7 +125,7 @@ class TextChoice(Choice):
             whole.token_ids = [token for piece in self._pieces for token in piece.token_ids or []]
             whole.prompt_token_ids = first.prompt_token_ids
         whole.tool_calls = last.tool_calls
-        # A whole answer says null where a chunk says nothing.
+        # A whole response has null where a chunk omits the member.
         return whole.body(self._index) | {"stop_reason": whole.stop_reason}
 
     def _piece(self, delta: Delta) -> _Piece:

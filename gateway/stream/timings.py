@@ -1,4 +1,4 @@
-"""How long an answer took: one record, told in the shape of each dialect (docs/api.md)."""
+"""Timings of a response: one record, rendered in the format of each dialect (docs/api.md)."""
 
 from dataclasses import dataclass
 from time import monotonic
@@ -14,7 +14,7 @@ MILLISECONDS = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Tokens and times of a request. Over several prompts tokens are sums, times are maxima."""
+    """Tokens and times of a request. Over several prompts, tokens are sums and times are maxima."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -30,10 +30,10 @@ class Timings:
 
 
 class Stopwatch:
-    """Takes the times of one request, each job of it when its end is heard of.
+    """Measures the times of one request, for each job when its end is received.
 
-    The worker measures prefill and generation, the gateway everything. What is left is the wait in the
-    queue: like the time to the first token it contains the way of the replies, about a millisecond.
+    The worker measures prefill and generation, the gateway the total. The rest is the queue time.
+    Like the time to first token, it includes the transfer of replies, about a millisecond.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Stopwatch:
         return (monotonic() - self._started_at) * MILLISECONDS
 
     def add(self, finished: JobFinished) -> None:
-        """Note that a job has finished just now, or a while ago if its answer is read again."""
+        """Record a job that has just finished, or finished earlier if its answer is replayed."""
         total_ms = max(self.elapsed_ms(), finished.prefill_ms + finished.generation_ms)
         ttft_ms = max(total_ms - finished.generation_ms, 0.0)
         self._total_ms = max(self._total_ms, total_ms)
@@ -65,7 +65,7 @@ class Stopwatch:
         self._generation_ms = max(self._generation_ms, finished.generation_ms)
 
     def timings(self, usage: Usage) -> Timings:
-        """Return the record of all that has been noted."""
+        """Return the timings of all recorded jobs."""
         return Timings(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -82,7 +82,7 @@ class RunningTimings:
     """llama.cpp's `timings` of a stream that is still running (`timings_per_token`).
 
     What only the worker knows comes with the final chunk: until then `cache_n` is absent, and
-    `prompt_ms` contains the wait in the queue.
+    `prompt_ms` includes the queue time.
     """
 
     __slots__ = ("_completion", "_first_ms", "_stopwatch", "_tokens")
@@ -94,7 +94,7 @@ class RunningTimings:
         self._tokens = 0
 
     def add(self, tokens: int) -> dict[str, Any]:
-        """Count tokens that have come just now and return the `timings` up to them."""
+        """Count tokens that just arrived and return the `timings` up to them."""
         elapsed_ms = self._stopwatch.elapsed_ms()
         if self._first_ms is None:
             self._first_ms = elapsed_ms
@@ -115,7 +115,7 @@ class RunningTimings:
 
 
 def usage_body(usage: Usage, timings: Timings, shape: TimingShape) -> dict[str, Any]:
-    """Return the `usage` object, with the times that some dialects put there."""
+    """Return the `usage` object, with the timings that some dialects put there."""
     body = usage.body()
     if shape is TimingShape.OMLX:
         body |= _omlx(timings)
@@ -125,7 +125,7 @@ def usage_body(usage: Usage, timings: Timings, shape: TimingShape) -> dict[str, 
 
 
 def timing_members(timings: Timings, request: GenerationRequest) -> dict[str, Any]:
-    """Return the members that a whole body, and the final chunk of a stream, have beside `usage`."""
+    """Return the timing members beside `usage`, in a whole body or a stream's final chunk."""
     shape = request.profile.timing
     members: dict[str, Any] = {}
     if shape is TimingShape.LLAMACPP or request.timings_per_token:
@@ -139,7 +139,7 @@ def timing_members(timings: Timings, request: GenerationRequest) -> dict[str, An
 
 
 def timing_headers(timings: Timings, shape: TimingShape) -> dict[str, str]:
-    """Return the headers of an answer that is not streamed."""
+    """Return the timing headers of a response that is not streamed."""
     if shape is not TimingShape.FIREWORKS:
         return {}
     return {
@@ -162,7 +162,7 @@ def _fireworks(timings: Timings) -> dict[str, Any]:
 
 
 def _llamacpp(timings: Timings) -> dict[str, Any]:
-    """Durations in milliseconds; `prompt_n` leaves out the tokens that the cache had."""
+    """Durations in milliseconds; `prompt_n` excludes cached tokens."""
     prompt_tokens = timings.prompt_tokens - timings.cached_tokens
     return {
         "cache_n": timings.cached_tokens,
@@ -191,7 +191,7 @@ def _mistralrs(timings: Timings) -> dict[str, Any]:
 
 
 def _omlx(timings: Timings) -> dict[str, Any]:
-    """Durations in seconds. No request ever waits here for a model to be loaded."""
+    """Durations in seconds. Requests never wait for a model to be loaded."""
     return {
         "cached_tokens": timings.cached_tokens,
         "model_load_duration": 0.0,
