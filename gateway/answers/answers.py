@@ -312,7 +312,7 @@ class Answers:
 
     def _has_taken(self, request_id: str, done: "asyncio.Task[None]") -> None:
         del self._taking[request_id]
-        # If every waiter was cancelled, asyncio would log an error that nobody retrieved.
+        # If every waiter was cancelled, asyncio would log the error as never retrieved.
         if not done.cancelled():
             done.exception()
 

@@ -345,7 +345,7 @@ class KeptAnswer(Keeper):
             self._lose()
             return False
         if appended is Appended.LOST:
-            # Send a heartbeat first: nobody must find the answer but no heartbeat of its owner.
+            # Send a heartbeat first: a stored answer without its owner's heartbeat is taken over.
             await office.dispatcher.beat()
             self._written = None
             return True

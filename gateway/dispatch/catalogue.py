@@ -139,7 +139,7 @@ class Catalogue:
         """Wait for a refresh shared by all callers: unknown names cause at most ten a second."""
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(self._renew())
-            # If every waiter was cancelled, asyncio would log an error that nobody retrieved.
+            # If every waiter was cancelled, asyncio would log the error as never retrieved.
             self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._renewal)
 

@@ -1,5 +1,5 @@
-"""What happens in the background: usage into the ledger, sums, abandoned reservations, expiries, alerts.
+"""Background jobs: usage to the ledger, rollups, abandoned reservations, expiries and alerts.
 
-Services do the work; Celery only tells them when. Each of them may run twice at once, may be killed at any
-moment, and ends quietly while Redis or the database is away: what is left is done next time.
+Services do the work; Celery only schedules them. Each may run twice at once and may be killed at
+any moment. If Redis or the database is unavailable, it ends quietly; the next run does the rest.
 """

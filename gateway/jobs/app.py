@@ -1,4 +1,4 @@
-"""The Celery application: when jobs run, and who runs them. What they do is in `gateway.jobs.schedule`."""
+"""Celery application: schedules jobs and runs workers. The jobs are in `gateway.jobs.schedule`."""
 
 import logging
 import time
@@ -19,21 +19,21 @@ from gateway.settings import Settings
 
 QUEUE: Final = "sluice"
 VISIBILITY_SECONDS: Final = 3600
-"""After so long a run whose worker died may be handed to another one; longer than any job may take."""
+"""After this long, a run whose worker died may go to another worker; longer than any job takes."""
 MOST_WAITING: Final = 200
-"""Runs that may wait: while no worker takes any, no more of them pile up."""
+"""Limit of waiting runs: no more are queued while workers do not take them."""
 BROKER_SECONDS: Final = 5.0
-"""How long the broker may take to answer, and how often a silent one is looked at."""
+"""Timeout of the broker, and interval of its health checks."""
 SENTINEL_SECONDS: Final = 1.0
-"""How long a sentinel may take to answer before the next one is asked."""
+"""Timeout of a sentinel before the next one is tried."""
 SILENT_SECONDS: Final = 60.0
-"""After so long without a look at the timetable its keeper counts as stuck."""
+"""After this long without a tick, the scheduler counts as stuck."""
 
 logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> Celery:
-    """Return the application, knowing its broker and when to run what. It logs as this process does."""
+    """Return the application with its broker and schedule. It uses this process's logging."""
     setup_logging.connect(_leave_logs_alone)
     url = settings.celery_broker_url or settings.redis_url
     sentinels = sentinel_address(url)
@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> Celery:
         broker_transport_options={
             "visibility_timeout": VISIBILITY_SECONDS,
             "socket_keepalive": True,
-            # Without these a broker that hangs is waited for without end, also when sentinels have another.
+            # Without these, a hanging broker blocks forever, even if sentinels have a new master.
             "socket_timeout": BROKER_SECONDS,
             "health_check_interval": BROKER_SECONDS,
             **({} if sentinels is None else _sentinel_options(sentinels)),
@@ -69,18 +69,18 @@ def create_app(settings: Settings) -> Celery:
 
 
 class Heartbeat:
-    """When the timetable was looked at last."""
+    """The time of the scheduler's last tick."""
 
     def __init__(self) -> None:
         self.at = time.monotonic()
 
     def is_recent(self) -> bool:
-        """Whether that was a short while ago."""
+        """Whether the last tick was recent."""
         return time.monotonic() - self.at < SILENT_SECONDS
 
 
 def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
-    """Run jobs until SIGTERM or SIGINT, then finish what runs. Return the exit status."""
+    """Run jobs until SIGTERM or SIGINT, then finish running jobs. Return the exit status."""
     for job in JOBS:
         app.task(
             _task(runner, job), name=_name(job), shared=False, acks_late=True, ignore_result=True
@@ -108,9 +108,9 @@ def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
 
 
 def run_beat(app: Celery) -> None:
-    """Send jobs to workers when they are due, until a signal ends the process.
+    """Send due jobs to workers until a signal ends the process.
 
-    The handlers of signals stay as they are: Celery's own would save a schedule that is in memory only.
+    Signal handlers are left unchanged: Celery's own would save a schedule that is only in memory.
     """
     beat = app.Beat(loglevel="WARNING", quiet=True, remote_control=False)
     beat.install_sync_handler = lambda _service: None
@@ -118,7 +118,7 @@ def run_beat(app: Celery) -> None:
 
 
 class BoundedScheduler(Scheduler):  # type: ignore[misc]
-    """Keeps its schedule in memory, and leaves runs out while too many are waiting."""
+    """Keeps its schedule in memory, and skips runs while too many are waiting."""
 
     def __init__(self, app: Celery, **options: Any) -> None:
         self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
@@ -148,11 +148,11 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
 
 
 def _leave_logs_alone(**_details: object) -> None:
-    """Keep Celery, which asks this first, from setting up logs of its own."""
+    """Receive Celery's logging signal, which keeps Celery from configuring logging itself."""
 
 
 def _sentinel_urls(address: SentinelAddress) -> str:
-    """Return a URL for each sentinel; Celery goes on to the next one when one does not answer."""
+    """Return a URL for each sentinel; Celery tries the next one if one does not respond."""
     credentials = ""
     if address.password is not None:
         credentials = (

@@ -1,4 +1,4 @@
-"""Signs the audit log's head, and keeps it outside the database: in a log, in a file, or at a URL."""
+"""Audit heads: sign the audit log's head and store it outside the database: log, file or URL."""
 
 import asyncio
 import logging
@@ -24,28 +24,28 @@ class Sink(Protocol):
     """A destination of signed heads. It may receive a head twice."""
 
     async def keep(self, head: SignedHead) -> None:
-        """Keep a head. Raises OSError."""
+        """Store a head. Raises OSError."""
 
 
 class LogSink:
-    """The log of this process; no other line has this level."""
+    """The log of this process; no other line of this logger has this level."""
 
     def __init__(self) -> None:
         logger.setLevel(logging.INFO)
 
     async def keep(self, head: SignedHead) -> None:
-        """Keep a head."""
+        """Log a head."""
         logger.info("%s", head)
 
 
 class FileSink:
-    """A file to which lines are added."""
+    """A file to which lines are appended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def keep(self, head: SignedHead) -> None:
-        """Keep a head. Raises OSError."""
+        """Append a head. Raises OSError."""
         await asyncio.to_thread(self._append, f"{head}\n")
 
     def _append(self, line: str) -> None:
@@ -57,14 +57,17 @@ class FileSink:
 
 
 class UrlSink:
-    """A URL of the operator's, which is posted `{"object": "audit.head", "sequence", "hash", "signature"}`."""
+    """An operator's URL.
+
+    Receives `{"object": "audit.head", "sequence", "hash", "signature"}` as a POST.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._outbound = Outbound(allows_private=True)
 
     async def keep(self, head: SignedHead) -> None:
-        """Keep a head. Raises OSError unless the answer is a success."""
+        """Send a head. Raises OSError unless the response is a success."""
         body = msgspec.json.encode({"object": "audit.head", **head.details})
         try:
             await self._outbound.post(self._url, body, {"content-type": "application/json"})
@@ -74,7 +77,7 @@ class UrlSink:
 
 
 class HeadKeeper:
-    """Signs the newest entry and sends the signature out, each time that there are new entries."""
+    """Signs the newest entry and stores the signature, whenever there are new entries."""
 
     def __init__(self, database: Database, signer: HeadSigner, sink: Sink) -> None:
         self._database = database
@@ -85,14 +88,14 @@ class HeadKeeper:
 
     @classmethod
     def from_settings(cls, settings: Settings, database: Database) -> "HeadKeeper | None":
-        """Return the signer that the settings ask for; None without a key."""
+        """Return the signer for the settings; None without a key."""
         keys = settings.audit_keys
         if not keys:
             return None
         return cls(database, HeadSigner(keys), _sink(settings.audit_sink))
 
     async def run(self) -> None:
-        """Sign and keep the head, at least once. May run twice at once.
+        """Sign the head and store it at least once. May run twice at once.
 
         Raises AuditLogBrokenError, StoreUnavailableError, OSError.
         """

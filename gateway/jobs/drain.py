@@ -1,4 +1,4 @@
-"""Takes usage records from Redis to the ledger: each gets there at least once, and the ledger keeps one."""
+"""Drain usage records from Redis to the ledger: at least once; the ledger keeps one of each."""
 
 import logging
 import time
@@ -18,14 +18,14 @@ from gateway.accounts.usage import readable_usage
 FIELD: Final = b"u"
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
-"""Id of a stream entry, and what it says."""
+"""Id and fields of a stream entry."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one transaction adds, and where it comes from."""
+    """The rows that one transaction inserts, and their stream entries."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     entries: dict[int, list[bytes]] = field(default_factory=dict)
@@ -33,16 +33,17 @@ class _Batch:
 
 
 class Drain:
-    """Empties the 64 streams."""
+    """Drains the 64 streams."""
 
     def __init__(self, redis: Redis, database: Database) -> None:
         self._redis = redis
         self._database = database
 
     async def run(self, *, seconds: float = 20.0) -> int:
-        """Drain until the streams are empty or the time is over. Return how many records are new to the ledger.
+        """Drain until the streams are empty or `seconds` are over.
 
-        Raises RedisError or StoreUnavailableError; what is not in the ledger then stays in its stream.
+        Returns how many records are new to the ledger. Raises RedisError or StoreUnavailableError;
+        records that are not in the ledger then stay in their streams.
         """
         deadline = time.monotonic() + seconds
         buckets: Sequence[int] = range(keys.BUCKETS)
@@ -65,7 +66,7 @@ class Drain:
         return {bucket: page for bucket, page in zip(buckets, pages, strict=True) if page}
 
     async def _batches(self, pages: Mapping[int, Iterable[Entry]]) -> list[_Batch]:
-        """Gather entries of all buckets into as few transactions as they need."""
+        """Group the entries of all buckets into as few transactions as possible."""
         batches = [_Batch()]
         for bucket, page in pages.items():
             for entry_id, fields in page:
@@ -82,7 +83,7 @@ class Drain:
     async def _move(self, batch: _Batch) -> int:
         async with self._database.writing() as transaction:
             added = await LedgerStore(transaction).insert(batch.rows)
-        # From here on the entries are not needed. Should they stay, they are added once more, in vain.
+        # The entries are no longer needed. If deleting them fails, a second insert has no effect.
         pipeline = self._redis.pipeline(transaction=False)
         for bucket, entry_ids in batch.entries.items():
             pipeline.execute_command("XDEL", keys.usage(bucket), *entry_ids)
@@ -90,7 +91,7 @@ class Drain:
         return added
 
     async def _put_aside(self, bucket: int, entry_id: bytes, fields: Mapping[bytes, bytes]) -> None:
-        """Keep what cannot be read where it keeps nobody waiting."""
+        """Move an unreadable record to a separate key, so that it does not block the stream."""
         logger.error(
             "usage record %s of bucket %d cannot be read; it is kept in %s",
             entry_id.decode(),
@@ -98,7 +99,7 @@ class Drain:
             keys.unreadable_usage(bucket),
         )
         content = fields.get(FIELD) or msgspec.msgpack.encode(dict(fields))
-        # Both keys are of one bucket, so this is one step on a cluster, too.
+        # Both keys are in one bucket, so this is atomic on a cluster too.
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.execute_command("HSET", keys.unreadable_usage(bucket), entry_id, content)
         pipeline.execute_command("XDEL", keys.usage(bucket), entry_id)
@@ -106,7 +107,7 @@ class Drain:
 
 
 def _row(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
-    """Return the ledger row of an entry; None if it says nothing that a ledger can hold."""
+    """Return the ledger row of an entry; None if the entry cannot be stored in the ledger."""
     record = readable_usage(fields.get(FIELD))
     try:
         return None if record is None else row_of(record)

@@ -1,4 +1,4 @@
-"""Looks, as long as `sluice jobs` runs, at what alerts are about: usage and reservations that are left, keys that end."""
+"""Observer: update the gauges for alerts on pending usage, open reservations and expiring keys."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ from gateway.jobs import telemetry
 from gateway.redis_client import observe_memory
 
 LOOK_SECONDS: Final = 5.0
-"""How old what is told of Redis may be."""
+"""Interval of the gauges that are read from Redis."""
 KEYS_SECONDS: Final = 60.0
-"""The same of keys."""
+"""Interval of the gauge of expiring keys."""
 ANSWER_SECONDS: Final = 5.0
 OVERDUE_MS: Final = 60_000
-"""After so long without a renewal and without the sweep something is wrong: both come every few seconds."""
+"""Renewals and sweeps come every few seconds; a lease that ran out this long ago is a fault."""
 WITHIN: Final = {"1d": timedelta(days=1), "7d": timedelta(days=7)}
 
 _COMMANDS = 4
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Sets gauges. What cannot be seen is told as unknown, and not as it was."""
+    """Sets gauges. A value that cannot be read is set to unknown, not left as it was."""
 
     def __init__(self, redis: Redis, database: Database) -> None:
         self._redis = redis
@@ -44,13 +44,13 @@ class Observer:
         self._keys_are_due_at = -math.inf
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Update the gauges periodically until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Look once."""
+        """Update the gauges once."""
         await observe_memory(self._redis, timeout_seconds=ANSWER_SECONDS)
         await self._look_at_buckets()
         if time.monotonic() >= self._keys_are_due_at:
@@ -93,6 +93,6 @@ class Observer:
 
 
 def _lag_seconds(oldest: Iterable[Sequence[Any]], now_ms: int) -> float:
-    """Return the age of the oldest entry of the buckets' first ones, by the time in their ids."""
+    """Return the age of the oldest of the buckets' first entries, by the time in their ids."""
     times_ms = [int(page[0][0].partition(b"-")[0]) for page in oldest if page]
     return max(now_ms - min(times_ms), 0) / 1000 if times_ms else 0.0

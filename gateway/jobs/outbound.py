@@ -1,4 +1,4 @@
-"""Sending to URLs that customers chose, without letting them reach what is not on the public internet."""
+"""Outbound requests to customers' URLs, restricted to the public internet."""
 
 import asyncio
 import ssl
@@ -12,19 +12,19 @@ from gateway.outbound.client import OutboundClient, OutboundError
 from gateway.outbound.urls import HTTPS_PORTS
 
 TIMEOUT_SECONDS: Final = 5.0
-"""For resolving, connecting, sending and the answer's status together."""
+"""For DNS, connecting, sending and the response status together."""
 
 
 class DeliveryError(Exception):
-    """Something could not be delivered; the message says why and repeats nothing of the URL."""
+    """A request could not be delivered; the message gives the reason and no part of the URL."""
 
 
 class Outbound:
     """Posts to URLs.
 
     Args:
-        allows_private: whether plain http, private addresses and any port are allowed, too.
-        trust: certificates to trust; the usual ones if not given.
+        allows_private: Whether plain http, private addresses and any port are allowed too.
+        trust: Certificates to trust; the default ones if not given.
     """
 
     def __init__(self, *, allows_private: bool, trust: ssl.SSLContext | None = None) -> None:
@@ -37,7 +37,7 @@ class Outbound:
         )
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send `body`. Raises DeliveryError unless the answer is a success (2xx)."""
+        """Send `body`. Raises DeliveryError unless the response is a success (2xx)."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 status = await self._post(_parse(url), body, headers)
@@ -57,7 +57,7 @@ class Outbound:
     async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
-        # Nobody wants to know what else the answer says, however much that is.
+        # The response body is not read, however long it is.
         async with self._client.stream("POST", url, headers=headers, content=body) as answer:
             return answer.status
 

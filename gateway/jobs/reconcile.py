@@ -1,7 +1,8 @@
-"""Finds and heals differences between Redis and the ledger, and between the ledger's rows and their sums.
+"""Reconcile Redis with the ledger, and the ledger's rows with their rollups.
 
-What Redis knows of a subject must be what the ledger knows, plus the records that are on their way. A number
-that is wrong is not corrected: the account is to be derived again when it is next needed.
+The numbers of a subject in Redis must equal those of the ledger plus the records that are not yet
+drained. A wrong number is not corrected: the account is unseeded and derived again when it is next
+needed.
 """
 
 import asyncio
@@ -27,14 +28,16 @@ from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 
 LOOKS: Final = 3
-"""A number that differs by the same amount so many times is wrong: once, usage may just have reached the
-ledger between two readings."""
+"""A number that differs by the same amount in this many reads is wrong.
+
+One difference may only mean that usage reached the ledger between two reads.
+"""
 MOST_LOOKS: Final = 8
 PAUSE_SECONDS: Final = 0.2
 MOST_UNDRAINED: Final = 20_000
-"""A bucket with more records on their way is left for the next time."""
+"""A bucket with more undrained records is left for the next run."""
 ROLLUP_DAYS: Final = 3
-"""Days whose sums are compared with their rows."""
+"""Days whose rollups are compared with their rows."""
 
 _FIELDS = ("seeded", "day", "q", "t", "month", "s", "credit")
 _SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
@@ -42,7 +45,7 @@ _SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A number that Redis had wrong."""
+    """A number that was wrong in Redis."""
 
     tenant_id: str
     subject: str
@@ -51,27 +54,27 @@ class Difference:
     """`requests_of_day`, `tokens_of_day`, `cost_of_month` or `credit`."""
     redis: int
     ledger: int
-    """What the ledger and the records on their way to it say."""
+    """The value from the ledger and the undrained records."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReconcileReport:
-    """What was compared, what was wrong, and is healed now."""
+    """What was compared, and the differences that were found and healed."""
 
     compared_accounts: int = 0
     busy_accounts: int = 0
-    """Accounts that did not stand still; they are compared next time."""
+    """Accounts that kept changing; they are compared in the next run."""
     differences: list[Difference] = field(default_factory=list)
     corrected_reservations: int = 0
-    """Accounts that were wrong about what open reservations hold."""
+    """Accounts with a wrong amount held by open reservations."""
     forgotten_requests: int = 0
     """Concurrent requests that had no reservation."""
     wrong_hours: list[datetime] = field(default_factory=list)
-    """Hours whose sums were not those of their rows."""
+    """Hours whose rollups did not match their rows."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether no difference was found."""
         return not (
             self.differences
             or self.corrected_reservations
@@ -81,7 +84,7 @@ class ReconcileReport:
 
 
 class _Account(NamedTuple):
-    """A seeded account, and the records on their way, as of one moment."""
+    """A seeded account and its undrained records, read at one moment."""
 
     day: int
     month: int
@@ -105,14 +108,14 @@ class _Holder(NamedTuple):
 async def reconcile(
     redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS
 ) -> ReconcileReport:
-    """Compare everything, heal what is wrong, and say what it was.
+    """Compare everything, heal differences and report them.
 
     Args:
-        redis: a client of the Redis server.
-        database: the ledger's.
-        rollup_days: for how many days, today included, sums are compared with their rows.
+        redis: A client of the Redis server.
+        database: The ledger's database.
+        rollup_days: Number of days, today included, whose rollups are compared with their rows.
 
-    Raises RedisError or StoreUnavailableError; what was healed until then stays healed.
+    Raises RedisError or StoreUnavailableError; differences healed before stay healed.
     """
     report = ReconcileReport()
     reconciler = _Reconciler(redis, database, report)
@@ -152,7 +155,7 @@ class _Reconciler:
         self._report.wrong_hours += wrong
 
     async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
-        """Return whose accounts these are; those of nobody who is known are left out."""
+        """Return the holders of these accounts, without those that the database does not have."""
         wanted = [
             (_SCOPES[kind], id_)
             for kind, _, id_ in (subject.partition(":") for subject in sorted(subjects))
@@ -191,8 +194,8 @@ class _Reconciler:
         self._report.differences += differences
 
     async def _account(self, bucket: int, holder: _Holder) -> _Account | None:
-        """Return the account; None if it is not seeded, or too much is on its way to the ledger."""
-        # Both keys are of one bucket: read in one step, they belong together.
+        """Return the account; None if it is not seeded or has too many undrained records."""
+        # Both keys are in one bucket: a transaction reads them at the same moment.
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.execute_command("HMGET", keys.account(bucket, holder.subject), *_FIELDS)
         pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", MOST_UNDRAINED)
@@ -228,7 +231,7 @@ class _Reconciler:
         ]
 
     async def _derive(self, holder: _Holder, account: _Account) -> dict[str, int]:
-        """Return what the account's numbers should be, of the day and month that it is at."""
+        """Return the correct values of the account's numbers, for its day and month."""
         day = (to_time(account.day * DAY_MS), to_time((account.day + 1) * DAY_MS))
         month = _month_span(account.month)
         async with snapshot(self._database) as transaction:

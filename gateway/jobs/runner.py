@@ -1,4 +1,4 @@
-"""Runs jobs on one event loop, in a thread of its own: Celery's threads hand them over and wait."""
+"""Job runner: run jobs on one event loop in its own thread, while Celery's threads wait."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ from gateway.settings import Settings
 from gateway.tasks import end_task
 
 GRACE_SECONDS: Final = 5.0
-"""How long jobs may go on when the process is to end."""
+"""How long jobs may continue when the process is shutting down."""
 ANSWER_SECONDS: Final = 2.0
-"""How long the loop may take to answer before the process counts as stuck."""
+"""How long the loop may take to respond before the process counts as stuck."""
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs each job once at a time in this process."""
+    """Runs each job at most once at a time in this process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, services: Services) -> None:
         self._loop = loop
@@ -40,22 +40,23 @@ class Runner:
         self._failing: set[str] = set()
         for job in JOBS:
             for outcome in (SUCCEEDED, FAILED):
-                telemetry.TASKS.labels(job.name, outcome)  # Told while it is 0, too.
+                telemetry.TASKS.labels(job.name, outcome)  # Exported even while it is 0.
 
     def run(self, job: Job) -> None:
-        """Run a job and wait for its end, unless it is running already. Called from other threads.
+        """Run a job and wait for its end, unless it is already running. Called from other threads.
 
-        While Redis or the database is away it ends quietly: that is told once, until it works again.
+        If Redis or the database is unavailable, it ends quietly. That is logged once until the job
+        succeeds again.
         """
         future: Future[None] = asyncio.run_coroutine_threadsafe(self._run(job), self._loop)
         future.result()
 
     def stop_soon(self) -> None:
-        """Cancel what runs when the grace is over. Called from other threads."""
+        """Cancel running jobs after the grace period. Called from other threads."""
         self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._cancel_all)
 
     def is_well(self) -> bool:
-        """Whether the loop answers. Called from other threads."""
+        """Whether the loop responds. Called from other threads."""
         answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:
             answer.result(ANSWER_SECONDS)
@@ -95,7 +96,7 @@ class Runner:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Runner]:
-    """Start a loop with everything that jobs need; end both at the end of the block."""
+    """Start a loop with the services of jobs; stop both at the end of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="jobs", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Which jobs there are, when they run, and for how long they may."""
+"""Job schedule: the background jobs, when they run and their time limits."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -21,24 +21,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Something that is done again and again; it may run twice at once and be cancelled at any moment."""
+    """A periodic job. It may run twice at once and be cancelled at any moment."""
 
     name: str
     run: Callable[[Services], Awaitable[object]]
     schedule: float | crontab
     """Seconds between two runs, or times of the day in UTC."""
     expires_seconds: float
-    """A run that did not begin by then is left out: another one is coming."""
+    """A run that has not begun by then is skipped: the next one follows."""
     limit_seconds: float
 
 
 async def drain(services: Services) -> None:
-    """Take usage records to the ledger."""
+    """Drain usage records to the ledger."""
     await services.drain.run(seconds=5.0)
 
 
 async def roll_up(services: Services) -> None:
-    """Make the sums of hours and days that have new rows."""
+    """Make the rollups of hours and days that have new rows."""
     await services.rollups.make_all()
 
 
@@ -58,13 +58,13 @@ async def reconcile_all(services: Services) -> None:
 
 
 async def prepare_partitions(services: Services) -> None:
-    """Make the ledger's partitions of the coming months."""
+    """Create the ledger's partitions of the coming months."""
     async with services.database.writing() as transaction:
         await make_partitions(transaction, months_from(utc_now()))
 
 
 async def expire(services: Services) -> None:
-    """Write down expired keys, and take back what is left of expired credits."""
+    """Add expired keys to the audit log, and withdraw the remainder of expired credits."""
     await audit_expired_keys(services.database, utc_now())
     await services.credits.expire_due(utc_now())
 
@@ -76,17 +76,17 @@ async def sign_audit(services: Services) -> None:
 
 
 async def alert(services: Services) -> None:
-    """Notice budgets that are nearly used up."""
+    """Create alerts for budgets that are nearly used up."""
     await find_alerts(services.database, utc_now())
 
 
 async def deliver(services: Services) -> None:
-    """Tell webhooks what is due."""
+    """Send due webhook events."""
     await services.webhooks.run(seconds=5.0)
 
 
 async def encrypt(services: Services) -> None:
-    """Encrypt the secrets of webhooks that are plain, or encrypted under a key that is to be removed."""
+    """Encrypt webhook secrets that are plain text or encrypted under a key to be removed."""
     if changed := await encrypt_secrets(services.database, services.box):
         logger.info("the secrets of %d webhooks were encrypted", changed)
 

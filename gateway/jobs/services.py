@@ -1,4 +1,4 @@
-"""What the background jobs work with, opened once for each process."""
+"""Services of the background jobs, opened once for each process."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,12 +22,12 @@ from gateway.settings import Settings
 
 MAX_CONNECTIONS: Final = 32
 STATEMENT_SECONDS: Final = 60.0
-"""For one statement: sums of a busy hour take longer than what a request waits for."""
+"""Limit of one statement: rollups of a busy hour take longer than a request may wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """One database, one Redis client, and what works on them."""
+    """One database, one Redis client, and the services that use them."""
 
     redis: Redis
     database: Database
@@ -37,13 +37,13 @@ class Services:
     credits: CreditService
     webhooks: WebhookSender
     audit_heads: HeadKeeper | None
-    """None without a key to sign with."""
+    """None without a signing key."""
     box: SecretBox
 
 
 @asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
-    """Open everything, and close it at the end of the block."""
+    """Open all services, and close them at the end of the block."""
     database = Database(
         settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
     )

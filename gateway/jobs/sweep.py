@@ -1,8 +1,8 @@
-"""Settles requests whose gateway died: nobody renews their reservations any more.
+"""Settlement sweep: settle requests of dead gateways, whose reservations are no longer renewed.
 
-Their jobs are cancelled, the engine's counts are read from the receipts, and the requests are settled as
-lost. A gateway that comes back may settle the same requests: the first settle of a request counts. One that
-takes a request over renews its reservation first, and then nothing is settled here.
+The sweep cancels their jobs, reads the engine's counts from the receipts and settles the requests
+as lost. A gateway that returns may settle the same requests: the first settlement counts. A gateway
+that takes a request over renews its reservation first; then the sweep does not settle it.
 """
 
 import asyncio
@@ -23,10 +23,12 @@ from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 
 PATIENCE_MS: Final = 600_000
-"""After so long without renewal even a gateway that lives counts as one that has forgotten the request, and
-the engine's last reported counts as all that will ever be known."""
+"""After this long without renewal, the request is settled even if its gateway is alive.
+
+The engine's last reported counts are then final.
+"""
 AT_ONCE: Final = 500
-"""Reservations of one bucket that one run looks at."""
+"""Limit of reservations of one bucket in one run."""
 LOST_CODE: Final = "gateway_lost"
 
 logger = logging.getLogger(__name__)
@@ -35,20 +37,20 @@ logger = logging.getLogger(__name__)
 class _Abandoned(NamedTuple):
     record: UsageRecord
     expired_ms: int
-    """When its lease ran out."""
+    """When its lease expired."""
 
 
 class Sweep:
-    """Looks for abandoned reservations in all buckets."""
+    """Finds and settles abandoned reservations in all buckets."""
 
     def __init__(self, redis: Redis) -> None:
         self._executor = PipeliningExecutor(redis)
         self._store = QuotaStore(self._executor)
 
     async def run(self) -> int:
-        """Settle what was abandoned and has ended, cancel the rest of it. Return how many were settled.
+        """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
 
-        Raises RedisError.
+        Returns how many requests were settled. Raises RedisError.
         """
         found = await asyncio.gather(*(self._abandoned(bucket) for bucket in range(keys.BUCKETS)))
         abandoned = [each for some in found for each in some]
@@ -73,7 +75,7 @@ class Sweep:
         try:
             return await self._end(abandoned, alive)
         except ResponseError:
-            # Something is wrong with this one; it must not keep the others waiting.
+            # A faulty record must not block the others.
             logger.exception("request %s cannot be settled", abandoned.record.request_id)
             return False
 
@@ -87,7 +89,7 @@ class Sweep:
         receipts = await self._cancel(queue, record.tenant_id, job_ids)
         if not is_overdue and not all(map(_has_ended, receipts)):
             return False
-        # Not if another gateway has taken the request over in the meantime.
+        # Does nothing if another gateway has taken the request over in the meantime.
         is_settled = await self._store.settle(
             _settled(record, receipts), expired_ms=abandoned.expired_ms
         )
@@ -98,7 +100,7 @@ class Sweep:
     async def _cancel(
         self, queue: JobQueue, tenant_id: str, job_ids: Sequence[str]
     ) -> list[JobReceipt]:
-        """Cancel jobs that have not ended; return where they stand then."""
+        """Cancel jobs that have not ended; return the receipts afterwards."""
         receipts = await queue.receipts(job_ids)
         waiting = [
             job_id

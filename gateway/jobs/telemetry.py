@@ -1,4 +1,4 @@
-"""Every metric of `sluice jobs`, but for those of its stores."""
+"""Metrics of `sluice jobs`, except those of its stores."""
 
 from typing import Final
 

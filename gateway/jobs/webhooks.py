@@ -1,4 +1,4 @@
-"""Delivers webhook events: signed, at least once, again and again for about a day."""
+"""Webhook delivery: signed, at least once, retried for about a day."""
 
 import asyncio
 import hashlib
@@ -16,9 +16,9 @@ from gateway.accounts.webhook_store import Delivery, WebhookStore
 from gateway.jobs.outbound import DeliveryError, Outbound
 
 AT_ONCE: Final = 20
-"""Events that are sent at the same time."""
+"""Events that are sent concurrently."""
 FIRST_PAUSE: Final = timedelta(seconds=30)
-"""Before the second attempt; each further pause is twice as long."""
+"""Pause before the second attempt; each further pause is twice as long."""
 LONGEST_PAUSE: Final = timedelta(hours=4)
 GIVE_UP_AFTER: Final = timedelta(hours=24)
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """Sends what is due."""
+    """Sends due events."""
 
     def __init__(self, database: Database, outbound: Outbound, box: SecretBox) -> None:
         self._database = database
@@ -34,7 +34,7 @@ class WebhookSender:
         self._outbound = outbound
 
     async def run(self, *, seconds: float = 40.0) -> int:
-        """Send events until none is due or the time is over. Return how many arrived.
+        """Send events until none is due or `seconds` are over. Return how many were delivered.
 
         Raises StoreUnavailableError.
         """

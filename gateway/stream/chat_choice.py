@@ -232,8 +232,8 @@ class ChatChoice(Choice):
 class _VisibleTokens:
     """Finds the tokens that are not reasoning, for clients that do not receive the reasoning.
 
-    A worker may send a token before it knows what the token belongs to. So tokens are held back
-    until text of the answer or a call arrives, after the reasoning. Blank lines may precede that text.
+    A worker may send a token before it is clear what the token belongs to. Tokens are held back
+    until text of the answer or a call arrives, after the reasoning. Blank lines may precede it.
     """
 
     __slots__ = ("_is_answering", "_logprobs", "_token_ids")

@@ -38,7 +38,7 @@ class Choice(Protocol):
         """Take the log-probabilities of the echoed tokens, to be sent in the first chunk."""
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return what a delta adds, as one choice object for each chunk; empty if nothing is sent."""
+        """Return what a delta adds: one choice object for each chunk, none if nothing is sent."""
 
     def failed(self) -> dict[str, Any]:
         """Return the choice object of a failed request's chunk."""

@@ -57,7 +57,7 @@ class _Piece:
 
 
 class TextChoice(Choice):
-    """Turns the deltas of one choice into text: echo before the first one, suffix after the last."""
+    """Turns the deltas of one choice into text, with echo before and suffix after it."""
 
     PLAIN_START: ClassVar[bytes] = b',"text":'
     PLAIN_END: ClassVar[bytes] = b',"logprobs":null,"finish_reason":null}'

@@ -81,7 +81,7 @@ class Stopwatch:
 class RunningTimings:
     """llama.cpp's `timings` of a stream that is still running (`timings_per_token`).
 
-    What only the worker knows comes with the final chunk: until then `cache_n` is absent, and
+    Values measured by the worker come with the final chunk. Until then, `cache_n` is absent and
     `prompt_ms` includes the queue time.
     """
 
