@@ -108,9 +108,8 @@ class Answers:
     def open(self, head: AnswerHead, account: Account) -> None:
         """Keep an answer from now on, before its jobs are enqueued. Does not wait for Redis.
 
-        Responses that are neither streamed nor stored are never opened; all other methods accept
-        them too. The answer ends with its account, without a further call. A retention of 0 stores
-        nothing.
+        Plain responses that are not streamed are never opened; all other methods accept them too.
+        The answer ends with its account, without a further call. A retention of 0 stores nothing.
         """
         if head.retention_ms <= 0:
             return

@@ -100,7 +100,7 @@ class Dispatcher:
         self.on_cancel: Callable[[CancelAnswer], None] | None = None
         """Called when another gateway cancels an answer."""
         self.on_orphan: Callable[[str, LostJob], Awaitable[bool]] | None = None
-        """Called with a model and a lost job of a dead gateway; returns whether it was adopted."""
+        """Called with the model and a lost job of a dead gateway; returns whether it handles it."""
         self._client = client
         self._catalogue = catalogue
         self._max_waiting_jobs = max_waiting_jobs
@@ -236,7 +236,7 @@ class Dispatcher:
             self._fail(ticket, code)
 
     def give_up(self, generation: Generation) -> None:
-        """Stop following a request that another gateway took over. Its jobs are left unchanged."""
+        """Stop following a request that another gateway continues. Its jobs are left unchanged."""
         for ticket in generation.tickets:
             if self._tickets.get(ticket.job.handle) is ticket:
                 self._fail(ticket, FailureCode.TAKEN_OVER)
@@ -272,7 +272,7 @@ class Dispatcher:
             await asyncio.sleep(seconds)
 
     async def beat(self) -> None:
-        """Send a heartbeat and detect a restarted Redis. Raises RedisError."""
+        """Send a heartbeat and detect a restarted or replaced Redis. Raises RedisError."""
         pipeline = self._announcement(self._client)
         pipeline.execute_command("INFO", "server")
         *_, server = await pipeline.execute()

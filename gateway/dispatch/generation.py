@@ -48,7 +48,7 @@ class Generation:
         self.turn = turn
         self.tickets: list[Ticket] = []
         self.started: dict[int, JobStarted] = {}
-        """What engines reported when they started, by prompt."""
+        """What engines reported about their prompts, by prompt."""
         self.finished: dict[int, JobFinished] = {}
         """The final messages of its jobs, by prompt."""
         self.received_tokens: Counter[int] = Counter()

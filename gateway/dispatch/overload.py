@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def require_enqueued(report: EnqueueReport, model: str, most_of_tenant: int) -> None:
-    """Raise OverloadedError or TenantQueueFullError if a request was rejected."""
+    """Raise OverloadedError or TenantQueueFullError if a request was rejected.
+
+    The error has a Retry-After.
+    """
     retry_after_seconds = _retry_after_seconds(report)
     match report.result:
         case EnqueueResult.MODEL_FULL:
