@@ -1,1 +1,1 @@
-"""Limits and money: what a request may use is reserved before it is queued, and settled when it has ended."""
+"""Quota and prepaid credit: reservation of a request's maximum usage, and its settlement."""

@@ -1,4 +1,4 @@
-"""What the scripts are asked and what they answer, as types."""
+"""Request and reply types of the quota scripts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from gateway.quota.periods import day_of, month_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """The most that one request may use, and whose limits it meets."""
+    """The maximum usage of one request, and the subjects whose limits apply to it."""
 
     request_id: str
     tenant_id: str
     subjects: tuple[SubjectLimits, ...]
-    """Key, project and tenant, in this order; those without any limit, too."""
+    """Key, project and tenant, in this order, including those without any limit."""
     prompt_tokens: int
     completion_tokens: int
     cost_micros: int
     is_prepaid: bool
     record: bytes
-    """Draft of the usage record, for whoever settles it if this process cannot."""
+    """Draft of the usage record, for the process that settles it if this process cannot."""
 
     @classmethod
     def of(
@@ -33,7 +33,7 @@ class ReservationRequest:
         prompt_tokens: int,
         completion_tokens: int,
     ) -> "ReservationRequest":
-        """Ask for so many tokens at most, at the prices of the draft of the usage record."""
+        """Request at most this many tokens, at the prices in the draft of the usage record."""
         return cls(
             request_id=draft.request_id,
             tenant_id=draft.tenant_id,
@@ -48,7 +48,7 @@ class ReservationRequest:
         )
 
     def wanted(self, limit: LimitName | None) -> int:
-        """Return how much of a limit the request takes; None stands for the prepaid credit."""
+        """Return how much of a limit the request takes; None means the prepaid credit."""
         match limit:
             case LimitName.PROMPT_TOKENS_PER_MINUTE:
                 return self.prompt_tokens
@@ -67,84 +67,87 @@ SeesUse = Callable[[LimitScope], bool]
 
 
 def sees_all(_scope: LimitScope) -> bool:
-    """Show the use of all holders."""
+    """Show the usage of all holders."""
     return True
 
 
 def sees_key(scope: LimitScope) -> bool:
-    """Show the use of the key only."""
+    """Show only the usage of the key."""
     return scope is LimitScope.KEY
 
 
 class Meter(NamedTuple):
-    """What is left of one limit."""
+    """Remaining quota of one limit."""
 
     subject: SubjectLimits
     limit: LimitName | None
-    """None stands for the tenant's prepaid credit, of which only `remaining` is known."""
+    """None means the tenant's prepaid credit, of which only `remaining` is known."""
     remaining: int
 
     @property
     def value(self) -> int:
-        """The limit; of the credit, what remains."""
+        """The limit; for the credit, the remaining amount."""
         value = None if self.limit is None else self.subject.limits.get(self.limit)
         return self.remaining if value is None else value
 
 
 class Admitted(NamedTuple):
-    """The request may run; what it may use at most is reserved."""
+    """The request is admitted and its maximum usage is reserved."""
 
     created_ms: int
-    """Unix time of the admission in milliseconds, by Redis' clock."""
+    """Unix time of the admission in milliseconds, by the Redis clock."""
     meters: tuple[Meter, ...]
-    """What is left by the minute and of money."""
+    """Remaining quota of the per-minute limits and of money."""
 
 
 class Refused(NamedTuple):
-    """A limit does not allow the request; nothing was taken of any."""
+    """A limit rejects the request; nothing is reserved."""
 
     subject: SubjectLimits
     limit: LimitName | None
-    """None stands for the tenant's prepaid credit."""
+    """None means the tenant's prepaid credit."""
     value: int
     used: int
     wanted: int
     retry_ms: int | None
-    """When the limit will allow the request if nothing else is admitted; None: never, or nobody can know."""
+    """Milliseconds until the limit allows the request; None: never or unknown.
+
+    This assumes that nothing else is admitted.
+    """
     meters: tuple[Meter, ...]
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the request asks for more than the limit could ever allow."""
+        """Whether the request exceeds what the limit can ever allow."""
         return self.limit is not None and self.wanted > self.value
 
 
 class NeedsSeed(NamedTuple):
-    """Durable numbers of these subjects must be read from the ledger first."""
+    """The durable counters of these subjects must be read from the ledger first."""
 
     subjects: tuple[SubjectLimits, ...]
 
 
 class Withdrawn(NamedTuple):
-    """The reservation was released before it came, or somebody else has ended it."""
+    """The reservation was released before it arrived, or another process has ended it."""
 
 
 ReserveAnswer = Admitted | Refused | NeedsSeed | Withdrawn
 
 
 class ExpiredReservation(NamedTuple):
-    """A reservation whose lease ran out."""
+    """A reservation whose lease has expired."""
 
     request_id: str
     created_ms: int
     record: bytes
     """Draft of its usage record."""
     expired_ms: int
-    """When its lease ran out, as Unix time by Redis' clock."""
+    """Expiry of its lease, as Unix time by the Redis clock."""
 
 
 class AuditResult(NamedTuple):
-    """What was found wrong with open reservations, and put right."""
+    """Errors in open reservations that an audit found and corrected."""
 
     corrected_accounts: int
     forgotten_requests: int
@@ -153,29 +156,29 @@ class AuditResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectStatus:
-    """What a subject has used."""
+    """Usage of a subject."""
 
     now_ms: int
-    """Unix time by Redis' clock."""
+    """Unix time by the Redis clock."""
     requests_of_minute: int
     prompt_tokens_of_minute: int
     completion_tokens_of_minute: int
     minute_reset_ms: int | None
-    """When the first of them will be forgotten; None if there is nothing."""
+    """Time until the first of them leaves the window; None if there is no usage."""
     concurrent_requests: int
     is_seeded: bool
-    """Whether the numbers below are complete."""
+    """Whether the counters below are complete."""
     version: int
     requests_today: int
     """Settled and reserved, as are the next two."""
     tokens_today: int
     cost_this_month: int
     credit_micros: int | None
-    """What is left of a prepaid tenant's credit, less what is reserved."""
+    """Remaining credit of a prepaid tenant, minus reservations."""
 
     @classmethod
     def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
-        """Read one subject's part of the script's reply."""
+        """Parse one subject's part of the script's reply."""
         requests, prompt, completion, reset, running, account = reply
         assert isinstance(account, list)  # noqa: S101 - the script's contract
         seeded, *rest = account
@@ -198,7 +201,7 @@ class SubjectStatus:
         )
 
     def used(self, name: LimitName) -> int:
-        """Return what is used of a limit."""
+        """Return the usage of a limit."""
         used = {
             LimitName.REQUESTS_PER_MINUTE: self.requests_of_minute,
             LimitName.TOKENS_PER_MINUTE: self.prompt_tokens_of_minute

@@ -1,4 +1,4 @@
-"""Settles and releases on their way to Redis, repeated until they have arrived."""
+"""Delivery of settlements and releases to Redis, with retries until Redis confirms them."""
 
 import asyncio
 import logging
@@ -13,15 +13,23 @@ from gateway.quota.store import QuotaStore
 from gateway.tasks import end_task
 
 WAIT_SECONDS: Final = 0.25
-"""How long whoever ends a reservation waits for it; what takes longer goes on in the background."""
+"""How long the caller waits for an ending, before it continues in the background."""
 MOST_ENDINGS: Final = 100_000
-"""Endings that are remembered. What does not fit is left to the sweep of reservations that nobody renews."""
+"""Maximum number of stored endings.
+
+The sweep of reservations with expired leases handles the rest.
+"""
 MOST_RELEASES: Final = 10_000
-"""Endings beyond which a release is tried only once: while Redis is away, most release nothing."""
+"""Number of endings above which a release is tried only once.
+
+While Redis is down, most releases have nothing to release.
+"""
 MOST_AT_ONCE: Final = 200
 CONFIRMED_SECONDS: Final = 10.0
-"""How long an ending is remembered that Redis has confirmed: longer than a replica is behind its master, or
-the ledger behind Redis."""
+"""How long a confirmed ending is kept.
+
+This is longer than a replica lags its master, or the ledger lags Redis.
+"""
 MOST_CONFIRMED: Final = 20_000
 FIRST_PAUSE_SECONDS: Final = 0.25
 LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -31,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a reservation ends: settled with a record, or released without one."""
+    """The end of a reservation: settled with a record, or released without one."""
 
     tenant_id: str
     request_id: str
@@ -56,23 +64,26 @@ class Endings:
         return request_id in self._pending
 
     def begin(self, ending: Ending) -> None:
-        """Send an ending in the background; a request that is ending already ends as it first should."""
+        """Send an ending in the background; the first ending of a request wins."""
         _ = self._begin(ending)
 
     def begin_after(self, ending: Ending) -> None:
-        """Send an ending in the background once the request's earlier one has arrived."""
+        """Send an ending in the background after the request's earlier ending has arrived."""
         task = asyncio.create_task(self._follow(ending))
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
 
     def repeat_confirmed(self) -> None:
-        """Send again what was confirmed lately: Redis may have lost it. It counts once all the same."""
+        """Resend recently confirmed endings, which Redis may have lost.
+
+        Each one still counts once.
+        """
         confirmed, self._confirmed = self._confirmed, {}
         for _, ending in confirmed.values():
             self.begin(ending)
 
     def forget_confirmed(self) -> None:
-        """Forget what was confirmed some time ago."""
+        """Drop endings whose confirmation is older than CONFIRMED_SECONDS."""
         deadline = time.monotonic() - CONFIRMED_SECONDS
         while self._confirmed:
             request_id, (confirmed_at, _) = next(iter(self._confirmed.items()))
@@ -81,12 +92,12 @@ class Endings:
             del self._confirmed[request_id]
 
     async def send(self, ending: Ending) -> bool:
-        """Send an ending. Return whether it has arrived within WAIT_SECONDS; if not, it will be sent again."""
+        """Send an ending, and retry until it arrives; return whether it does within WAIT_SECONDS."""
         await asyncio.wait({self._begin(ending)}, timeout=WAIT_SECONDS)
         return ending.request_id not in self._pending
 
     async def run(self) -> None:
-        """Send again what has not arrived, until cancelled."""
+        """Retry unconfirmed endings until cancelled."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -95,7 +106,7 @@ class Endings:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS) if waiting else FIRST_PAUSE_SECONDS
 
     async def aclose(self, *, seconds: float) -> None:
-        """Send what has not arrived, for so long at most."""
+        """Send unconfirmed endings, for at most this many seconds."""
         deadline = time.monotonic() + seconds
         while self._pending and time.monotonic() < deadline:
             await self._send_some(deadline - time.monotonic())
@@ -107,7 +118,7 @@ class Endings:
             logger.error("%d reservations could not be ended; they expire", len(self._pending))
 
     async def _send_some(self, seconds: float | None = None) -> None:
-        """Try everything that is not being tried; after a failure the rest waits as well."""
+        """Send every ending that is not in flight; after a failure the others wait too."""
         for start in range(0, len(self._pending), MOST_AT_ONCE):
             some = list(self._pending.values())[start : start + MOST_AT_ONCE]
             attempts = [self._attempt(ending) for ending in some]
@@ -155,7 +166,7 @@ class Endings:
             self._note_confirmed(ending)
 
     def _note_confirmed(self, ending: Ending) -> None:
-        # In the order of their times; a release behind a settle must not take its place.
+        # Keep the order of arrival: a release after a settlement must not replace it.
         if ending.request_id not in self._confirmed:
             self._confirmed[ending.request_id] = (time.monotonic(), ending)
         if len(self._confirmed) > MOST_CONFIRMED:

@@ -1,4 +1,4 @@
-"""Rate limit headers: what OpenAI's clients and Fireworks' read, and what is left of the money."""
+"""Rate limit headers that the clients of OpenAI and Fireworks read, and the remaining money."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -8,7 +8,7 @@ from gateway.accounts.usage import MICRO
 from gateway.quota.answers import Admitted, Meter, Refused, SeesUse, sees_all
 
 REMEMBERED_MS: Final = 60_250
-"""A minute and one slot of the window: within it, everything that was used by now is forgotten."""
+"""A minute and one slot of the window: after this time, all current usage has left the window."""
 
 _FAMILIES: Final = (
     ("requests", (LimitName.REQUESTS_PER_MINUTE,)),
@@ -18,7 +18,7 @@ _FAMILIES: Final = (
         (LimitName.PROMPT_TOKENS_PER_MINUTE, LimitName.COMPLETION_TOKENS_PER_MINUTE),
     ),
 )
-"""Limits from which `x-ratelimit-*-FAMILY` comes; the first that there is speaks for its family."""
+"""Limits that provide `x-ratelimit-*-FAMILY`; the first one that is set represents its family."""
 
 _DETAILS: Final = (
     ("tokens-prompt", LimitName.PROMPT_TOKENS_PER_MINUTE),
@@ -33,10 +33,10 @@ _MONEY: Final = (LimitName.BUDGET, None)
 
 
 def headers_of(answer: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
-    """Return the headers of a request that was admitted or refused; none where nothing is limited.
+    """Return the headers of an admitted or rejected request; empty if no limit applies.
 
-    They have the tightest limit of key, project and tenant, and of money that which the caller sees. Those of a
-    refusal have the one that refused.
+    They show the tightest limit among key, project and tenant, and for money the tightest that the
+    caller may see. The headers of a rejection show the limit that rejected the request.
     """
     headers: dict[str, str] = {}
     for family, names in reversed(_FAMILIES):
@@ -52,7 +52,7 @@ def headers_of(answer: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str
 
 
 def duration(milliseconds: int) -> str:
-    """Return a duration as Go writes it: `250ms`, `1.5s`, `6m0s`, `1h0m0s`."""
+    """Format a duration as Go does: `250ms`, `1.5s`, `6m0s`, `1h0m0s`."""
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)
@@ -64,7 +64,7 @@ def duration(milliseconds: int) -> str:
 
 
 def dollars(micros: int) -> str:
-    """Return micro-dollars as an exact decimal number of dollars: `12.5`."""
+    """Format micro-dollars as an exact decimal number of dollars: `12.5`."""
     whole, rest = divmod(abs(micros), MICRO)
     text = f"{whole}.{rest:06}".rstrip("0").rstrip(".")
     return f"-{text}" if micros < 0 else text

@@ -1,4 +1,4 @@
-"""The ledger as limits ask it."""
+"""Quota counters derived from the ledger."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,7 @@ _END_OF_TIME = to_time(MAX_MS)
 
 
 class LedgerBalances(BalanceSource):
-    """Derives a subject's numbers from ledger and credits."""
+    """Derives a subject's counters from the ledger and the credits."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

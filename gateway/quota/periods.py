@@ -1,4 +1,4 @@
-"""Days and months of UTC, by which limits and budgets begin anew."""
+"""UTC days and months, at whose start limits and budgets reset."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -7,12 +7,12 @@ DAY_MS: Final = 86_400_000
 
 
 def day_of(unix_ms: int) -> int:
-    """Return the days since 1970."""
+    """Return the number of days since 1970."""
     return unix_ms // DAY_MS
 
 
 def day_start_ms(unix_ms: int) -> int:
-    """Return the Unix time in milliseconds at which the day began."""
+    """Return the Unix time in milliseconds at the start of the day."""
     return unix_ms - unix_ms % DAY_MS
 
 
@@ -23,7 +23,7 @@ def month_of(unix_ms: int) -> int:
 
 
 def month_start_ms(unix_ms: int) -> int:
-    """Return the Unix time in milliseconds at which the calendar month began."""
+    """Return the Unix time in milliseconds at the start of the calendar month."""
     today = day_start_ms(unix_ms)
     return today - (_datetime(unix_ms).day - 1) * DAY_MS
 

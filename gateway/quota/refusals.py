@@ -1,4 +1,4 @@
-"""A refusal by a limit, told as an error of the API in plain words."""
+"""API errors for requests that a limit rejects."""
 
 from dataclasses import replace
 from typing import Final
@@ -10,7 +10,7 @@ from gateway.quota.answers import Refused, SeesUse, sees_all
 from gateway.quota.headers import dollars, headers_of
 
 CREDIT: Final = "credit_micros"
-"""The name of the prepaid credit among the limits."""
+"""Name of the prepaid credit among the limits."""
 
 _WORDS: Final = {
     LimitName.REQUESTS_PER_MINUTE: "{} requests per minute",
@@ -42,9 +42,9 @@ _ADVICE: Final = {
 def refusal_error(
     refused: Refused, *, is_openai: bool, sees: SeesUse = sees_all
 ) -> RateLimitError | InsufficientQuotaError:
-    """Return the error of a refusal; lack of money has a status of its own in OpenAI's dialect.
+    """Return the error of a rejection; lack of money has a separate status in the OpenAI dialect.
 
-    It names amounts of money only if the caller may see them.
+    The message contains amounts of money only if the caller may see them.
     """
     if refused.limit is None or refused.limit is LimitName.BUDGET:
         return _money_error(refused, is_openai=is_openai, sees=sees)
@@ -149,5 +149,5 @@ def _reset(refused: Refused) -> str:
 
 def _in_seconds(refused: Refused) -> str:
     milliseconds = refused.retry_ms or 0
-    # Rounded up to tenths, for the same reason as the header.
+    # Round up to tenths, for the same reason as the header.
     return f"in {-(-milliseconds // 100) / 10:.1f} s"

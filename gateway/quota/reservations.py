@@ -1,4 +1,4 @@
-"""The open reservations of one gateway process: made, kept alive, settled or released."""
+"""Open reservations of one gateway process: reserve, renew, settle and release."""
 
 import asyncio
 import logging
@@ -30,13 +30,19 @@ from gateway.quota.store import QuotaStore
 from gateway.tasks import raise_if_cancelled
 
 LEASE_MS: Final = 30_000
-"""After so long without renewal a reservation counts as abandoned, and no longer as a concurrent request."""
+"""Lease of a reservation.
+
+Without renewal for this long, it is abandoned and no longer counts as a concurrent request.
+"""
 RENEW_BATCH: Final = 200
-"""Reservations renewed by one command, so that Redis is not held up."""
+"""Reservations that one command renews; a larger batch would block Redis."""
 MOST_SEEDINGS: Final = 5
-"""How often one request lets accounts be seeded: they may be unseeded again, or another day begins."""
+"""How often one request may trigger seeding.
+
+Accounts may be unseeded again, or a new day may begin.
+"""
 WATCH_SECONDS: Final = 1.0
-"""How often it is looked whether Redis is the same process as before."""
+"""Interval of the check whether Redis is still the same process."""
 RETRY_AFTER_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
@@ -47,13 +53,13 @@ class Admission:
     """An admitted request."""
 
     created_ms: int
-    """Unix time of the admission in milliseconds, by Redis' clock."""
+    """Unix time of the admission in milliseconds, by the Redis clock."""
     headers: dict[str, str]
-    """Rate limit headers for the answer."""
+    """Rate limit headers for the response."""
 
 
 class Reservations:
-    """What this process has reserved and not ended. Limits that cannot be checked refuse: they fail closed."""
+    """Open reservations of this process. Limits that cannot be checked fail closed: they reject."""
 
     def __init__(self, store: QuotaStore, seeder: Seeder) -> None:
         self._store = store
@@ -64,21 +70,22 @@ class Reservations:
 
     @property
     def open_requests(self) -> int:
-        """Requests that are admitted and not settled or released."""
+        """Number of admitted requests that are neither settled nor released."""
         return len(self._open)
 
     @property
     def unconfirmed_endings(self) -> int:
-        """Settles and releases that Redis has not confirmed yet."""
+        """Number of settlements and releases that Redis has not confirmed yet."""
         return len(self._endings)
 
     async def reserve(
         self, request: ReservationRequest, *, is_openai: bool, sees: SeesUse = sees_all
     ) -> Admission:
-        """Reserve the most that a request may use, of all of its limits or of none.
+        """Reserve the maximum usage of a request in all of its limits, or in none.
 
-        Raises RateLimitError or InsufficientQuotaError, whose status and code for lack of money depend on
-        `is_openai`; and StoreUnavailableError if the limits cannot be checked. Then nothing is reserved.
+        Raises RateLimitError or InsufficientQuotaError; `is_openai` selects the status and code for
+        lack of money. Raises StoreUnavailableError if the limits cannot be checked. After an error
+        nothing is reserved.
         """
         answer = await self._seeded(request, self._ask)
         if isinstance(answer, Refused):
@@ -90,7 +97,7 @@ class Reservations:
         return Admission(answer.created_ms, headers_of(answer, sees))
 
     async def take_over(self, request: ReservationRequest) -> bool:
-        """Go on with a request that another gateway has reserved for, by what it was asked for now.
+        """Take over a request whose reservation another gateway made, with the draft in `request`.
 
         Return False if its reservation is not open any more. Raises StoreUnavailableError.
         """
@@ -109,41 +116,46 @@ class Reservations:
         self._restoring.forget(request_id)
 
     async def settle(self, record: UsageRecord) -> bool:
-        """End a reservation of this process with what was really used; a second time does nothing.
+        """Settle a reservation of this process with the actual usage; a second call does nothing.
 
-        Return whether Redis has confirmed it within a quarter of a second; if not, it is told again in the
-        background, also when the caller goes away. The first ending of a request counts.
+        Return whether Redis confirms within a quarter of a second. If not, the settlement is
+        retried in the background, even if the caller disconnects. The first ending of a request
+        counts.
         """
         return await self._end(Ending(record.tenant_id, record.request_id, record))
 
     async def release(self, tenant_id: str, request_id: str) -> bool:
-        """Undo a reservation of this process: its request was not admitted after all.
+        """Release a reservation of this process whose request was not admitted.
 
-        Return like `settle`.
+        Return value as for `settle`.
         """
         return await self._end(Ending(tenant_id, request_id))
 
     async def run(self) -> None:
-        """Repeat what did not arrive or was lost, until cancelled. `gateway.lifeline` renews the leases."""
+        """Retry endings that did not arrive or were lost, until cancelled.
+
+        `gateway.lifeline` renews leases.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_server())
             tasks.create_task(self._endings.run())
 
     async def aclose(self, *, seconds: float = 3.0) -> None:
-        """Tell Redis of endings that did not arrive yet, for so long at most."""
+        """Send endings that have not arrived yet, for at most this many seconds."""
         await self._endings.aclose(seconds=seconds)
 
     async def renew(self) -> None:
-        """Renew the lease of every open reservation; those that Redis lost are made anew. Raises RedisError."""
+        """Renew the lease of every open reservation and restore lost ones. Raises RedisError."""
         await self.restore(await self.extend(self._store))
 
     async def extend(self, store: QuotaStore) -> list[str]:
-        """Renew the lease of every open reservation, and return those that Redis does not know.
+        """Renew the lease of every open reservation, and return those that Redis does not have.
 
-        May be called in another event loop, with a store of that. Raises RedisError.
+        May be called in another event loop, with a store that belongs to that loop. Raises
+        RedisError.
         """
         by_bucket: dict[int, list[str]] = defaultdict(list)
-        # A copy, since requests begin and end meanwhile in another thread.
+        # Iterate over a copy: another thread adds and removes requests meanwhile.
         for request_id, tenant_id in list(self._open.items()):
             by_bucket[keys.bucket_of(tenant_id)].append(request_id)
         unknown: list[str] = []
@@ -157,7 +169,8 @@ class Reservations:
         """Reserve again for those requests that are still open."""
         lost = [request_id for request_id in unknown if request_id in self._open]
         if lost:
-            # Redis was emptied, or this gateway was taken for dead. The usage is recorded all the same.
+            # Redis was emptied, or another process considered this gateway dead. The usage is
+            # recorded anyway.
             logger.warning("%d open requests have no reservation in Redis any more", len(lost))
             await self._restoring.restore(lost)
 
@@ -165,7 +178,7 @@ class Reservations:
         try:
             return await self._reserve(request)
         except BaseException as error:
-            # Nobody knows whether Redis has reserved.
+            # It is unknown whether Redis has reserved.
             self._endings.begin(Ending(request.tenant_id, request.request_id))
             if isinstance(error, RedisError):
                 raise _unavailable() from None
@@ -176,7 +189,7 @@ class Reservations:
         request: ReservationRequest,
         ask: Callable[[ReservationRequest], Awaitable[ReserveAnswer]],
     ) -> ReserveAnswer:
-        """Ask, and ask again once accounts are seeded whose numbers are not complete."""
+        """Call `ask`, and call it again after seeding accounts with incomplete counters."""
         answer = await ask(request)
         for _ in range(MOST_SEEDINGS):
             if not isinstance(answer, NeedsSeed):

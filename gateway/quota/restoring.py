@@ -1,4 +1,4 @@
-"""Open reservations that Redis has forgotten, reserved again: it was emptied, or a failover lost them."""
+"""Restore open reservations that Redis has lost, after a flush or a failover."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class Restoring:
-    """What open requests reserved, for as long as it may have to be reserved again.
+    """Reservations of open requests, kept for as long as they may have to be restored.
 
-    A limit that others have used up in the meantime stays as it is: the request goes on without a
+    If other requests have used up a limit in the meantime, the request continues without a
     reservation, and is settled like any other.
     """
 
@@ -31,24 +31,24 @@ class Restoring:
         self._requests: dict[str, ReservationRequest] = {}
         self._running: set[str] = set()
         self._late: set[str] = set()
-        """Requests that were ended while they were being reserved again."""
+        """Requests that ended while their reservation was being restored."""
 
     def remember(self, request: ReservationRequest) -> None:
-        """Note what an admitted request has reserved."""
+        """Store the reservation of an admitted request."""
         self._requests[request.request_id] = request
 
     def forget(self, request_id: str) -> None:
-        """The request is another gateway's from now on."""
+        """Drop a request that another gateway has taken over."""
         self._requests.pop(request_id, None)
 
     def end(self, request_id: str) -> None:
-        """The request ends: what is reserved for it again after that is given back."""
+        """End the request: a reservation that is restored later is released."""
         self.forget(request_id)
         if request_id in self._running:
             self._late.add(request_id)
 
     async def restore(self, request_ids: Sequence[str]) -> None:
-        """Reserve again for these requests, as far as they are still open and the limits allow it."""
+        """Reserve again for the requests that are still open, if the limits allow it."""
         requests = [self._requests[each] for each in request_ids if each in self._requests]
         requests = [each for each in requests if each.request_id not in self._running]
         restored = 0
@@ -65,12 +65,13 @@ class Restoring:
         try:
             return await self._reserve(request)
         except (RedisError, StoreUnavailableError) as error:
-            # It is tried again with the next renewal.
+            # The next renewal tries again.
             logger.warning("cannot restore a reservation now: %s", type(error).__name__)
             return None
         finally:
             self._running.discard(request_id)
             if request_id in self._late:
                 self._late.discard(request_id)
-                # It may have come behind the request's end, and then nobody else would end it.
+                # The reservation may arrive after the request's end, and then nothing else would
+                # end it.
                 self._endings.begin_after(Ending(request.tenant_id, request_id))

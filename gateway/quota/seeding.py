@@ -1,8 +1,8 @@
-"""Deriving a subject's durable numbers: from the ledger, and from usage records that are not in it yet.
+"""Derive a subject's durable counters from the ledger and from usage records not in it yet.
 
-The order of reading makes the sum exact. An account's version grows with every settle of its subject. So
-what is settled before the version is read is in the stream or in the ledger by then, and if anything is
-settled later, the version is another one and the numbers are not written.
+The order of reads makes the sum exact. Every settlement of a subject increases its account's
+version. Anything settled before the version is read is therefore already in the stream or in the
+ledger. If anything is settled later, the version differs and the counters are not written.
 """
 
 import asyncio
@@ -22,27 +22,31 @@ from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
 from gateway.quota.store import QuotaStore
 
 MOST_TRIES: Final = 20
-"""Tries until the numbers of a subject stand still. While they are unknown, nothing new is admitted, so they will."""
+"""Maximum attempts until the counters of a subject are stable.
+
+Until they are known, no new request is admitted, so they become stable.
+"""
 PAUSE_SECONDS: Final = 0.1
-"""The longest pause between two tries."""
+"""The longest pause between two attempts."""
 RETRY_AFTER_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balances:
-    """What the ledger knows of a subject: requests are of the day and month in which they were admitted."""
+    """A subject's usage in the ledger: requests count for the day and month of their admission."""
 
     requests_today: int
     tokens_today: int
     cost_this_month: int
     credit_micros: int | None
-    """Credits granted less the cost of all prepaid requests; None unless the subject is a tenant."""
+    """Credits granted minus the cost of all prepaid requests; None unless the subject is a tenant.
+    """
     known_ids: Collection[str]
-    """Those of the request ids asked for that are in the ledger, and so in these sums."""
+    """The given request ids that are in the ledger, and therefore in these sums."""
 
 
 class BalanceSource(Protocol):
-    """The ledger, as far as limits need it."""
+    """The part of the ledger that limits need."""
 
     async def balances(
         self,
@@ -53,14 +57,14 @@ class BalanceSource(Protocol):
         month_start_ms: int,
         request_ids: Collection[str],
     ) -> Balances:
-        """Return a subject's numbers since the given Unix times, all as of one moment.
+        """Return a subject's counters since the given Unix times, all as of one moment.
 
-        Raises StoreUnavailableError if the database cannot be reached.
+        Raises StoreUnavailableError if the database is unreachable.
         """
 
 
 class Seeder:
-    """Seeds accounts, each by one task at a time however many requests wait for it."""
+    """Seeds accounts; one task per account, no matter how many requests wait for it."""
 
     def __init__(self, store: QuotaStore, source: BalanceSource) -> None:
         self._store = store
@@ -68,12 +72,13 @@ class Seeder:
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def seed(self, tenant_id: str, subjects: Collection[SubjectLimits]) -> None:
-        """Make the durable numbers of subjects of one tenant known to Redis.
+        """Write the durable counters of subjects of one tenant to Redis.
 
-        Raises StoreUnavailableError if Redis or the database is away, or the numbers do not stand still.
+        Raises StoreUnavailableError if Redis or the database is unreachable, or the counters keep
+        changing.
         """
         tasks = [self._task_of(tenant_id, subject) for subject in subjects]
-        # A request that goes away leaves the task to those who wait for it as well.
+        # A cancelled request must not cancel the task, because other requests may wait for it.
         await asyncio.gather(*(asyncio.shield(task) for task in tasks))
 
     def _task_of(self, tenant_id: str, subject: SubjectLimits) -> asyncio.Task[None]:
@@ -88,7 +93,7 @@ class Seeder:
     def _end(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
         del self._running[key]
         if not task.cancelled():
-            # Looked at here, or asyncio complains when all who waited have gone away.
+            # Retrieve the exception, or asyncio logs it if every waiting request was cancelled.
             task.exception()
 
     async def _seed(self, tenant_id: str, subject: SubjectLimits) -> None:
@@ -107,7 +112,7 @@ class Seeder:
         )
 
     async def _try(self, tenant_id: str, subject: SubjectLimits) -> bool:
-        """Return whether the account is seeded, by whomever."""
+        """Return whether the account is seeded, by this process or another."""
         (status,) = await self._store.status(tenant_id, [subject])
         if status.is_seeded and (
             subject.scope is not LimitScope.TENANT or status.credit_micros is not None
@@ -125,7 +130,7 @@ class Seeder:
         return await self._write(tenant_id, subject, status=status, balances=balances, rest=rest)
 
     async def _undrained(self, tenant_id: str, subject: SubjectLimits) -> dict[str, UsageRecord]:
-        """Return the subject's records that may not be in the ledger; the first of a request counts, as there."""
+        """Return the records that may not be in the ledger; the first per request counts."""
         bucket, found = keys.bucket_of(tenant_id), dict[str, UsageRecord]()
         after: str | None = "-"
         while after is not None:

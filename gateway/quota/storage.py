@@ -1,4 +1,4 @@
-"""How many bytes Redis stores: of requests that wait or run, and of answers that are kept."""
+"""Storage quota: bytes in Redis of waiting and running requests and of stored responses."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gateway.quota.answers import Refused
 from gateway.quota.refusals import refusal_error
 
 SMALL_BYTES: Final = 16_384
-"""Requests that take less are not counted unless they are kept for long: their number is bounded."""
+"""Smaller requests are not counted unless they are stored for long: their number is bounded."""
 
 _NO_LIMIT: Final = -1
 _KEEP = LuaScript("quota_keep", "gateway.quota.scripts")
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 class Storage:
     """Counts and limits the bytes of tenants, projects and keys in Redis.
 
-    It counts for the tenant, and for the project and the key if their `stored_bytes` are limited. All subjects of
-    one call belong to the same tenant.
+    It always counts for the tenant, and for the project and the key if their `stored_bytes` are
+    limited. All subjects of one call belong to the same tenant.
     """
 
     def __init__(self, executor: CommandExecutor, *, most_of_tenant: int) -> None:
-        """Limit each tenant without a limit of its own to `most_of_tenant` bytes."""
+        """Limit each tenant without its own limit to `most_of_tenant` bytes."""
         self._executor = executor
         self._most_of_tenant = most_of_tenant
 
     def in_force(self, subject: SubjectLimits) -> SubjectLimits:
-        """Return a subject with the `stored_bytes` that apply to it: a tenant always has a limit."""
+        """Return a subject with its effective `stored_bytes`: a tenant always has a limit."""
         limits = subject.limits
         if subject.scope is not LimitScope.TENANT or limits.stored_bytes is not None:
             return subject
@@ -56,10 +56,10 @@ class Storage:
         *,
         live_ms: int,
     ) -> None:
-        """Count the bytes of a request, for `live_ms` milliseconds at most.
+        """Count the bytes of a request, for at most `live_ms` milliseconds.
 
-        Raises RateLimitError, and counts nothing, if one of the subjects has no room for them; and
-        StoreUnavailableError.
+        Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
+        Raises StoreUnavailableError.
         """
         counted = self._counted(subjects)
         limits = [_limit_of(each) for each in counted]
@@ -83,9 +83,9 @@ class Storage:
         *,
         live_ms: int,
     ) -> None:
-        """Count what a request has really come to, whatever the limits; 0 gives back what it has taken.
+        """Count the actual bytes of a request, regardless of the limits; 0 returns its bytes.
 
-        If Redis does not answer, what was taken expires.
+        If Redis does not respond, the bytes expire.
         """
         try:
             await self._keep(tenant_id, self._counted(subjects), request_id, size, live_ms=live_ms)
@@ -93,7 +93,10 @@ class Storage:
             logger.warning("cannot count stored bytes now: %s", type(error).__name__)
 
     async def used(self, tenant_id: str, subjects: Sequence[SubjectLimits]) -> list[int]:
-        """Return the bytes of each subject, in their order; 0 of one that is not counted. Raises RedisError."""
+        """Return the bytes of each subject, in order; 0 for one that is not counted.
+
+        Raises RedisError.
+        """
         counted = self._counted(subjects)
         if not counted:
             return [0] * len(subjects)

@@ -1,6 +1,6 @@
-"""Limits, reservations and usage records in Redis: a typed method for each script.
+"""Redis store of limits, reservations and usage records: a typed method for each script.
 
-All that belongs to a tenant lies in its bucket, so one script sees every limit that a request meets.
+All data of a tenant is in its bucket, so one script can check every limit of a request.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ from gateway.quota.answers import (
 )
 
 USAGE_PAGE: Final = 200
-"""Usage records read at once, so that reading many keeps nobody waiting."""
+"""Usage records per read, so that reading many of them does not block other work."""
 
 _PACKAGE = "gateway.quota.scripts"
 _RESERVE = LuaScript("quota_reserve", _PACKAGE)
@@ -52,15 +52,19 @@ _ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
 
 
 class QuotaStore:
-    """Operations on limits and reservations. All of them raise RedisError when Redis does not answer."""
+    """Operations on limits and reservations.
+
+    All of them raise RedisError when Redis does not respond.
+    """
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
 
     async def reserve(self, request: ReservationRequest, *, lease_ms: int) -> ReserveAnswer:
-        """Take the most that the request may use of all limits, or of none.
+        """Reserve the maximum usage of the request in all limits, or in none.
 
-        Asked again for a request that is admitted already, it takes nothing and answers like the first time.
+        For a request that is already admitted, it reserves nothing and returns the first reply
+        again.
         """
         bucket = keys.bucket_of(request.tenant_id)
         arguments: list[Argument] = [
@@ -82,16 +86,19 @@ class QuotaStore:
         return _reserve_answer(request, reply)
 
     async def server_id(self) -> str:
-        """Return the id of the Redis process: another one may not know what this one was told."""
+        """Return the id of the Redis process.
+
+        A new process may lack data that an earlier one stored.
+        """
         told: Any = await self._executor.execute_command("INFO", "server")
         return str(told["run_id"])
 
     async def settle(self, record: UsageRecord, *, expired_ms: int | None = None) -> bool:
-        """End a reservation with what was really used, and append the record for the ledger.
+        """Settle a reservation with the actual usage, and append the record for the ledger.
 
-        Return False if the reservation was not open any more: then the record is appended all the same,
-        and the ledger keeps the first one of the request. With `expired_ms` only a reservation is ended
-        whose lease ran out then and was not renewed since; else nothing happens.
+        Return False if the reservation was not open any more. The record is then still appended,
+        and the ledger keeps the first one of the request. With `expired_ms`, only end a reservation
+        whose lease expired at that time and was not renewed since; otherwise do nothing.
         """
         subjects = [
             subject_of(scope, id_)
@@ -106,9 +113,10 @@ class QuotaStore:
         )
 
     async def release(self, tenant_id: str, request_id: str) -> bool:
-        """Undo a reservation as if it had never been.
+        """Release a reservation as if it had never existed.
 
-        Return False if it was not open. Should it come later than its release, it takes nothing.
+        Return False if it was not open. A reservation that arrives after its release reserves
+        nothing.
         """
         return await self._end(tenant_id, request_id, [0, 0, 0, 0, "", ""])
 
@@ -126,7 +134,7 @@ class QuotaStore:
         return bool(ended)
 
     async def renew(self, bucket: int, request_ids: Iterable[str], *, lease_ms: int) -> list[str]:
-        """Renew the leases of reservations. Return the ids of those that are not open (any more)."""
+        """Renew the leases of reservations. Return the ids of those that are not open."""
         unknown = await _RENEW.run(
             self._executor,
             [keys.open_reservations(bucket)],
@@ -135,9 +143,9 @@ class QuotaStore:
         return [request_id.decode() for request_id in unknown]
 
     async def take_over(self, request: ReservationRequest, *, lease_ms: int) -> bool:
-        """Renew the lease of another gateway's reservation, which has this draft of its record from now on.
+        """Renew the lease of another gateway's reservation, and replace the draft of its record.
 
-        Return False if it is not open (any more).
+        Return False if it is not open.
         """
         bucket = keys.bucket_of(request.tenant_id)
         taken = await _TAKE_OVER.run(
@@ -160,9 +168,9 @@ class QuotaStore:
         cost_micros: int,
         credit_micros: int | None,
     ) -> bool:
-        """Write what the subject has used of durable limits in a day and a month, as `periods` counts them.
+        """Write a subject's usage of durable limits in a day and a month, as `periods` counts them.
 
-        Return False, writing nothing, if it is known already or the account has another version by now.
+        Return False, without a write, if it is already seeded or the account's version has changed.
         """
         bucket = keys.bucket_of(tenant_id)
         credit = "" if credit_micros is None else credit_micros
@@ -175,21 +183,24 @@ class QuotaStore:
         return bool(seeded)
 
     async def unseed(self, tenant_id: str, subject: str) -> bool:
-        """Have a subject's (`t:acme`) durable numbers derived again. Return False if they had to be anyway."""
+        """Mark a subject's (`t:acme`) durable counters to be derived again.
+
+        Return False if already marked.
+        """
         account = keys.account(keys.bucket_of(tenant_id), subject)
         return bool(await _UNSEED.run(self._executor, [account], []))
 
     async def status(
         self, tenant_id: str, subjects: Sequence[SubjectLimits]
     ) -> list[SubjectStatus]:
-        """Return what subjects of one tenant, at least one, have used."""
+        """Return the usage of one or more subjects of one tenant."""
         bucket = keys.bucket_of(tenant_id)
         script_keys = [key for s in subjects for key in _keys_of(bucket, s.subject)]
         now_ms, *rest = await _STATUS.run(self._executor, script_keys, [])
         return [SubjectStatus.from_reply(now_ms, row) for row in _rows(rest, _STATUS_WIDTH)]
 
     async def expired(self, bucket: int, *, most: int = 100) -> list[ExpiredReservation]:
-        """Return reservations that nobody has renewed or ended in time, longest expired first."""
+        """Return open reservations whose lease has expired, longest expired first."""
         reply = await _EXPIRED.run(
             self._executor,
             [keys.open_reservations(bucket)],
@@ -201,7 +212,7 @@ class QuotaStore:
         ]
 
     async def audit_open(self, bucket: int) -> AuditResult:
-        """Correct what accounts of a bucket say that open reservations hold, should it be wrong."""
+        """Correct the amounts that a bucket's accounts hold for open reservations."""
         reply = await _AUDIT_OPEN.run(
             self._executor,
             [keys.open_reservations(bucket), keys.accounts(bucket)],
@@ -212,9 +223,9 @@ class QuotaStore:
     async def undrained(
         self, bucket: int, *, after: str = "-"
     ) -> tuple[list[UsageRecord], str | None]:
-        """Return usage records that are not known to be in the ledger, and where the next page begins.
+        """Return usage records that may not be in the ledger yet, and the start of the next page.
 
-        One that cannot be read never gets there, so it does not count here either.
+        A record that cannot be read never reaches the ledger, so it is not returned either.
         """
         page = await self._executor.execute_command(
             "XRANGE", keys.usage(bucket), after, "+", "COUNT", USAGE_PAGE
@@ -233,7 +244,7 @@ def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
 
 @lru_cache(maxsize=10_000)
 def _packed(subjects: tuple[SubjectLimits, ...]) -> bytes:
-    """Return subjects with their limits as the script reads them: one argument costs less than thirty."""
+    """Return subjects and limits in the script's format: one argument costs less than thirty."""
     return msgspec.msgpack.encode(
         [
             [each.subject, *(False if value is None else value for value in each.limits.reserved())]

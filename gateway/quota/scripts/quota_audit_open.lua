@@ -1,10 +1,11 @@
--- Compute again what open reservations hold of accounts, and forget concurrent requests without a reservation.
+-- Recompute the amounts that open reservations hold of accounts, and remove concurrent requests
+-- without a reservation.
 --
--- An account that had no limits when a reservation was made does not know of it; from here on it does.
+-- An account that had no limits when a reservation was made does not include it; the audit adds it.
 --
 -- KEYS[1] open reservations  KEYS[2] accounts
 -- ARGV[1] prefix of the bucket's keys
--- Output {accounts that were wrong, concurrent requests that were forgotten}
+-- Output {number of corrected accounts, number of removed concurrent requests}
 local prefix = ARGV[1]
 local subjects, corrected, forgotten = {}, 0, 0
 

@@ -1,16 +1,20 @@
--- End a reservation: settle it with what was really used, or release it as if it had never been.
+-- End a reservation: settle it with the actual usage, or release it as if it had never existed.
 --
--- The first end wins. A settle that finds no reservation (Redis lost it, or it has ended) leaves its record
--- all the same: the ledger keeps one of each request. Since no counter knows whether it has that request,
--- the subjects' accounts are to be derived again. A release that finds none leaves a mark for a while, at
--- which the reservation is refused if it comes later than its release. So does the end by anybody but the gateway
--- that has reserved, which may come back and take what it does not find for lost.
+-- The first end wins. A settlement that finds no reservation (Redis lost it, or it has ended) still
+-- appends its record; the ledger keeps one record per request. Since the counters may or may not
+-- include that request, the subjects' accounts must be derived again. A release that finds no
+-- reservation leaves a mark for a while. The mark rejects a reservation that arrives after its
+-- release. An end by any process but the gateway that reserved leaves the mark too, because that
+-- gateway may come back and restore a reservation that it considers lost.
 --
 -- KEYS[1] reservation  KEYS[2] open reservations  KEYS[3] usage records
 -- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] 1 to settle, 0 to release
--- ARGV[4] prompt tokens  ARGV[5] completion tokens  ARGV[6] cost in micro-dollars (all 0 to release)
--- ARGV[7] usage record (empty to release)  ARGV[8] when its lease ran out, to end it only if nobody has renewed it
---   since and it is still open, or empty  ARGV[9..] names of the subjects, if there is no reservation
+-- ARGV[4] prompt tokens  ARGV[5] completion tokens  ARGV[6] cost in micro-dollars (all 0 to
+--   release)
+-- ARGV[7] usage record (empty to release)
+-- ARGV[8] expiry of the lease, to end the reservation only if it is still open and was not renewed
+--   since; or empty
+-- ARGV[9..] names of the subjects, if there is no reservation
 -- Output 1 if the reservation was open, else 0
 local RELEASED_MS, ENDED_MS, ACCOUNT_MS = 120000, 3600000, 3456000000
 local requests, prompt, completion = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -40,7 +44,7 @@ end
 local day, month, is_prepaid = tonumber(fields[3]), tonumber(fields[4]), fields[12] == '1'
 local held_prompt, held_completion, held_cost = tonumber(fields[5]), tonumber(fields[6]), tonumber(fields[7])
 
--- The slot has left the window if it is missing.
+-- A missing slot has already left the window.
 local function correct_window(key)
   local seen = redis.call('HMGET', key, 'sums', fields[2])
   if not seen[2] then return end
@@ -61,7 +65,7 @@ local function give_back(a, changed, was_payer)
   if was_payer then changed('cr', math.max(a.cr - held_cost, 0)) end
 end
 
--- Numbers of an older day or month are gone, those of a later one begin.
+-- Counters of an older day or month are dropped; those of a later one start.
 local function charge(a, changed, is_payer)
   if a.day <= day then
     local same = a.day == day

@@ -1,11 +1,11 @@
--- Find reservations whose lease ran out: nobody has renewed or ended them.
+-- Find open reservations whose lease has expired.
 --
--- They stay as they are until somebody settles them.
+-- They stay unchanged until they are settled.
 --
 -- KEYS[1] open reservations
--- ARGV[1] prefix of the bucket's keys  ARGV[2] most reservations
--- Output {request id, created in Unix milliseconds, draft of the usage record, expiry of the lease in Unix
---   milliseconds, ...}, longest expired first
+-- ARGV[1] prefix of the bucket's keys  ARGV[2] maximum number of reservations
+-- Output {request id, creation in Unix milliseconds, draft of the usage record, expiry of the lease
+--   in Unix milliseconds, ...}, longest expired first
 local time = redis.call('TIME')
 local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
 local out = {}

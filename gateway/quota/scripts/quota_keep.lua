@@ -1,12 +1,14 @@
--- Count the bytes that Redis stores of a request: for its tenant, and for its key and project where they are limited.
+-- Count the bytes that Redis stores for a request: for its tenant, and for its key and project
+-- where they are limited.
 --
--- Bytes that nobody gives back expire, so that those of a dead gateway do not count for ever.
+-- Bytes that are not returned expire, so those of a dead gateway do not count forever.
 --
--- KEYS for each subject: 1. sorted set: request id -> when its bytes expire, in Unix milliseconds
---   2. hash: request id -> bytes; the sum of all under the empty name
--- ARGV[1] request id, empty to change nothing  ARGV[2] its bytes from now on, 0 gives them back
+-- KEYS for each subject: 1. sorted set: request id -> expiry of its bytes, in Unix milliseconds
+--   2. hash: request id -> bytes; the total under the empty name
+-- ARGV[1] request id, empty to change nothing  ARGV[2] its bytes from now on, 0 returns them
 -- ARGV[3] milliseconds after which they expire  ARGV[4] limit of each subject, -1 for none...
--- Output {0, bytes of each subject...} taken; {subject, its bytes} refused by this subject, and nothing is changed
+-- Output {0, bytes of each subject...} if accepted; {subject, its bytes} if this subject rejects,
+--   and nothing is changed
 local EXPIRED_AT_ONCE = 200
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

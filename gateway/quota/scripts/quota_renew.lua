@@ -1,8 +1,8 @@
--- Renew the leases of reservations, so that they keep their places among the concurrent requests.
+-- Renew the leases of reservations, so that they still count as concurrent requests.
 --
 -- KEYS[1] open reservations
 -- ARGV[1] prefix of the bucket's keys  ARGV[2] lease in milliseconds  ARGV[3..] request ids
--- Output the request ids that have no reservation (any more)
+-- Output the request ids without a reservation
 local time = redis.call('TIME')
 local expiry = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2])
 local unknown = {}

@@ -1,18 +1,24 @@
--- Admit one request if every limit of its subjects (key, project, tenant) allows it: all of them or none.
+-- Admit one request if every limit of its subjects (key, project, tenant) allows it: reserve in all
+-- limits or in none.
 --
--- A request that is admitted already changes nothing and is answered like the first time. An account whose
--- numbers are not complete is reported before anything is decided.
+-- For a request that is already admitted, nothing changes and the reply is that of the first call.
+-- If the counters of an account are incomplete, the script reports it before any decision.
 --
 -- KEYS[1] reservation  KEYS[2] open reservations
--- ARGV[1] request id  ARGV[2] lease in milliseconds  ARGV[3] prompt tokens  ARGV[4] completion tokens
--- ARGV[5] cost in micro-dollars  ARGV[6] 1 if the tenant is prepaid  ARGV[7] draft of the usage record
--- ARGV[8] prefix of the bucket's keys  ARGV[9] msgpack: for each subject its name, then its limits, false where
---   there is none: requests, tokens, prompt tokens and completion tokens per minute; requests and tokens per
---   day; concurrent requests; budget
--- Output {1, ms, remaining...} admitted; {-1, ms, limit (1 to 8, or 9: credit), subject, its value, used,
---   ms until it allows the request or -1, remaining...} refused; {0, subject...} to be seeded first;
---   {-2} released before it came, or ended by somebody else (see quota_end). `ms` is Unix time; `remaining` are for
---   each subject the four of the minute, budget and credit, -1 where there is no limit
+-- ARGV[1] request id  ARGV[2] lease in milliseconds  ARGV[3] prompt tokens  ARGV[4] completion
+--   tokens
+-- ARGV[5] cost in micro-dollars  ARGV[6] 1 if the tenant is prepaid  ARGV[7] draft of the usage
+--   record
+-- ARGV[8] prefix of the bucket's keys  ARGV[9] msgpack: for each subject its name, then its limits,
+--   false where there is none: requests, tokens, prompt tokens and completion tokens per minute;
+--   requests and tokens per day; concurrent requests; budget
+-- Output {1, ms, remaining...} admitted;
+--   {-1, ms, limit (1 to 8, or 9: credit), subject, its value, used, ms until it allows the request
+--   or -1, remaining...} rejected;
+--   {0, subject...} must be seeded first;
+--   {-2} released before it arrived, or ended by another process (see quota_end).
+--   `ms` is Unix time; `remaining` has for each subject the four per-minute values, budget and
+--   credit, -1 where there is no limit
 local MINUTE_SLOTS, SLOT_MS, WINDOW_MS, DAY_MS, NEVER = 240, 250, 62000, 86400000, 2 ^ 53
 local REQUESTS_DAY, TOKENS_DAY, CONCURRENT, BUDGET, CREDIT = 5, 6, 7, 8, 9
 local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
@@ -23,7 +29,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot, day = math.floor(now / SLOT_MS), math.floor(now / DAY_MS)
 
--- Every fourth year from 1968 on is a leap year, until 2100.
+-- Every fourth year from 1968 to 2096 is a leap year.
 local function calendar()
   local days = day + 731
   local cycle = math.floor(days / 1461)
@@ -48,14 +54,14 @@ local function parts(text)
   return tonumber(r), tonumber(p), tonumber(c), tonumber(head)
 end
 
--- The sums of the last minute and this slot's share. What is older leaves the window for good; `head` is the
--- oldest slot in it, so nothing is looked through before that one is due.
+-- The sums of the last minute and the share of this slot. Older slots are removed from the window.
+-- `head` is the oldest slot in the window, so the script scans nothing before that slot is due.
 local function load_window(key)
   local field, oldest = integer(slot), slot - MINUTE_SLOTS
   local seen = redis.call('HMGET', key, 'sums', field)
   local r, p, c, head
   if seen[1] then r, p, c, head = parts(seen[1]) end
-  -- The last is a clock that went back by more than a minute: such a window says nothing any more.
+  -- The last case is a clock that moved back by more than a minute: the window is then invalid.
   if not head or slot - head > 2 * MINUTE_SLOTS or head - slot > MINUTE_SLOTS then
     if head then redis.call('DEL', key) end
     return {key = key, head = slot, field = field, used = {0, 0, 0, 0}}
@@ -79,7 +85,7 @@ local function load_window(key)
   return {key = key, head = head, field = field, used = {r, p + c, p, c}, share = seen[2]}
 end
 
--- Settled and held amounts of this day and month; nothing if they have to be derived again.
+-- Settled and held amounts of this day and month; nil if they must be derived again.
 local function load_account(key, is_payer)
   local seen = redis.call('HMGET', key, 'seeded', 'day', 'month', 'q', 't', 's', 'qo', 'to', 'r', 'credit', 'cr')
   if not seen[1] then return nil end
@@ -124,7 +130,7 @@ local function load_subject(given)
   return s
 end
 
--- When enough slots have left the window: a slot counts until a minute after its end.
+-- Time until enough slots have left the window: a slot counts until a minute after its end.
 local function window_wait(s, limit)
   local shares, need = {}, s.used[limit] + wanted[limit] - s.limits[limit]
   local fields = redis.call('HGETALL', s.window.key)
@@ -171,7 +177,7 @@ if not known[1] then
   for number, s in ipairs(subjects) do
     for limit = 1, CREDIT do
       local value = s.limits[limit]
-      -- What takes nothing of a limit is not its concern, even if the limit is overdrawn.
+      -- A request that takes nothing of a limit passes, even if the limit is overdrawn.
       if value and wanted[limit] > 0 and s.used[limit] + wanted[limit] > value then
         local wait = wait_for(s, limit)
         if not longest or wait > longest then
@@ -208,7 +214,7 @@ for number, s in ipairs(subjects) do
     if w.share then r, p, c = parts(w.share) end
     redis.call('HSET', w.key, 'sums', string.format('%d %d %d %d', w.used[1] + 1, w.used[3] + prompt,
       w.used[4] + completion, w.head), w.field, string.format('%d %d %d', r + 1, p + prompt, c + completion))
-    -- Once for each slot is enough for a window to outlive what counts in it.
+    -- Once per slot is enough for a window to outlive its slots.
     if not w.share then redis.call('PEXPIRE', w.key, WINDOW_MS) end
   end
   held = held .. (a and '1' or '0')

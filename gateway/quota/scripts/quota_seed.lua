@@ -1,11 +1,12 @@
--- Write the durable numbers of a subject, unless something has changed since they were derived.
+-- Write the durable counters of a subject, unless something changed after they were derived.
 --
--- What open reservations hold of the same day and month stays.
+-- Amounts that open reservations hold of the same day and month stay.
 --
 -- KEYS[1] account  KEYS[2] accounts
--- ARGV[1] subject  ARGV[2] version of the account before the numbers were derived  ARGV[3] day  ARGV[4] requests
--- ARGV[5] tokens of the day  ARGV[6] month  ARGV[7] cost of the month  ARGV[8] credit, empty if it has none
--- Output 1 written, 0 if it is seeded already or the version is another
+-- ARGV[1] subject  ARGV[2] version of the account before the counters were derived  ARGV[3] day
+-- ARGV[4] requests  ARGV[5] tokens of the day  ARGV[6] month  ARGV[7] cost of the month
+-- ARGV[8] credit, empty if it has none
+-- Output 1 if written, 0 if it is already seeded or the version differs
 local ACCOUNT_MS = 3456000000
 local seen = redis.call('HMGET', KEYS[1], 'seeded', 'v', 'day', 'month')
 if seen[1] or (seen[2] or '0') ~= ARGV[2] then return 0 end

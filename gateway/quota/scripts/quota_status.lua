@@ -1,9 +1,10 @@
--- Tell what subjects have used, changing nothing.
+-- Return the usage of subjects, without changes.
 --
 -- KEYS for each subject: window, running, account
--- Output {ms, for each subject: requests, prompt and completion tokens of the last minute, ms until the oldest
---   of them leave (-1: nothing used), concurrent requests, then of the account as strings or nothing: seeded,
---   version, day, requests and tokens settled and held, month, cost settled and held, credit and what is held of it}
+-- Output {ms, for each subject: requests, prompt and completion tokens of the last minute, ms until
+--   the oldest of them leave (-1: no usage), concurrent requests, then of the account as strings or
+--   nothing: seeded, version, day, requests and tokens settled and held, month, cost settled and
+--   held, credit and the held part of it}
 local MINUTE_SLOTS, SLOT_MS = 240, 250
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

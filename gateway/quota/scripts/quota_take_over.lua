@@ -1,11 +1,12 @@
--- Renew the lease of a reservation for another gateway, which goes on with the request.
+-- Renew the lease of a reservation for another gateway, which resumes the request.
 --
--- The one before it may only be cut off, and come back later: its end will leave a mark (see quota_end).
+-- The previous gateway may only be disconnected, and come back later: its end leaves a mark (see
+-- quota_end).
 --
 -- KEYS[1] reservation  KEYS[2] open reservations
 -- ARGV[1] prefix of the bucket's keys  ARGV[2] request id  ARGV[3] lease in milliseconds
--- ARGV[4] draft of the usage record, by which a sweep would settle it from now on
--- Output 1, or 0 if there is no such reservation (any more)
+-- ARGV[4] draft of the usage record, with which a sweep settles it from now on
+-- Output 1, or 0 if there is no such reservation
 local fields = redis.call('HMGET', KEYS[1], 'subjects', 'slots_held')
 if not fields[1] then return 0 end
 local time = redis.call('TIME')

@@ -1,6 +1,6 @@
--- Have the durable numbers of a subject derived again, since what they come from has changed.
+-- Mark the durable counters of a subject to be derived again, because their source has changed.
 --
--- The version grows, so that numbers which are being derived right now are not written.
+-- The version increases, so counters whose derivation is in progress are not written.
 --
 -- KEYS[1] account
 -- Output 1 if it was seeded, else 0
