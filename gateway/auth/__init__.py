@@ -1,1 +1,1 @@
-"""Who a request acts as: API keys, JWTs, and what happens when they are revoked."""
+"""Authentication of requests: API keys, JWTs, and their revocation."""

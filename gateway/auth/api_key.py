@@ -1,7 +1,8 @@
-"""The form of an API key: `sk-PREFIX-SECRET`.
+"""API key format: `sk-PREFIX-SECRET`.
 
-The prefix (12 characters) is public: a key is found and named by it. The secret (40 characters) ends with
-a checksum, so that a mistyped or made-up key is refused without asking the database.
+The prefix (12 characters) is public: it identifies a key in look-ups and in messages. The secret
+(40 characters) ends with a checksum, so the gateway rejects a mistyped or invented key without a
+database query.
 """
 
 import hashlib
@@ -25,11 +26,11 @@ _PATTERN = re.compile(
 
 
 class MalformedKeyError(ValueError):
-    """The text is not an API key. The message never repeats it."""
+    """The text is not an API key. The message never contains it."""
 
 
 class ApiKey:
-    """A whole API key. Shows itself only through `reveal`."""
+    """A complete API key, which only `reveal` returns as text."""
 
     __slots__ = ("_text", "prefix")
 
@@ -46,7 +47,7 @@ class ApiKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the key that a client sent, if its form and its checksum are right."""
+        """Parse the key that a client sent, and check its format and checksum."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise MalformedKeyError("not of the form sk-PREFIX-SECRET")
@@ -55,11 +56,11 @@ class ApiKey:
         return cls(text, match["prefix"])
 
     def reveal(self) -> str:
-        """Return the whole key: for the person it is made for, and nobody else."""
+        """Return the complete key, to show to its owner and nobody else."""
         return self._text
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the whole key, which is all that is stored."""
+        """Return the SHA-256 of the complete key; only this digest is stored."""
         return digest(self._text)
 
     @override

@@ -1,4 +1,4 @@
-"""Turns an Authorization header into a Principal."""
+"""Authenticate requests: map an Authorization header to a Principal."""
 
 import hmac
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from gateway.errors import (
 from gateway.settings import Settings
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
-"""No key or token is longer; what is longer is not hashed."""
+"""Longer credentials are rejected without hashing, since no valid key or token is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,13 @@ class _KnownKey:
 
 
 class Authenticator:
-    """Checks credentials, from memory wherever possible.
+    """Authenticates credentials, from the in-memory cache where possible.
 
     Args:
-        database: where keys and tenants are.
-        verifier: checks JWTs; None refuses them all.
-        ttl_seconds: how long a key or tenant is believed without asking the database.
-        max_entries: keys, and tenants of JWTs, that are kept in memory.
+        database: stores keys and tenants.
+        verifier: verifies JWTs; None rejects all of them.
+        ttl_seconds: how long a cached key or tenant is valid without a database query.
+        max_entries: maximum number of cached keys, and of cached tenants of JWTs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Authenticator:
 
     @classmethod
     def from_settings(cls, settings: Settings, database: Database) -> "Authenticator":
-        """Return the authenticator that the settings ask for; reads the JWKS file."""
+        """Create the authenticator that the settings define; reads the JWKS file."""
         return cls(
             database,
             verifier=JwtVerifier.from_settings(settings),
@@ -86,14 +86,15 @@ class Authenticator:
     async def authenticate(
         self, authorization: str | None, *, address: str | None = None
     ) -> Principal:
-        """Return who a request from the client's IP address acts as.
+        """Return the principal of a request from the client's IP address.
 
         Raises:
-            AuthenticationError: the header is missing or malformed, or the credential is not valid.
-            ExpiredCredentialError: the credential was valid once.
-            AccountSuspendedError: the credential is valid, but its tenant is suspended or its project archived.
-            AddressNotAllowedError: the credential is not for requests from this address.
-            StoreUnavailableError: neither memory nor the database can tell.
+            AuthenticationError: the header is missing or malformed, or the credential is invalid.
+            ExpiredCredentialError: the credential has expired.
+            AccountSuspendedError: the credential is valid, but its tenant is suspended or its
+                project archived.
+            AddressNotAllowedError: the credential does not allow requests from this address.
+            StoreUnavailableError: the cache has no usable entry and the database is unavailable.
         """
         credential = _bearer_credential(authorization)
         if credential.count(".") == 2:
@@ -106,7 +107,10 @@ class Authenticator:
         return principal
 
     def remembers(self, authorization: str | None) -> bool:
-        """Whether the header has a key whose last lookup is fresh and found it valid. Does not ask the database."""
+        """Whether the cache has a fresh entry in which the header's key is valid.
+
+        Does not query the database.
+        """
         try:
             credential = _bearer_credential(authorization)
         except AuthenticationError:
@@ -114,16 +118,16 @@ class Authenticator:
         return self._keys.fresh(digest(credential)) is not None
 
     def forget_key(self, key_id: str) -> None:
-        """Ask the database again before this key is believed."""
+        """Drop this key from the cache, so that its next use queries the database."""
         self._keys.forget(_key_subject(key_id))
 
     def forget_tenant(self, tenant_id: str) -> None:
-        """Ask the database again before any credential of this tenant is believed."""
+        """Drop this tenant from the cache; its credentials' next use queries the database."""
         self._keys.forget(_tenant_subject(tenant_id))
         self._callers.forget(_tenant_subject(tenant_id))
 
     def expire_all(self) -> None:
-        """Ask the database again before any credential is believed."""
+        """Expire all cache entries, so that their next use queries the database."""
         self._keys.expire_all()
         self._callers.expire_all()
 
@@ -186,7 +190,7 @@ def _parse_key(credential: str) -> ApiKey:
 
 
 def _known_key(owner: KeyOwner, key: ApiKey) -> _KnownKey | None:
-    """Return what the key stands for, or None if the database knows another secret for its prefix."""
+    """Return the owner of the key, or None if the database has another secret for its prefix."""
     record, tenant = owner.key, owner.tenant
     expires_at = record.expires_at
     if hmac.compare_digest(record.digest, key.digest()):
@@ -224,7 +228,7 @@ def _principal_of_token(claims: TokenClaims, caller: Caller) -> Principal:
         raise PermissionDeniedError("The token's subject is not a member of the account.")
     scopes = claims.scopes
     if member is not None:
-        # What the person may do, as far as the token does not ask for less.
+        # Rights of the member's role, unless the token names fewer scopes.
         granted = ROLE_SCOPES[member.role]
         scopes = granted & scopes if claims.names_scopes else granted
     return Principal(
@@ -278,7 +282,7 @@ def _limits(
 
 
 def _refusal(tenant: Tenant, project: Project | None) -> str:
-    """Return why nothing of the tenant or its project is served; empty if it is."""
+    """Return why the tenant or project is not served; empty if it is served."""
     if tenant.status is TenantStatus.SUSPENDED:
         return f"The account '{tenant.id}' is suspended."
     if project is not None and project.status is ProjectStatus.ARCHIVED:

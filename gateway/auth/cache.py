@@ -1,4 +1,4 @@
-"""A cache in front of the database: bounded, with a way to drop what has changed."""
+"""Bounded in-memory cache for database look-ups, with invalidation of changed entries."""
 
 import asyncio
 import time
@@ -10,14 +10,14 @@ from typing import Final, Generic, TypeVar
 from gateway.errors import StoreUnavailableError
 
 ABSENT_SECONDS: Final = 1.0
-"""How long it is believed that something does not exist; a key made just now must soon work."""
+"""How long a negative result is cached; a new key must soon work."""
 MAX_ABSENT: Final = 10_000
 STALE_SECONDS: Final = 3600.0
-"""Age up to which an entry is used while the database cannot answer."""
+"""Maximum age of an entry that is used while the database is unavailable."""
 REFRESH_PATIENCE_SECONDS: Final = 0.5
-"""How long a request waits for the database when an older entry could serve it."""
+"""How long a request waits for the database if a stale entry is available."""
 RETRY_SECONDS: Final = 2.0
-"""How long an older entry serves without asking a database that has just failed."""
+"""How long a stale entry is used without another query after a database failure."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -32,12 +32,12 @@ class _Entry(Generic[V]):
 
 
 class LookupCache(Generic[K, V]):
-    """Keeps the results of look-ups, the least recently used leaving first.
+    """Caches the results of look-ups and evicts the least recently used ones.
 
     Args:
-        ttl_seconds: how long a result is believed.
-        max_entries: results kept at most.
-        subjects: names of the things a result depends on, for `forget`.
+        ttl_seconds: how long a result is fresh.
+        max_entries: maximum number of results.
+        subjects: returns the names that a result depends on, for `forget`.
         monotonic: clock in seconds.
     """
 
@@ -63,7 +63,7 @@ class LookupCache(Generic[K, V]):
         return len(self._entries)
 
     def fresh(self, key: K) -> V | None:
-        """Return the result if it is known and may still be believed."""
+        """Return the cached result if it is still fresh."""
         entry = self._entries.get(key)
         if entry is None or self._monotonic() >= entry.fresh_until:
             return None
@@ -71,10 +71,10 @@ class LookupCache(Generic[K, V]):
         return entry.value
 
     async def get(self, key: K, load: Load[V]) -> V | None:
-        """Return the result, asking `load` where it is not known; None where nothing exists.
+        """Return the result, calling `load` if it is not cached; None if nothing exists.
 
-        `load` raises StoreUnavailableError when the database cannot answer. Then a result that is not
-        older than STALE_SECONDS is used, and without one the error is passed on.
+        `load` raises StoreUnavailableError if the database is unavailable. A result that is not
+        older than STALE_SECONDS is then used; without one the error propagates.
         """
         value = self.fresh(key)
         if value is not None:
@@ -87,13 +87,13 @@ class LookupCache(Generic[K, V]):
         return await self._refresh(key, load, entry)
 
     def forget(self, subject: str) -> None:
-        """Drop every result that depends on the subject, those being loaded included."""
+        """Drop every result that depends on the subject, including those being loaded."""
         self._distrust_loads()
         for key in self._by_subject.pop(subject, ()):
             self._remove(key)
 
     def expire_all(self) -> None:
-        """Have every result confirmed by the database before it is used again."""
+        """Expire every result, so that the database confirms it before its next use."""
         self._distrust_loads()
         self._absent_until.clear()
         for entry in self._entries.values():
@@ -105,7 +105,7 @@ class LookupCache(Generic[K, V]):
                 return await self._shared_load(key, load)
         except (TimeoutError, StoreUnavailableError):
             if self._entries.get(key) is not entry:
-                # It was dropped or replaced meanwhile, so it must not serve any more.
+                # The entry was dropped or replaced meanwhile, so it must not be used any more.
                 return await self.get(key, load)
             entry.fresh_until = self._monotonic() + RETRY_SECONDS
             return entry.value
@@ -116,13 +116,14 @@ class LookupCache(Generic[K, V]):
             task = asyncio.create_task(self._load(key, load))
             self._loading[key] = task
             task.add_done_callback(lambda done: self._loaded(key, done))
-        # Others may wait for the same load, so a client that goes away must not end it.
+        # Other requests may wait for the same load, so a client that disconnects must not cancel
+        # it.
         return await asyncio.shield(task)
 
     async def _load(self, key: K, load: Load[V]) -> V | None:
         changes = self._changes
         value = await load()
-        # What was read before a change became known is good for those who waited, not for later ones.
+        # Data read before a change was announced is valid for current waiters, not for later ones.
         if changes == self._changes:
             self._keep(key, value)
         return value
@@ -131,7 +132,7 @@ class LookupCache(Generic[K, V]):
         if self._loading.get(key) is task:
             del self._loading[key]
         if not task.cancelled():
-            # All who waited may be gone; asyncio would complain about an error that nobody took.
+            # Retrieve the exception, or asyncio logs it if every waiter was cancelled.
             task.exception()
 
     def _keep(self, key: K, value: V | None) -> None:

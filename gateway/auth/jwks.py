@@ -1,4 +1,4 @@
-"""Public keys for JWTs, from a JWKS file that may be replaced while the gateway runs."""
+"""Public keys for JWTs, from a JWKS file that can be replaced while the gateway runs."""
 
 import logging
 import time
@@ -14,18 +14,18 @@ from gateway.errors import StartupError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 1.0
-"""How often it is looked whether the file was replaced, at most."""
+"""Minimum interval between checks whether the file was replaced."""
 
 
 class JwksError(StartupError):
-    """The file cannot be read or holds no usable key."""
+    """The file cannot be read or contains no usable key."""
 
 
 class JwksFile:
-    """The keys of one JWKS file by their `kid`.
+    """Keys of a JWKS file by their `kid`.
 
     Args:
-        path: the file; it must be readable and hold a usable key when the gateway starts.
+        path: the file; it must be readable and contain a usable key when the gateway starts.
         monotonic: clock in seconds.
     """
 
@@ -37,7 +37,7 @@ class JwksFile:
         self._keys = _read(path)
 
     def get(self, kid: str) -> jwt.PyJWK | None:
-        """Return the key with this id from the newest readable version of the file."""
+        """Return the key with this id from the latest readable version of the file."""
         if self._monotonic() - self._checked_at >= CHECK_SECONDS:
             self._checked_at = self._monotonic()
             self._reload()
@@ -51,7 +51,7 @@ class JwksFile:
                 self._version = version
                 logger.info("JWKS file read again: %d keys", len(self._keys))
         except JwksError as error:
-            # The keys read before stay good, so a broken file shuts nobody out.
+            # The previous keys stay valid, so a broken file locks out nobody.
             logger.warning("JWKS file not usable, its earlier keys stay in use: %s", error)
 
 
@@ -83,6 +83,7 @@ def _parse(data: dict[str, Any]) -> jwt.PyJWK | None:
     try:
         return jwt.PyJWK.from_dict(data)
     except jwt.PyJWTError:
-        # A set may hold keys of kinds that we do not know; their text may be private, so it is not logged.
+        # A set may contain key types that we do not support. Their text may be private, so it is
+        # not logged.
         logger.warning("A key in the JWKS file is not usable and was left out")
         return None

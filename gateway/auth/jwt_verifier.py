@@ -1,4 +1,4 @@
-"""Checks JWTs that an identity provider signed for our tenants."""
+"""Verify JWTs that an identity provider signed for our tenants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,10 @@ from gateway.errors import AuthenticationError, ExpiredCredentialError, shown
 from gateway.settings import JwtAlgorithm, Settings
 
 MAX_SUBJECT_CHARACTERS: Final = 255
-"""OpenID Connect's bound of `sub`. The ledger has an index on it, and PostgreSQL indexes no long texts."""
+"""Maximum length of `sub` in OpenID Connect.
+
+The ledger indexes it, and PostgreSQL cannot index long texts.
+"""
 
 _KEY_TYPES: Final[Mapping[JwtAlgorithm, str]] = {
     JwtAlgorithm.RS256: "RSA",
@@ -38,16 +41,16 @@ _JWT = jwt.PyJWT({"enforce_minimum_key_length": True, "require": ["exp", "iss", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClaims:
-    """What a valid token says."""
+    """Claims of a valid token."""
 
     tenant_id: str
     subject: str
     scopes: frozenset[Scope]
-    """Scopes of the tenant only: a tenant's issuer writes them."""
+    """Tenant scopes only, since a tenant's issuer sets them."""
     operator_scopes: frozenset[Scope]
-    """By the claim that the deployment maps to operator rights."""
+    """Scopes from the claim that the deployment maps to operator rights."""
     names_scopes: bool
-    """Whether the token itself names scopes."""
+    """Whether the token names scopes."""
     allowed_models: frozenset[str] | None
     dialect: Dialect | None
     project_id: str | None
@@ -55,7 +58,7 @@ class TokenClaims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JwtVerifier:
-    """Checks signature, algorithm, issuer, audience and expiry of tokens, and reads their claims."""
+    """Verifies tokens: signature, algorithm, issuer, audience and expiry; reads their claims."""
 
     algorithms: frozenset[JwtAlgorithm]
     secret: str | None
@@ -65,13 +68,13 @@ class JwtVerifier:
     tenant_claim: str
     leeway: timedelta
     operator_claim: str | None = None
-    """The claim that gives operator rights; None: no claim does."""
+    """The claim that grants operator rights; None: no claim does."""
     operator_values: Mapping[str, Scope] = field(default_factory=dict)
-    """Which values of that claim give which right."""
+    """The operator right that each value of that claim grants."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "JwtVerifier | None":
-        """Return the verifier that the settings ask for: None where no algorithm is accepted."""
+        """Create the verifier that the settings define; None if no algorithm is accepted."""
         if not settings.jwt_algorithms or not settings.jwt_issuer or not settings.jwt_audience:
             return None
         secret, jwks = settings.jwt_secret, settings.jwt_jwks_file
@@ -122,8 +125,8 @@ class JwtVerifier:
 
     def _key(self, algorithm: JwtAlgorithm, header: Mapping[str, Any]) -> jwt.PyJWK | str:
         if algorithm is JwtAlgorithm.HS256:
-            # A secret only ever serves HS256, and a public key never does, so that nobody can sign with
-            # a key that is published.
+            # The secret is only used for HS256, and a public key never is. Otherwise anybody could
+            # sign with a published key.
             return self.secret or ""
         kid = header.get("kid")
         if not isinstance(kid, str):
@@ -176,7 +179,7 @@ def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
     if "scope" not in claims:
         return DEFAULT_SCOPES
     words = _claim(claims, "scope", str).split()
-    # An identity provider puts scopes of other services in the same claim.
+    # An identity provider may put scopes of other services into the same claim.
     return frozenset(scope for scope in TENANT_SCOPES if scope in words)
 
 

@@ -1,4 +1,4 @@
-"""What keys may be, and which of them may be changed."""
+"""Validation rules for API keys: allowed options, and which keys can be changed."""
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
@@ -15,13 +15,13 @@ MAX_GRACE: Final = timedelta(days=30)
 
 
 def check_not_revoked(key: KeyRecord) -> None:
-    """Refuse a key that was ended for good."""
+    """Reject a revoked key."""
     if key.revoked_at is not None:
         raise BadRequestError(f"The key {shown(key.id)} is revoked: make a new one.")
 
 
 def check_lives(key: KeyRecord) -> None:
-    """Refuse a key that does not work any more."""
+    """Reject a key that does not work any more."""
     check_not_revoked(key)
     if key.expires_at is not None and key.expires_at <= utc_now():
         raise BadRequestError(
@@ -30,7 +30,7 @@ def check_lives(key: KeyRecord) -> None:
 
 
 def check_grace(grace: timedelta) -> None:
-    """Refuse a grace period out of range."""
+    """Reject a grace period out of range."""
     if not timedelta(0) <= grace <= MAX_GRACE:
         raise InvalidParameterError(
             f"'grace_seconds' must be from 0 to {int(MAX_GRACE.total_seconds())}. "
@@ -40,7 +40,7 @@ def check_grace(grace: timedelta) -> None:
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a key as its record has them. Raises InvalidParameterError."""
+    """Return key options in the form of a key record. Raises InvalidParameterError."""
     checked = dict(options)
     if "name" in options:
         check_name(options["name"])

@@ -1,4 +1,4 @@
-"""The rules of a key's life."""
+"""API key lifecycle: create, change, rotate and revoke."""
 
 import re
 import secrets
@@ -52,7 +52,7 @@ _UNBOUNDED: Final[dict[str, Any]] = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """A key with a new secret: the only moment at which the whole key is known."""
+    """A key with a new secret; the complete key is available only here."""
 
     record: KeyRecord
     key: ApiKey
@@ -61,8 +61,9 @@ class CreatedKey:
 class KeyService:
     """Creates, changes, rotates and revokes tenants' keys; every change is audited.
 
-    Where a credential asks, its grant is the `grantor`: it sees keys of its project only, and makes, changes
-    and ends only those that have no more rights than it has itself. Everything raises PermissionDeniedError.
+    If a credential makes the call, its grant is the `grantor`. It sees only keys of its project,
+    and creates, changes and revokes only keys without more rights than its own. Otherwise the
+    methods raise PermissionDeniedError.
     """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
@@ -79,7 +80,7 @@ class KeyService:
         actor: str = SYSTEM,
         **options: Unpack[NewKeyOptions],
     ) -> CreatedKey:
-        """Make a key for the tenant. Bounds that are not named are those of the grantor, or none."""
+        """Create a key for the tenant. Bounds that are not given are the grantor's, or none."""
         check_known(tenant_id, "tenant")
         given = checked_options({"name": name, "scopes": frozenset(scopes), **options})
         key = ApiKey.generate()
@@ -113,14 +114,14 @@ class KeyService:
         return CreatedKey(record, key)
 
     async def list_of_tenant(self, tenant_id: str) -> list[KeyRecord]:
-        """Return the tenant's keys, oldest first, the revoked ones included."""
+        """Return the tenant's keys, oldest first, including revoked ones."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await KeyStore(transaction).list_of_tenant(tenant_id)
 
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None
     ) -> Page[KeyRecord]:
-        """Return some of the tenant's keys, oldest first, the revoked ones included."""
+        """Return a page of the tenant's keys, oldest first, including revoked ones."""
         project_id = None if grantor is None else grantor.project_id
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await KeyStore(transaction).page(tenant_id, wanted, project_id=project_id)
@@ -141,7 +142,7 @@ class KeyService:
         actor: str = SYSTEM,
         **options: Unpack[KeyOptions],
     ) -> KeyRecord:
-        """Change the options that are given, on every gateway; of `limits` those that are named."""
+        """Change the given options on every gateway; of `limits`, only those it contains."""
         check_not_empty(options)
         columns = checked_options(options)
         async with self._database.writing() as transaction:
@@ -173,10 +174,14 @@ class KeyService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> CreatedKey:
-        """Give the key a new secret. The present one works for the grace period, one before it no more."""
+        """Create a new secret for the key.
+
+        The current secret works for the grace period; an older one stops working.
+        """
         check_grace(grace)
-        # Told before as well: were Redis found to be away only afterwards, the new secret would be lost
-        # with the error, and the next rotation would end the one in use.
+        # Announce the change before the rotation as well. If Redis were found to be unavailable
+        # only afterwards, the error would lose the new secret, and the next rotation would end the
+        # one in use.
         found = await self.get(tenant_id, id_or_prefix, grantor=grantor)
         await self._announcer.key_changed(found.id)
         new = ApiKey.generate()
@@ -200,7 +205,7 @@ class KeyService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> KeyRecord:
-        """End the key on every gateway; may be repeated, for instance to announce it again."""
+        """Revoke the key on every gateway; a repeated call announces it again."""
         async with self._database.writing() as transaction:
             key, _ = await _managed(transaction, tenant_id, id_or_prefix, grantor)
             if key.revoked_at is None:
@@ -216,7 +221,7 @@ class KeyService:
 
 
 def public_name(key: str) -> str:
-    """Return what names a key and may be repeated, even where somebody gives the whole key."""
+    """Return a name of the key that is safe to show, even if the caller passes the whole key."""
     whole = _WHOLE_KEY.fullmatch(key)
     return key if whole is None else whole[1]
 
@@ -224,7 +229,7 @@ def public_name(key: str) -> str:
 async def _managed(
     transaction: AsyncSession, tenant_id: str, id_or_prefix: str, grantor: Grant | None
 ) -> tuple[KeyRecord, Plan | None]:
-    """Return a locked key that the grantor may manage as it is, and the plan of its tenant."""
+    """Return a locked key that the grantor may manage as it is, and its tenant's plan."""
     key = await _find(transaction, tenant_id, id_or_prefix, grantor, is_locked=True)
     plan = await PlanStore(transaction).of_tenant(tenant_id)
     if grantor is not None:
@@ -243,7 +248,7 @@ async def _find(
     check_known(tenant_id, "tenant")
     name = public_name(id_or_prefix)
     if _NAME_OF_KEY.fullmatch(name) is None:
-        # Not repeated, since it may be a key that was copied wrongly.
+        # The message omits the given text, since it may be an incorrectly copied key.
         raise NotFoundError(f"The tenant {shown(tenant_id)} has no such key.")
     key = await KeyStore(transaction).find(tenant_id, name, is_locked=is_locked)
     if key is None or (grantor is not None and not grantor.sees(key.project_id)):

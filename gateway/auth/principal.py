@@ -1,4 +1,4 @@
-"""Who a request acts as."""
+"""The principal of a request: its tenant, credential and rights."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from gateway.errors import AddressNotAllowedError, PermissionDeniedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A tenant, through one of its credentials."""
+    """A tenant, acting through one of its credentials."""
 
     tenant_id: str
     tenant_weight: float
@@ -23,31 +23,31 @@ class Principal:
     """Id of the API key, or `jwt:` and the token's subject."""
     scopes: frozenset[Scope]
     allowed_models: frozenset[str] | None
-    """None stands for all models."""
+    """None means all models."""
     dialect: Dialect | None = None
-    """The credential's dialect, else the tenant's."""
+    """The credential's dialect, or else the tenant's."""
     is_strict: bool = False
-    """Whether parameters that would have no effect are refused."""
+    """Whether requests with parameters that would have no effect are rejected."""
     default_model: str | None = None
-    """The tenant's model for requests that name none."""
+    """The tenant's model for requests without a model."""
     project_id: str | None = None
     allowed_addresses: tuple[Network, ...] | None = None
-    """Where requests may come from; None stands for anywhere."""
+    """Allowed source addresses of requests; None means any."""
     expires_at: datetime | None = None
-    """When the key, or its secret in use, expires; None for a JWT, which only proves an identity."""
+    """Expiry of the key, or of its secret in use; None for a JWT, which only proves an identity."""
     limits: tuple[SubjectLimits, ...] = ()
-    """Of key, project and tenant, in this order; a JWT has no key."""
+    """Limits of key, project and tenant, in this order; a JWT has no key."""
     is_prepaid: bool = False
     service_tier: ServiceTier = ServiceTier.DEFAULT
-    """The tier of requests that name none."""
+    """Service tier for requests without a tier."""
     shows_cost: bool = False
-    """Whether answers say what they cost."""
+    """Whether responses contain their cost."""
     is_operator: bool = False
-    """Whether it acts on any tenant, by the Admin API."""
+    """Whether the credential may manage any tenant through the Admin API."""
 
     @property
     def actor(self) -> str:
-        """The name under which changes are audited."""
+        """The name that the audit log stores for changes by this principal."""
         kind = "operator:" if self.is_operator else ""
         if self.credential_id.startswith("jwt:"):
             return f"{kind}{self.credential_id}"
@@ -55,12 +55,12 @@ class Principal:
 
     @property
     def grant(self) -> Grant:
-        """The rights of the credential in its tenant."""
+        """Rights of the credential in its tenant."""
         return self._grant(scopes=self.scopes & TENANT_SCOPES)
 
     @property
     def operator_grant(self) -> Grant:
-        """The rights of an operator's credential in every tenant; use it with the scope `admin` only."""
+        """Rights of an operator's credential in every tenant; use only with the scope `admin`."""
         return self._grant(is_operator=True, scopes=frozenset(Scope), project_id=None)
 
     def _grant(self, *, is_operator: bool = False, **others: object) -> Grant:
@@ -70,18 +70,18 @@ class Principal:
         return Grant(credential_id=self.credential_id, bounds=bounds, is_operator=is_operator)
 
     def sees_use_of(self, scope: LimitScope) -> bool:
-        """Whether the credential may see what its key, its project or its tenant has used."""
+        """Whether the credential may see the usage of its key, its project or its tenant."""
         if scope is LimitScope.KEY:
             return True
         is_within = scope is LimitScope.PROJECT or self.project_id is None
         return is_within and Scope.USAGE in self.scopes
 
     def allows_model(self, model: str) -> bool:
-        """Whether the credential may use the model, or even know of it."""
+        """Whether the credential may use and see the model."""
         return self.allowed_models is None or model in self.allowed_models
 
     def require_scope(self, *scopes: Scope) -> None:
-        """Raise PermissionDeniedError unless the credential carries one of the scopes."""
+        """Raise PermissionDeniedError unless the credential has one of the scopes."""
         if self.scopes.isdisjoint(scopes):
             wanted = "' or '".join(scopes)
             raise PermissionDeniedError(
@@ -89,14 +89,14 @@ class Principal:
             )
 
     def require_address(self, address: str | None) -> None:
-        """Raise AddressNotAllowedError unless requests may come from the address."""
+        """Raise AddressNotAllowedError unless requests from the address are allowed."""
         if self.allowed_addresses is None:
             return
         try:
             client = ip_address(address or "")
         except ValueError:
             client = None
-        # An IPv4 client of an IPv6 socket shows as ::ffff:a.b.c.d.
+        # An IPv4 client of an IPv6 socket appears as ::ffff:a.b.c.d.
         client = getattr(client, "ipv4_mapped", None) or client
         if client is None or not any(client in network for network in self.allowed_addresses):
             raise AddressNotAllowedError("This credential may not be used from this address.")

@@ -1,4 +1,4 @@
-"""Follows the announcements of changed keys and tenants, so that caches forget them at once."""
+"""Revocation: follow announcements of changed keys and tenants to invalidate caches at once."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from gateway.tasks import end_task
 logger = logging.getLogger(__name__)
 
 BLOCK_MS: Final = 2000
-"""How long one read waits for news; must stay below the connection's read timeout."""
+"""How long one read blocks; must stay below the connection's read timeout."""
 MAX_BATCH: Final = 1000
 FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 5.0
@@ -24,12 +24,12 @@ _BEFORE_ALL = b"0-0"
 
 
 class RevocationListener:
-    """One task that reads the stream of changes from the last entry it has seen.
+    """A task that reads the stream of changes after the last entry it has read.
 
     Args:
-        redis: a client that answers with bytes; one of its connections is taken by the blocking read.
-        authenticator: what has to forget.
-        on_prices_changed: called when the price table has grown, or may have.
+        redis: a client that returns bytes; the blocking read occupies one of its connections.
+        authenticator: its cache is invalidated.
+        on_prices_changed: called when the price table has grown, or may have grown.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class RevocationListener:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to listen; Redis need not be reachable yet."""
+        """Start the listener; Redis need not be reachable yet."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the listening."""
+        """Stop the listener."""
         task, self._task = self._task, None
         if task is not None:
             await end_task(task)
@@ -68,14 +68,15 @@ class RevocationListener:
                     retry_seconds,
                     type(error).__name__,
                 )
-            # Gateways that lost the same Redis must not all come back in the same moment.
+            # Gateways that lose the same Redis must not all reconnect at the same moment.
             await asyncio.sleep(retry_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             retry_seconds = min(2 * retry_seconds, LAST_RETRY_SECONDS)
 
     async def _find_place(self) -> None:
-        """Make sure that nothing was missed since the last entry seen, or else distrust the cache.
+        """Check that no entry was missed since the last one read; otherwise expire the cache.
 
-        Entries leave the stream oldest first, so if the last one seen is still there, every later one is.
+        Entries leave the stream oldest first, so if the last one read still exists, every later one
+        does.
         """
         last = self._last_id
         if last is not None and await self._redis.xrange(keys.KEY_EVENTS, last, last, count=1):
