@@ -1,4 +1,4 @@
-"""Tenants and their API keys in SQL: tables, stores, migrations, and the rules of a tenant's life.
+"""Tenants and their API keys in SQL: tables, stores, migrations and services.
 
-The only room that knows SQLAlchemy's tables. Stores hold queries and no policy.
+This package alone uses SQLAlchemy's tables. Stores contain queries and no policy.
 """

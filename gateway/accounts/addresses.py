@@ -1,4 +1,4 @@
-"""Networks that people give as text, such as `10.0.0.0/8`."""
+"""Parse IP networks from user input, such as `10.0.0.0/8`."""
 
 from collections.abc import Collection
 from ipaddress import IPv6Network, ip_interface, ip_network
@@ -15,7 +15,10 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 def read_addresses(
     texts: Collection[str], *, param: str = "allowed_addresses"
 ) -> tuple[Network, ...]:
-    """Return networks in their usual form and each once. Raises InvalidParameterError for a wrong one."""
+    """Return the networks in canonical form, without duplicates.
+
+    Raises InvalidParameterError for an invalid one.
+    """
     if not 0 < len(texts) <= MAX_ADDRESSES:
         raise InvalidParameterError(
             f"'{param}' must name 1 to {MAX_ADDRESSES} networks. Given: {len(texts)}.", param=param
@@ -25,7 +28,7 @@ def read_addresses(
 
 def _read(text: str, param: str) -> Network:
     try:
-        # An address with a zone is only known to the machine that it was written on.
+        # An address with a zone is only meaningful on the machine where it was written.
         network = ip_network("" if "%" in text else text, strict=False)
         host = ip_interface(text)
     except ValueError:
@@ -44,7 +47,7 @@ def _read(text: str, param: str) -> Network:
 
 
 def _without_mapping(network: Network) -> Network:
-    """Return an IPv4 network that was written as part of IPv6 as IPv4, which is how clients are compared."""
+    """Return an IPv4-mapped IPv6 network as IPv4, the form in which clients are compared."""
     if not isinstance(network, IPv6Network) or not network.subnet_of(_MAPPED):
         return network
     first = network.network_address.ipv4_mapped

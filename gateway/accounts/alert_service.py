@@ -1,4 +1,4 @@
-"""Notices budgets that are nearly used up, and credits that are, so that webhooks are told."""
+"""Webhook alerts for budgets that reach a threshold and for credits that are almost used up."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -16,20 +16,23 @@ from gateway.accounts.webhook_service import make_event
 from gateway.accounts.webhook_store import EventName, WebhookEvent, WebhookStore
 
 BUDGET_KIND: Final = "budget.threshold"
-"""A budget of this month is used up to a threshold of the webhook."""
+"""Spending of this month has reached a threshold of the webhook."""
 CREDITS_KIND: Final = "credits.exhausted"
-"""Of the newest grant less than a hundredth would be left. A request reserves the most that it may cost, so
-the last micro-dollars are hardly ever spent, and a balance of exactly 0 is no sign to wait for."""
+"""Less than a hundredth of the newest grant is left.
+
+A request reserves its maximum cost, so the last micro-dollars are rarely spent and the balance
+rarely reaches exactly 0.
+"""
 EXHAUSTED_PARTS: Final = 100
 
 
 async def find_alerts(
     database: Database, now: datetime, *, costs: MonthlyCosts | None = None
 ) -> int:
-    """Have webhooks told of every budget that has reached a threshold in the month of `now`.
+    """Add webhook events for every budget that has reached a threshold in the month of `now`.
 
-    Each webhook is told once of each budget, month and threshold, also if this runs twice at once. Return
-    how many events are new. Raises StoreUnavailableError.
+    Each webhook receives one event per budget, month and threshold, even if two calls run at once.
+    Return the number of new events. Raises StoreUnavailableError.
     """
     async with database.reading() as transaction:
         watched = await AlertStore(transaction).watched()
@@ -74,7 +77,7 @@ def _reached(
 ) -> Iterator[EventName]:
     """Yield an event for each threshold that the holder's budget has reached."""
     budget = holder.limits.budget_micros
-    # Of a budget of 0 nothing is ever used.
+    # A budget of 0 has no usage percentage.
     if not budget:
         return
     used = spent.get(holder.subject, 0)

@@ -1,4 +1,4 @@
-"""What budget alerts are made of: who wants to be told, whose budgets those are, and what they cost so far."""
+"""Data for budget alerts: subscribed tenants, holders of budgets, and their cost so far."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,16 +23,19 @@ from gateway.accounts.tables import (
 
 
 class MonthlyCosts(Protocol):
-    """Where alerts learn what was spent."""
+    """Source of monthly costs for alerts."""
 
     async def costs(
         self, transaction: AsyncSession, tenant_id: str, since: datetime
     ) -> Mapping[str, int]:
-        """Return what a tenant (`t:acme`), its projects and its keys have cost since then, in micro-dollars."""
+        """Return the cost of a tenant, its projects and its keys since then.
+
+        The keys of the result are subjects such as `t:acme`; costs are in micro-dollars.
+        """
 
 
 class RollupCosts:
-    """The ledger's sums by the day, which are seconds behind it but few."""
+    """Daily sums of the ledger, which lag it by seconds but have few rows."""
 
     async def costs(
         self, transaction: AsyncSession, tenant_id: str, since: datetime
@@ -58,7 +61,7 @@ class RollupCosts:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A tenant that wants to be told."""
+    """A tenant with webhooks."""
 
     tenant: Tenant
     plan: Plan | None
@@ -66,7 +69,7 @@ class Watched:
 
 
 class AlertStore:
-    """Reads what alerts need, within one transaction."""
+    """Reads the data for alerts, within one transaction."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
@@ -90,7 +93,7 @@ class AlertStore:
         return list(found.values())
 
     async def holders(self, watched: Watched) -> list[SubjectLimits]:
-        """Return the limits of a tenant, of its projects and of its keys that are in use."""
+        """Return the limits of a tenant, of its projects and of its keys in use."""
         tenant_id = watched.tenant.id
         projects = await self._transaction.scalars(
             select(ProjectRow)

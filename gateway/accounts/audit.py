@@ -1,8 +1,8 @@
-"""The audit log: who changed what, in a chain of hashes that shows whether it was tampered with.
+"""The audit log: who changed what, in a hash chain that reveals tampering.
 
-Each row's hash covers its content and the hash of the row before, so that changing, removing or inserting
-a row breaks the chain. Signatures among the rows reveal a chain that was computed again. Only a hash or a signed
-head that is stored elsewhere reveals that the newest rows were cut off.
+Each row's hash covers its content and the previous row's hash, so changing, removing or inserting a
+row breaks the chain. Signatures among the rows reveal a recomputed chain. Only a hash or a signed
+head stored elsewhere reveals that the newest rows were removed.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from gateway.accounts.tables import AuditRow
 from gateway.accounts.times import utc_now
 
 SYSTEM: Final = "system"
-"""The actor of changes that nobody asked for, such as an expiry."""
+"""The actor of automatic changes, such as an expiry."""
 
 CHAIN_LOCK: Final = 7_585_424
-"""PostgreSQL advisory lock under which rows are added one after the other."""
+"""PostgreSQL advisory lock that serializes the insertion of rows."""
 BEGINNING: Final = bytes(32)
 """The hash before the first row."""
 PAGE: Final = 1000
@@ -35,7 +35,7 @@ _json = msgspec.json.Encoder(order="sorted").encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One change, as it is shown."""
+    """One change, as shown to readers."""
 
     sequence: int
     at: datetime
@@ -49,20 +49,20 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """What checking the whole chain found."""
+    """Result of a check of the whole chain."""
 
     entries: int
     head: str
-    """Hash of the newest row; to be noted elsewhere, so that a cut end shows."""
+    """Hash of the newest row; store it elsewhere to detect removal of the newest rows."""
     broken_at: int | None
-    """Sequence number of the first row that is wrong or missing."""
+    """Sequence number of the first wrong or missing row."""
     reason: str = ""
     has_expected: bool = True
-    """Whether the hash that was asked for is that of a row; looked for only in a sound chain."""
+    """Whether a row has the expected hash; checked only in an intact chain."""
     signed: int | None = None
-    """How many rows the newest signature covers; None if no key was given to check it."""
+    """Number of rows that the newest signature covers; None if no key was given to check it."""
     lost_head: int | None = None
-    """Sequence number of the first stored head that is not in this chain or has a wrong signature."""
+    """Sequence number of the first stored head that is not in this chain or is wrongly signed."""
 
 
 class AuditLogBrokenError(Exception):
@@ -70,7 +70,7 @@ class AuditLogBrokenError(Exception):
 
 
 class AuditLog:
-    """The log, within one transaction: a change and its row are committed together, or neither."""
+    """The log, within one transaction, which commits a change together with its row."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
@@ -84,7 +84,7 @@ class AuditLog:
         tenant_id: str | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a row. `details` must hold no secret."""
+        """Append a row. `details` must not contain secrets."""
         await self._take_turn()
         last = await self._newest()
         await self._add_behind(last, action, subject, actor, tenant_id, details or {})
@@ -92,10 +92,11 @@ class AuditLog:
     async def sign(
         self, signer: HeadSigner, *, after: SignedHead | None = None
     ) -> SignedHead | None:
-        """Sign the newest row, unless it is a signature. Return the newest signed head; None for an empty log.
+        """Sign the newest row, unless it is a signature.
 
-        Raises AuditLogBrokenError if what follows the signature before is no chain, or if `after`, which this
-        process has signed, is no longer part of the log.
+        Return the newest signed head; None for an empty log. Raises AuditLogBrokenError if the rows
+        after the previous signature are not a valid chain, or if `after`, which this process
+        signed, is no longer part of the log.
         """
         await self._take_turn()
         if after is not None:
@@ -129,7 +130,7 @@ class AuditLog:
         before: int | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Return the newest rows: of one tenant, actor or action and before a sequence number, if given."""
+        """Return the newest rows, filtered by the arguments that are given."""
         query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(limit)
         if tenant_id is not None:
             query = query.where(AuditRow.tenant_id == tenant_id)
@@ -149,7 +150,7 @@ class AuditLog:
         before: int | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Return the newest rows of a tenant, numbered 1, 2, 3 ... without gaps for other tenants."""
+        """Return the newest rows of a tenant, numbered 1, 2, 3 ... regardless of other tenants."""
         number = func.row_number().over(order_by=AuditRow.sequence).label("number")
         own = select(AuditRow, number).where(AuditRow.tenant_id == tenant_id).subquery()
         row = aliased(AuditRow, own)
@@ -168,7 +169,7 @@ class AuditLog:
         signer: HeadSigner | None = None,
         noted: Sequence[SignedHead] = (),
     ) -> ChainState:
-        """Check every row from the first on, and compare with heads stored elsewhere.
+        """Check every row from the first one, and compare with heads stored elsewhere.
 
         Args:
             expected_hash: a hash that a row must have.
@@ -249,7 +250,7 @@ class AuditLog:
             self._transaction.expunge_all()
 
     async def _take_turn(self) -> None:
-        # A writing transaction of SQLite is alone anyway.
+        # SQLite runs only one writing transaction at a time anyway.
         if self._transaction.get_bind().dialect.name == "postgresql":
             await self._transaction.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CHAIN_LOCK}

@@ -1,4 +1,4 @@
-"""Reading the audit log: page by page, and as a whole to see whether it was tampered with."""
+"""Read the audit log page by page, and verify its hash chain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gateway.accounts.paging import Page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which entries are asked for; None stands for all."""
+    """Filter of audit log entries; None means all."""
 
     tenant_id: str | None = None
     actor: str | None = None
@@ -19,7 +19,7 @@ class AuditFilter:
 
 
 class AuditService:
-    """The audit log as it is shown and checked."""
+    """Shows and verifies the audit log."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,7 +27,7 @@ class AuditService:
     async def page(
         self, wanted: AuditFilter, *, before: int | None, limit: int
     ) -> Page[AuditEntry]:
-        """Return the newest entries, those before a sequence number if one is given."""
+        """Return the newest entries, only those before a sequence number if given."""
         async with self._database.reading() as transaction:
             entries = await AuditLog(transaction).entries(
                 tenant_id=wanted.tenant_id,
@@ -41,7 +41,7 @@ class AuditService:
     async def page_of(
         self, tenant_id: str, *, action: str | None, before: int | None, limit: int
     ) -> Page[AuditEntry]:
-        """Return the newest entries of a tenant, numbered among its own."""
+        """Return the newest entries of a tenant, numbered within the tenant."""
         async with self._database.reading() as transaction:
             entries = await AuditLog(transaction).entries_of(
                 tenant_id, action=action, before=before, limit=limit + 1

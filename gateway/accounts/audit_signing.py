@@ -1,7 +1,8 @@
-"""Signatures of the audit log's head, by a key that the database does not hold.
+"""Signatures of the audit log's head, by a key that is not in the database.
 
-Someone who can write the database can compute all hashes again, but no signature. A signed head is an entry of the
-log, and `gateway.jobs.audit_heads` also stores it outside, which reveals that newer entries were cut off.
+An attacker who can write to the database can recompute all hashes, but no signature. A signed head
+is an entry of the log. `gateway.jobs.audit_heads` also stores it outside, which reveals that newer
+entries were removed.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 ACTION: Final = "audit.sign"
-"""The action of entries whose details are a signed head: that of the entry before."""
+"""The action of entries whose details are the signed head of the previous entry."""
 
 _DOMAIN: Final = b"sluice audit head"
 _TEXT: Final = re.compile(r"audit-head (\d{1,15}) ([0-9a-f]{64}) ([0-9a-f]{64})\b")
@@ -30,7 +31,7 @@ class SignedHead:
 
     @override
     def __str__(self) -> str:
-        """Return the head as it is stored outside the database."""
+        """Return the head in the format that is stored outside the database."""
         return f"audit-head {self.sequence} {self.hash} {self.signature}"
 
     @property
@@ -54,7 +55,7 @@ class SignedHead:
 
 
 class HeadSigner:
-    """Signs with the first of some keys (HMAC-SHA-256), and accepts signatures of any of them."""
+    """Signs with the first of its keys (HMAC-SHA-256), and accepts signatures by any of them."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys = [key.encode() for key in keys]
@@ -65,7 +66,7 @@ class HeadSigner:
         return SignedHead(sequence, head.hex(), signature)
 
     def is_genuine(self, head: SignedHead) -> bool:
-        """Whether one of the keys signed it."""
+        """Whether one of the keys made the signature."""
         content = bytes.fromhex(head.hash)
         signatures = [_signature(key, head.sequence, content) for key in self._keys]
         given = head.signature.encode()

@@ -1,4 +1,4 @@
-"""How much one tenant may have, so that nobody fills the database."""
+"""Row limits per tenant, so that no tenant fills the database."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,7 +16,7 @@ Holding = type[ApiKeyRow] | type[MemberRow] | type[ProjectRow]
 MOST_OF_TENANT: Final[Mapping[Holding, int]] = MappingProxyType(
     {ApiKeyRow: 10_000, MemberRow: 1_000, ProjectRow: 1_000}
 )
-"""Rows of one tenant; keys that were revoked and projects that were archived count, since they stay."""
+"""Maximum rows of one tenant, including revoked keys and archived projects, which are kept."""
 
 _NAMES: Final[Mapping[Holding, str]] = MappingProxyType(
     {ApiKeyRow: "keys", MemberRow: "members", ProjectRow: "projects"}
@@ -24,7 +24,10 @@ _NAMES: Final[Mapping[Holding, str]] = MappingProxyType(
 
 
 async def require_room(transaction: AsyncSession, table: Holding, tenant_id: str) -> None:
-    """Raise ConflictError if the tenant has as many as it may have. Additions to a tenant take turns."""
+    """Raise ConflictError if the tenant has the maximum number.
+
+    Additions to one tenant are serialized.
+    """
     await lock_tenant(transaction, tenant_id)
     number = await transaction.scalar(
         select(func.count()).select_from(table).where(table.tenant_id == tenant_id)

@@ -1,4 +1,4 @@
-"""Tells all gateways that a key or a tenant has changed, so that they stop believing their caches."""
+"""Announce changed keys and tenants to all gateways, which then invalidate their caches."""
 
 from collections.abc import Awaitable
 from typing import Any, Final
@@ -11,24 +11,24 @@ from gateway.accounts.limits import LimitScope, subject_of
 from gateway.errors import ChangeNotAnnouncedError
 
 MAX_EVENTS: Final = 10_000
-"""Entries the stream keeps, about; a gateway that was away for longer notices the gap."""
+"""Approximate number of entries in the stream; a gateway that lags further detects the gap."""
 
 ACCOUNT_MS: Final = 3_456_000_000
-"""How long the numbers of an account are kept after the last change: forty days."""
+"""How long an account's counters are kept after the last change: forty days."""
 
 
 class ChangeAnnouncer:
-    """Appends to the stream that every gateway follows. To be called after the commit."""
+    """Appends to the stream that every gateway follows. Call it after the commit."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def key_changed(self, key_id: str) -> None:
-        """Announce that this key is not what it was."""
+        """Announce that this key has changed."""
         await self._announce({"key": key_id})
 
     async def tenant_changed(self, tenant_id: str) -> None:
-        """Announce that this tenant's status or options changed."""
+        """Announce that this tenant's status or options have changed."""
         await self._announce({"tenant": tenant_id})
 
     async def plan_changed(self) -> None:
@@ -40,9 +40,9 @@ class ChangeAnnouncer:
         await self._announce({"prices": "all"})
 
     async def credits_changed(self, tenant_id: str) -> None:
-        """Have the tenant's balance derived again from the database."""
+        """Mark the tenant's balance to be derived again from the database."""
         account = keys.account(keys.bucket_of(tenant_id), subject_of(LimitScope.TENANT, tenant_id))
-        # The version grows, so that a balance which is being derived right now is not written.
+        # The version increases, so a balance whose derivation is in progress is not written.
         commands = self._redis.pipeline(transaction=True)
         commands.execute_command("HINCRBY", account, "v", 1)
         commands.execute_command("HDEL", account, "seeded")
@@ -50,7 +50,7 @@ class ChangeAnnouncer:
         await self._tell(commands.execute())
 
     async def _announce(self, event: dict[str, str]) -> None:
-        # redis-py declares the mapping invariantly in types that str keys and values satisfy.
+        # redis-py declares the mapping invariantly, in types that str keys and values satisfy.
         await self._tell(
             self._redis.xadd(
                 keys.KEY_EVENTS,

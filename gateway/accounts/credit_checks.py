@@ -1,4 +1,4 @@
-"""What people may say of credits."""
+"""Validation of credit amounts, notes and expiry times."""
 
 from datetime import datetime
 from typing import Final
@@ -8,12 +8,12 @@ from gateway.accounts.utc import in_utc
 from gateway.errors import InvalidParameterError, shown
 
 MAX_AMOUNT_MICROS: Final = 10**15
-"""A thousand million dollars: Redis' scripts count in doubles, which are exact up to 2**53."""
+"""A thousand million dollars: Redis scripts use doubles, which are exact up to 2**53."""
 MAX_NOTE_CHARACTERS: Final = 200
 
 
 def future_expiry(expires_at: datetime | None) -> datetime | None:
-    """Return the time in UTC; refuse one that is not in the future."""
+    """Return the time in UTC; reject one that is not in the future."""
     if expires_at is None:
         return None
     in_time = in_utc(expires_at, param="expires_at")
@@ -26,7 +26,7 @@ def future_expiry(expires_at: datetime | None) -> datetime | None:
 
 
 def check_amount(amount_micros: int, *, least: int) -> None:
-    """Refuse less than `least` and what Redis could not count."""
+    """Reject amounts below `least` and amounts that Redis cannot count exactly."""
     if not least <= amount_micros <= MAX_AMOUNT_MICROS:
         raise InvalidParameterError(
             f"'amount_micros' must be an integer from {least} to {MAX_AMOUNT_MICROS}. "
@@ -36,7 +36,7 @@ def check_amount(amount_micros: int, *, least: int) -> None:
 
 
 def check_note(note: str) -> None:
-    """Refuse what does not fit into a line of a table."""
+    """Reject a note that does not fit into a table row."""
     if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
         raise InvalidParameterError(
             f"'note' must have at most {MAX_NOTE_CHARACTERS} printable characters. "

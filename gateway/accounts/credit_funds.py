@@ -1,12 +1,13 @@
-"""Which credits a tenant's usage has consumed, and so what is left of each grant.
+"""Prepaid credit consumption: which credits usage has consumed, and the rest of each grant.
 
-Usage counts at the time at which it was admitted. It consumes the grant that expires first; those that
-never expire, and adjustments, come last; among equals the older one comes first. A grant that has expired
-but is not taken back yet pays for what nothing else can pay, so that nobody owes us money because of our own
-delay. What no credit could pay is a debt, which the next credit pays first.
+Usage counts at the time of its admission. It consumes the grant that expires first. Grants that
+never expire, and adjustments, come last; among equals the older one comes first. An expired grant
+that is not taken back yet pays for what nothing else can pay, so that our own delay causes no debt.
+Usage that no credit can pay is a debt, which the next credit pays first.
 
-All of it is derived from the rows each time, so it does not matter in which order they were written, and
-usage that reaches the ledger late finds its place: it takes from other credits what was taken back already.
+Everything is derived from the rows each time, so the order in which they were written does not
+matter. Usage that reaches the ledger late is inserted at its place: other credits pay for it if its
+credit was already taken back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,26 +18,26 @@ from typing import Final
 from gateway.accounts.records import Credit, CreditKind
 
 BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
-"""Before every credit."""
+"""A time before every credit."""
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(slots=True)
 class _Fund:
-    """Something that can be consumed."""
+    """A credit that can be consumed."""
 
     credit: Credit
     left: int
 
     def rank(self, at: datetime) -> tuple[bool, datetime, datetime, str]:
-        """Return the fund's place in the order of consumption, the first one lowest."""
+        """Return the fund's rank in the order of consumption; the lowest comes first."""
         expires_at = self.credit.expires_at or _NEVER
         return expires_at <= at, expires_at, self.credit.created_at, self.credit.id
 
 
 @dataclass(slots=True)
 class Funds:
-    """What is left of a tenant's credits."""
+    """Remaining credits of a tenant."""
 
     debt: int = 0
     """Micro-dollars that no credit could pay."""
@@ -44,22 +45,22 @@ class Funds:
 
     @property
     def left(self) -> Mapping[str, int]:
-        """Micro-dollars left of each grant and positive adjustment, by its id."""
+        """Remaining micro-dollars of each grant and positive adjustment, by its id."""
         return {fund.credit.id: fund.left for fund in self._funds}
 
     @property
     def balance(self) -> int:
-        """What is left of all, less the debt."""
+        """Sum of all remaining credits, minus the debt."""
         return sum(fund.left for fund in self._funds) - self.debt
 
     def add(self, credit: Credit, amount: int) -> None:
-        """Let a credit be consumed, once it has paid what is owed."""
+        """Add a credit, which first pays the debt."""
         paid = min(self.debt, amount)
         self.debt -= paid
         self._funds.append(_Fund(credit, amount - paid))
 
     def take(self, amount: int, at: datetime) -> None:
-        """Consume credits in the order that holds at that time."""
+        """Consume credits in the order that applies at that time."""
         for fund in sorted(self._funds, key=lambda fund: fund.rank(at)):
             taken = min(amount, fund.left)
             fund.left -= taken
@@ -68,7 +69,7 @@ class Funds:
 
 
 def turning_points(credits_: Iterable[Credit], now: datetime) -> list[datetime]:
-    """Return the times, up to now, between which the order of consumption is the same; `BEGINNING` first."""
+    """Return the times, up to now, when the order of consumption may change; `BEGINNING` first."""
     times = {BEGINNING}
     for credit in credits_:
         times.add(credit.created_at)
@@ -78,11 +79,11 @@ def turning_points(credits_: Iterable[Credit], now: datetime) -> list[datetime]:
 
 
 def replay(credits_: Sequence[Credit], usage: Mapping[datetime, int]) -> Funds:
-    """Return what is left.
+    """Return the remaining credits.
 
     Args:
         credits_: all credits of a tenant.
-        usage: what was used from each turning point up to the next one, in micro-dollars.
+        usage: usage from each turning point up to the next one, in micro-dollars.
     """
     funds = Funds()
     taken_back = {credit.grant_id: -credit.amount_micros for credit in credits_ if credit.grant_id}

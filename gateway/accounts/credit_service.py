@@ -1,4 +1,4 @@
-"""The rules of prepaid credits: granted, adjusted, consumed by usage, taken back when they expire."""
+"""Prepaid credits: grants, adjustments, consumption by usage, and expiry."""
 
 import logging
 import secrets
@@ -34,23 +34,26 @@ from gateway.errors import (
 )
 
 GRACE: Final = timedelta(minutes=5)
-"""How long after its expiry a grant is taken back at the earliest: requests that were admitted before must
-have ended and reached the ledger. One that takes longer is paid by other credits, or makes a debt."""
+"""Minimum time between a grant's expiry and taking it back.
+
+Requests admitted before the expiry must have ended and reached the ledger. Other credits pay for a
+request that takes longer, or it creates a debt.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What a tenant has left, by the ledger; usage gets there a few seconds after it ended."""
+    """A tenant's balance by the ledger, which usage reaches a few seconds after it ends."""
 
     granted_micros: int
-    """All grants and adjustments, less what was taken back."""
+    """All grants and adjustments, minus expired credits that were taken back."""
     spent_micros: int
 
     @property
     def micros(self) -> int:
-        """The balance in micro-dollars; negative: a debt."""
+        """The balance in micro-dollars; a negative balance is a debt."""
         return self.granted_micros - self.spent_micros
 
 
@@ -70,7 +73,7 @@ class CreditService:
         expires_at: datetime | None = None,
         actor: str = SYSTEM,
     ) -> Credit:
-        """Give the tenant so many micro-dollars, until they expire if `expires_at` is given."""
+        """Grant the tenant micro-dollars, which expire at `expires_at` if given."""
         check_amount(amount_micros, least=1)
         check_note(note)
         expires_at = future_expiry(expires_at)
@@ -82,7 +85,7 @@ class CreditService:
     async def adjust(
         self, tenant_id: str, amount_micros: int, *, note: str, actor: str = SYSTEM
     ) -> Credit:
-        """Add to the tenant's balance or, with a negative amount, take from it; the note says why."""
+        """Add to the tenant's balance; a negative amount deducts. The note gives the reason."""
         check_amount(amount_micros, least=-MAX_AMOUNT_MICROS)
         if amount_micros == 0:
             raise InvalidParameterError("'amount_micros' must not be 0.", param="amount_micros")
@@ -93,12 +96,12 @@ class CreditService:
         return await self._add(credit, actor=actor)
 
     async def balance(self, tenant_id: str) -> Balance:
-        """Return what the tenant has left."""
+        """Return the tenant's balance."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await balance_of(transaction, tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Credit]:
-        """Return some changes of the balance, oldest first."""
+        """Return a page of balance changes, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await CreditStore(transaction).page(tenant_id, wanted)
 
@@ -108,10 +111,10 @@ class CreditService:
             return await CreditStore(transaction).list_of_tenant(tenant_id)
 
     async def expire_due(self, now: datetime) -> int:
-        """Take back what is left of grants whose expiry is longer ago than `GRACE`.
+        """Take back the rest of grants that expired more than `GRACE` ago.
 
-        May run twice at once: each grant is taken back once. Return how many were. One tenant's trouble keeps
-        no other one waiting; the grant is then due again.
+        Two calls may run at once: each grant is taken back once. Return the number of such grants.
+        A failure for one tenant does not block the others; its grant stays due.
         """
         async with self._database.reading() as transaction:
             tenants = await CreditStore(transaction).tenants_with_expired(now - GRACE)
@@ -144,10 +147,10 @@ class CreditService:
     async def _change(
         self, tenant_id: str, write: Callable[[AsyncSession], Awaitable[list[Credit]]]
     ) -> list[Credit]:
-        """Write to the database and have Redis derive the balance again.
+        """Write to the database, and mark the balance in Redis to be derived again.
 
-        A change that Redis is not told of must not be repeated, since it would be made twice. So Redis is asked
-        first: while it is away, nothing is changed.
+        A change that Redis did not receive must not be repeated, since it would be applied twice.
+        The method therefore contacts Redis first: while Redis is unavailable, nothing changes.
         """
         check_known(tenant_id, "tenant")
         try:
@@ -171,7 +174,7 @@ class CreditService:
 
 
 async def balance_of(transaction: AsyncSession, tenant_id: str) -> Balance:
-    """Return what the tenant has left, as this transaction sees it."""
+    """Return the tenant's balance, as this transaction sees it."""
     return Balance(
         await CreditStore(transaction).total(tenant_id),
         await PrepaidStore(transaction).spent(tenant_id),
@@ -179,7 +182,7 @@ async def balance_of(transaction: AsyncSession, tenant_id: str) -> Balance:
 
 
 async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) -> list[Credit]:
-    """Return what ends the tenant's grants that are due."""
+    """Return the expiry entries of the tenant's due grants."""
     known = await CreditStore(transaction).list_of_tenant(tenant_id)
     ended = {credit.grant_id for credit in known}
     due = [

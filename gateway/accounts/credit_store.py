@@ -12,7 +12,7 @@ from gateway.accounts.tables import CreditRow
 
 
 class CreditStore:
-    """The changes of prepaid balances, within one transaction."""
+    """Changes of prepaid balances, within one transaction."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
@@ -50,14 +50,14 @@ class CreditStore:
         return [row.to_record() for row in rows]
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Credit]:
-        """Return some changes of the tenant's balance, oldest first."""
+        """Return a page of changes of the tenant's balance, oldest first."""
         page = await read_page(
             self._transaction, CreditRow, wanted, CreditRow.tenant_id == tenant_id
         )
         return Page([row.to_record() for row in page.entries], page.has_more)
 
     async def newest_grant(self, tenant_id: str) -> Credit | None:
-        """Return the tenant's last grant."""
+        """Return the tenant's most recent grant."""
         row = await self._transaction.scalar(
             select(CreditRow)
             .where(CreditRow.tenant_id == tenant_id, CreditRow.kind == CreditKind.GRANT)
@@ -67,7 +67,7 @@ class CreditStore:
         return None if row is None else row.to_record()
 
     async def tenants_with_expired(self, before: datetime) -> list[str]:
-        """Return the tenants that have a grant that expired before then and was not taken back."""
+        """Return the tenants with a grant that expired before then and was not taken back."""
         expiry = aliased(CreditRow)
         rows = await self._transaction.scalars(
             select(CreditRow.tenant_id)

@@ -1,4 +1,4 @@
-"""Tables as CSV that a spreadsheet may open: no cell is taken for a formula."""
+"""CSV output that is safe for spreadsheets: no cell is interpreted as a formula."""
 
 import csv
 import io
@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Final
 
 FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")
-"""Spreadsheets run text that begins with one of these."""
+"""Spreadsheets evaluate text that starts with one of these characters."""
 
 Cell = str | int | datetime | None
 
 
 def to_csv(headings: Sequence[str] | None, rows: Iterable[Sequence[Cell]]) -> str:
-    """Return the rows as CSV by RFC 4180, after the headings if any; None is an empty cell."""
+    """Return the rows as CSV (RFC 4180), after the headings if any; None is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     if headings is not None:

@@ -1,4 +1,4 @@
-"""Connections to the SQL database: SQLite in a file, or PostgreSQL."""
+"""Connections to the SQL database: an SQLite file, or PostgreSQL."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -23,15 +23,15 @@ from gateway.accounts.measuring import measure
 from gateway.errors import InvalidParameterError, StoreUnavailableError
 
 POOL_SIZE: Final = 5
-"""Connections of one gateway: keys are cached, so many more would only burden the database."""
+"""Connections per gateway: keys are cached, so many more would only burden the database."""
 TIMEOUT_SECONDS: Final = 5.0
-"""For connecting, for waiting for a pooled connection or a lock, and for one statement."""
+"""Timeout for connecting, for waiting for a pooled connection or a lock, and for one statement."""
 
 _BEGIN = "sluice_begin"
 
 
 class Database:
-    """One engine, and transactions on it."""
+    """A database engine and its transactions."""
 
     def __init__(
         self, url: str, *, statement_timeout_seconds: float | None = TIMEOUT_SECONDS
@@ -39,18 +39,18 @@ class Database:
         self.engine = create_engine(url, statement_timeout_seconds)
         measure(self.engine.sync_engine)
         self.writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-        """The same connections; on SQLite a transaction takes the write lock at its beginning."""
+        """The same connections; on SQLite a transaction takes the write lock when it begins."""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        """Open a transaction that only reads."""
+        """Open a read-only transaction."""
         with unavailable_as_store_error():
             async with AsyncSession(self.engine, expire_on_commit=False) as transaction:
                 yield transaction
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:
-        """Open a transaction that is committed at the end of the block, or rolled back on an error."""
+        """Open a transaction that commits at the end of the block, or rolls back on an error."""
         with unavailable_as_store_error():
             async with (
                 AsyncSession(self.writer, expire_on_commit=False) as transaction,
@@ -64,7 +64,10 @@ class Database:
 
 
 def create_engine(url: str, statement_timeout_seconds: float | None) -> AsyncEngine:
-    """Return an engine for `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://...`; connects to nothing yet."""
+    """Return an engine that is not connected yet.
+
+    The URL is `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://...`.
+    """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _create_sqlite_engine(parsed)
@@ -84,7 +87,10 @@ def create_engine(url: str, statement_timeout_seconds: float | None) -> AsyncEng
 
 
 def parse_url(url: str) -> URL:
-    """Return the parsed database URL, or refuse it without repeating it: it may carry a password."""
+    """Parse the database URL.
+
+    The error for an invalid URL omits it, as it may contain a password.
+    """
     try:
         parsed = make_url(url)
         parsed.get_dialect()
@@ -113,11 +119,12 @@ def _create_sqlite_engine(url: URL) -> AsyncEngine:
 
 
 def _prepare_sqlite_connection(connection: Any, _record: object) -> None:
-    # The driver must not begin transactions of its own: it would begin them too late and too weak.
+    # The driver must not begin transactions itself: it would begin them too late and with too weak
+    # a lock.
     connection.isolation_level = None
     cursor = connection.cursor()
-    # Changing the mode waits for nobody. Whoever is in the way has a connection, too, and the mode is the
-    # file's: it is changed by one of them, or by the next one.
+    # Changing the mode does not wait for locks. But a connection that holds a lock runs this too,
+    # and the mode is stored in the file: that connection sets it, or the next one does.
     with suppress(sqlite3.OperationalError):
         cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = NORMAL")
@@ -126,14 +133,15 @@ def _prepare_sqlite_connection(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite_transaction(connection: Connection) -> None:
-    # A transaction that reads first and writes later fails at once when another one wrote in between,
-    # so a writing transaction takes the write lock at its beginning, where the busy timeout applies.
+    # A transaction that reads first and writes later fails at once if another one wrote in between.
+    # A writing transaction therefore takes the write lock when it begins, where the busy timeout
+    # applies.
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
 
 @contextmanager
 def unavailable_as_store_error() -> Iterator[None]:
-    """Turn whatever says that the database cannot answer into the one error for it."""
+    """Convert every error of an unavailable database to StoreUnavailableError."""
     try:
         yield
     except (IntegrityError, ProgrammingError):

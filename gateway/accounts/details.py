@@ -1,4 +1,4 @@
-"""What was changed, as the audit log keeps it."""
+"""Details of a change in the audit log."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def details_of(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return options as JSON. Whoever calls leaves out secrets."""
+    """Return options as JSON. The caller must leave out secrets."""
     return {name: _plain(value) for name, value in options.items()}
 
 

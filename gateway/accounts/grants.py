@@ -1,7 +1,8 @@
-"""Grants: the upper bound of what a credential gives, changes and sees.
+"""Grants: the upper bound of the rights that a credential gives, changes and sees.
 
-Every route of the management API compares here and nowhere else. A field of a key that narrows the key is a row of the
-table `BOUNDS`; then the principal must have it as well, and every route compares it and passes it on.
+Every route of the management API compares rights here and nowhere else. A key field that narrows
+the key is a row of the table `BOUNDS`. The principal must have the same field, and every route
+compares it and passes it on.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,11 +19,11 @@ from gateway.accounts.scopes import OPERATOR_SCOPES, Scope
 from gateway.errors import PermissionDeniedError, shown
 
 Bounds = Mapping[str, Any]
-"""What narrows something, by the names in `BOUNDS`. What cannot have a bound leaves it out: a project has no models."""
+"""Restrictions by their names in `BOUNDS`. Absent names do not apply: a project has no models."""
 
 
 class Excess(NamedTuple):
-    """A bound that something exceeds."""
+    """A bound that is exceeded."""
 
     param: str
     held: str
@@ -54,7 +55,7 @@ def _address_excess(
 
 
 def _is_within(given: Network, held: Iterable[Network]) -> bool:
-    # Neighbours are joined first: together they cover what none of them covers alone.
+    # Collapse adjacent networks first: together they cover what none of them covers alone.
     if isinstance(given, IPv4Network):
         fours = (each for each in held if isinstance(each, IPv4Network))
         return any(given.subnet_of(each) for each in collapse_addresses(fours))
@@ -94,8 +95,11 @@ BOUNDS: Final[Mapping[str, Callable[[Any, Any], Excess | None]]] = MappingProxyT
         "limits": _limit_excess,
     }
 )
-"""The fields of a key that narrow it, and how each is compared. All but scopes have None for no bound, also within
-limits, which are those in force: with the plan's where there are none of its own."""
+"""The fields that narrow a key, and how each is compared.
+
+In all fields but scopes, None means no bound. The same holds within limits, which are the effective
+limits: the plan's limits apply where there are no own limits.
+"""
 
 _OF_TENANT: Final[Bounds] = MappingProxyType({"project_id": None})
 
@@ -106,26 +110,27 @@ class Grant:
 
     credential_id: str
     bounds: Bounds
-    """All of them."""
+    """All bounds of the credential."""
     is_operator: bool = False
-    """Whether it manages every tenant. Then its bounds hold for the keys of operators only."""
+    """Whether it manages every tenant. Its bounds then apply to the keys of operators only."""
 
     @property
     def project_id(self) -> str | None:
-        """The project outside of which nothing is seen; None: the whole tenant is."""
+        """The project outside of which nothing is visible; None: the whole tenant is visible."""
         project_id: str | None = self.bounds["project_id"]
         return project_id
 
     def sees(self, project_id: str | None) -> bool:
-        """Whether the credential sees what belongs to this project, or to none."""
+        """Whether the credential sees data of this project, or of no project."""
         return self.project_id in (None, project_id)
 
     def require(self, bounds: Bounds, *, of: str = "") -> None:
         """Raise PermissionDeniedError if something has more rights than the credential.
 
         Args:
-            bounds: of what is compared.
-            of: names what is stored already, such as `the key "key_1"`; else a request gives the bounds.
+            bounds: the bounds to compare.
+            of: names a stored object, such as `the key "key_1"`; if empty, a request gives the
+                bounds.
         """
         if self.is_operator and OPERATOR_SCOPES.isdisjoint(bounds.get("scopes", ())):
             return
@@ -134,11 +139,11 @@ class Grant:
                 raise _refusal(excess, of)
 
     def require_whole_tenant(self) -> None:
-        """Raise PermissionDeniedError if the credential is one of a project."""
+        """Raise PermissionDeniedError if the credential belongs to a project."""
         self.require(_OF_TENANT, of="what belongs to the whole account")
 
     def require_another(self, key_id: str, changes: Iterable[str]) -> None:
-        """Raise PermissionDeniedError if a change of a key changes bounds of the credential itself."""
+        """Raise PermissionDeniedError if the change alters the bounds of the credential itself."""
         own = sorted(BOUNDS.keys() & changes)
         if key_id == self.credential_id and own:
             raise PermissionDeniedError(
@@ -146,10 +151,10 @@ class Grant:
             )
 
     def inherit(self, options: Mapping[str, Any], defaults: LimitValues) -> dict[str, Any]:
-        """Return the options of a new key, with the bounds of the credential where none are named.
+        """Return the options of a new key, with the credential's bounds where none are given.
 
         Args:
-            options: `scopes` among them, which are not inherited.
+            options: includes `scopes`, which are not inherited.
             defaults: the plan's limits of keys.
         """
         limits = options.get("limits", {})
@@ -162,7 +167,7 @@ class Grant:
         }
 
     def inherit_limits(self, limits: LimitChanges, defaults: LimitValues) -> LimitChanges:
-        """Return the limits of something new, with those of the credential where none are named.
+        """Return the limits of a new object, with the credential's limits where none are given.
 
         The plan's `defaults` stay in force where they are as narrow.
         """
@@ -176,7 +181,7 @@ class Grant:
 
 
 def defaults_of(plan: Plan | None, scope: LimitScope) -> LimitValues:
-    """Return the limits of holders without limits of their own."""
+    """Return the limits of holders without their own limits."""
     return {} if plan is None else plan.limits[scope]
 
 
@@ -193,7 +198,7 @@ def bounds_of_project(project: Project, plan: Plan | None) -> Bounds:
 
 
 def bounds_of_role(role: Role) -> Bounds:
-    """Return the bounds of a role: its scopes, and no others."""
+    """Return the bounds of a role: only its scopes."""
     return {**dict.fromkeys(BOUNDS), "scopes": ROLE_SCOPES[role], "limits": Limits()}
 
 

@@ -1,6 +1,6 @@
-"""Writes down that keys have expired. They stop working by themselves; this is for the audit log.
+"""Audit entries for expired keys, and a count of keys that expire soon.
 
-And counts those that are going to.
+Expired keys stop working by themselves; the entries are for the audit log.
 """
 
 from datetime import datetime, timedelta
@@ -15,13 +15,13 @@ from gateway.accounts.tables import ApiKeyRow, AuditRow
 
 ACTION: Final = "key.expired"
 AT_ONCE: Final = 100
-"""Keys that one transaction writes down: it keeps every other change waiting."""
+"""Keys per transaction, which blocks every other change."""
 
 
 async def audit_expired_keys(database: Database, now: datetime, *, actor: str = SYSTEM) -> int:
-    """Append an audit row for each key that has expired since it was last written down.
+    """Append an audit row for each key that has expired since its last expiry entry.
 
-    May run twice at once. Return how many rows were appended. Raises StoreUnavailableError.
+    Two calls may run at once. Return the number of new rows. Raises StoreUnavailableError.
     """
     appended = 0
     while True:
@@ -33,7 +33,7 @@ async def audit_expired_keys(database: Database, now: datetime, *, actor: str = 
 
 
 async def count_expiring_keys(database: Database, now: datetime, within: timedelta) -> int:
-    """Return how many keys that work now expire within a time. Raises StoreUnavailableError."""
+    """Return the number of valid keys that expire within a time. Raises StoreUnavailableError."""
     expire_soon = and_(
         ApiKeyRow.expires_at > now,
         ApiKeyRow.expires_at <= now + within,
@@ -48,7 +48,7 @@ async def count_expiring_keys(database: Database, now: datetime, within: timedel
 
 async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> int:
     candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_is_written_down()).limit(AT_ONCE)
-    # Whoever else is at it holds these rows until his transaction has ended ...
+    # Another process that does the same holds these rows until its transaction ends ...
     held = list(
         await transaction.scalars(candidates.with_for_update(of=ApiKeyRow, skip_locked=True))
     )
@@ -76,6 +76,6 @@ def _is_written_down() -> ColumnElement[bool]:
         AuditRow.tenant_id == ApiKeyRow.tenant_id,
         AuditRow.action == ACTION,
         AuditRow.subject == ApiKeyRow.id,
-        # A key whose expiry was put off may expire again.
+        # A key whose expiry was postponed may expire again.
         AuditRow.at >= ApiKeyRow.expires_at,
     )

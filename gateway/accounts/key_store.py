@@ -12,7 +12,7 @@ from gateway.accounts.tables import ApiKeyRow, PlanRow, ProjectRow, TenantRow
 
 
 class KeyOwner(NamedTuple):
-    """A key together with whom it belongs to."""
+    """A key and its owner."""
 
     key: KeyRecord
     tenant: Tenant
@@ -56,7 +56,7 @@ class KeyStore:
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, project_id: str | None = None
     ) -> Page[KeyRecord]:
-        """Return some of the tenant's keys, oldest first; of one project only, if it is named."""
+        """Return a page of the tenant's keys, oldest first; only of one project, if given."""
         conditions = [ApiKeyRow.tenant_id == tenant_id]
         if project_id is not None:
             conditions.append(ApiKeyRow.project_id == project_id)
@@ -66,9 +66,10 @@ class KeyStore:
     async def find(
         self, tenant_id: str, id_or_prefix: str, *, is_locked: bool = False
     ) -> KeyRecord | None:
-        """Return the tenant's key that has this id or public prefix, be it that of its former secret.
+        """Return the tenant's key with this id or public prefix.
 
-        Nobody else changes a locked one before the transaction's end.
+        The prefix of its former secret matches too. With `is_locked`, no other transaction changes
+        the key before this one ends.
         """
         query = select(ApiKeyRow).where(
             ApiKeyRow.tenant_id == tenant_id,
@@ -82,7 +83,7 @@ class KeyStore:
         return None if row is None else row.to_record()
 
     async def change(self, tenant_id: str, key_id: str, columns: Mapping[str, Any]) -> None:
-        """Change at least one of these columns, values as in a KeyRecord, of the tenant's key."""
+        """Change one or more columns of the tenant's key; values as in a KeyRecord."""
         await self._transaction.execute(
             update(ApiKeyRow)
             .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
@@ -90,7 +91,7 @@ class KeyStore:
         )
 
     async def find_owner(self, prefix: str) -> KeyOwner | None:
-        """Return the key with this public prefix, be it that of its former secret, and whose it is."""
+        """Return the key with this public prefix, or former prefix, and its owner."""
         found = await self._transaction.execute(
             select(ApiKeyRow, TenantRow, ProjectRow, PlanRow)
             .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
@@ -111,7 +112,7 @@ class KeyStore:
 
 
 def _stored(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's values as the table keeps them: sets and networks as lists of text."""
+    """Return a record's values as stored in the table: sets and networks as lists of text."""
     stored = dict(columns)
     for name in ("scopes", "allowed_models"):
         if stored.get(name) is not None:

@@ -1,4 +1,5 @@
-"""The ledger: one row for each request that has ended, sums of them, and what limits need to know of them.
+"""The usage ledger: one row per ended request, sums of the rows, and queries for limits.
 
-Rows are only ever added, and the first one of a request counts. Sums are made from rows and never corrected.
+Rows are only added, and the first row of a request counts. Sums are derived from rows and never
+corrected.
 """

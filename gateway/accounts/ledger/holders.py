@@ -1,4 +1,4 @@
-"""Whose tenants, projects and keys are: Redis knows them by their ids alone."""
+"""Find the tenants of projects and keys, which Redis identifies by id alone."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from gateway.accounts.limits import LimitScope
 from gateway.accounts.tables import ApiKeyRow, ProjectRow, TenantRow
 
 Holder = tuple[LimitScope, str]
-"""Scope and id of somebody who has limits."""
+"""Scope and id of a holder of limits."""
 
 
 class HolderStore:
@@ -20,7 +20,7 @@ class HolderStore:
         self._transaction = transaction
 
     async def tenants_of(self, holders: Collection[Holder]) -> Mapping[Holder, str]:
-        """Return the tenant of each holder that is known."""
+        """Return the tenant of each known holder."""
         found: dict[Holder, str] = {}
         for scope, columns in _COLUMNS.items():
             ids = [id_ for holder_scope, id_ in holders if holder_scope is scope]

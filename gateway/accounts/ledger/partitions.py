@@ -1,4 +1,4 @@
-"""The ledger's partitions on PostgreSQL: one for each month of UTC, named like `usage_ledger_2026_11`."""
+"""Ledger partitions on PostgreSQL: one per UTC month, with names such as `usage_ledger_2026_11`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,16 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.accounts.tables import LedgerRow
 
 PARTITION_LOCK: Final = 7_585_425
-"""PostgreSQL advisory lock under which partitions are made one after the other."""
+"""PostgreSQL advisory lock that serializes the creation of partitions."""
 MONTHS_AHEAD: Final = 2
-"""Partitions that are made before their months come, so that nothing has to be made while usage comes in."""
+"""Months for which partitions are created in advance.
+
+Insertions of usage then need not create any.
+"""
 
 _NAME = re.compile(rf"{LedgerRow.__tablename__}_\d{{4,}}_\d\d")
 _LONGEST_MONTH = timedelta(days=31)
 
 
 def is_partition(table: str) -> bool:
-    """Whether a table is a partition, of which the table definitions do not know."""
+    """Whether a table is a partition, which the table definitions do not include."""
     return _NAME.fullmatch(table) is not None
 
 
@@ -39,9 +42,11 @@ def months_from(time: datetime) -> Iterator[datetime]:
 
 
 async def make_partitions(transaction: AsyncSession, months: Iterable[datetime]) -> list[str]:
-    """Make the partitions of these months, given by their beginnings. Return the names of those that are new.
+    """Create the partitions of these months, given by their beginnings.
 
-    They are seen by others when the transaction is committed. SQLite has none.
+    Return the names of new partitions.
+
+    Other transactions see them after the commit. SQLite has no partitions.
     """
     if transaction.get_bind().dialect.name != "postgresql":
         return []
@@ -54,7 +59,7 @@ async def make_partitions(transaction: AsyncSession, months: Iterable[datetime])
 
 
 async def _existing(transaction: AsyncSession) -> set[str]:
-    # Not to_regclass: within a transaction that remembers what it did not find.
+    # Not to_regclass: within a transaction it caches names that it did not find.
     names = await transaction.scalars(
         text(
             "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid "
@@ -66,7 +71,8 @@ async def _existing(transaction: AsyncSession) -> set[str]:
 
 
 async def _make(transaction: AsyncSession, month: datetime) -> str:
-    # Made aside and attached then: that keeps no other transaction waiting, unlike CREATE ... PARTITION OF.
+    # Create the table separately and then attach it: unlike CREATE ... PARTITION OF, this does not
+    # block other transactions.
     ledger, name = LedgerRow.__tablename__, _name(month)
     await transaction.execute(
         text(f"CREATE TABLE {name} (LIKE {ledger} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)")

@@ -1,4 +1,4 @@
-"""Sums of the ledger by hour and by day, made from rows and never corrected."""
+"""Rollups: hourly and daily sums of the ledger, derived from rows and never corrected."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -32,9 +32,9 @@ from gateway.accounts.tables import (
 )
 
 ROLLUP_LOCK: Final = 7_585_426
-"""PostgreSQL advisory lock of whoever makes sums: two at once would write the same rows."""
+"""PostgreSQL advisory lock for the summation: two processes at once would write the same rows."""
 MARKS: Final = 5_000
-"""Marks that one transaction works off."""
+"""Marks that one transaction processes."""
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
@@ -53,22 +53,22 @@ Sums = Mapping[tuple[str, ...], tuple[int, ...]]
 
 
 class Rollups:
-    """Makes the sums of marked hours and their days, and finds sums that are wrong."""
+    """Computes the sums of marked hours and their days, and finds wrong sums."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def make_all(self) -> int:
-        """Make the sums of all hours that are marked. Return how many hours they were."""
+        """Compute the sums of all marked hours. Return the number of hours."""
         made = 0
         while hours := await self._make_some():
             made += hours
         return made
 
     async def wrong_hours(self, *, since: datetime, until: datetime) -> list[datetime]:
-        """Return the hours whose sums differ from their rows without being marked.
+        """Return the unmarked hours whose sums differ from their rows.
 
-        Where the sums of a day are not those of its hours, the day's first hour is returned.
+        If the sums of a day differ from those of its hours, the day's first hour is returned.
         """
         wrong: set[datetime] = set()
         day = day_of(since)
@@ -84,7 +84,7 @@ class Rollups:
                 await transaction.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": ROLLUP_LOCK}
                 )
-            # Every query from here on sees at least the rows whose marks this one sees.
+            # Every later query sees at least the rows whose marks this query sees.
             marks = await transaction.execute(
                 select(DirtyHourRow.id, DirtyHourRow.hour).order_by(DirtyHourRow.id).limit(MARKS)
             )
@@ -119,7 +119,7 @@ async def _forget(transaction: AsyncSession, marks: Collection[int]) -> None:
 
 def _sums_of_rows(hour: datetime) -> Select[Any]:
     columns = LedgerRow.__table__.c
-    # Spelled out, since PostgreSQL does not see that two parameters have the same value.
+    # A literal, since PostgreSQL cannot see that two parameters have the same value.
     project = func.coalesce(columns.project_id, literal_column("''"))
     key = [project if name == "project_id" else columns[name] for name in _KEY]
     counts = {
@@ -155,7 +155,7 @@ def _kept_sums(period: RollupPeriod, start: datetime) -> Select[Any]:
 
 
 def _sum(column: Any) -> ColumnElement[int]:
-    # PostgreSQL sums big integers into decimals.
+    # PostgreSQL sums bigint values into numeric.
     return cast(func.sum(column), BigInteger)
 
 

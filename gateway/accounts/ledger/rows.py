@@ -1,4 +1,4 @@
-"""A usage record as a row of the ledger."""
+"""Convert a usage record to a row of the ledger."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -9,9 +9,12 @@ from gateway.accounts.times import to_time
 from gateway.accounts.usage import UsageRecord
 
 MAX_INTEGER: Final = 2**63 - 1
-"""What a column of the database holds."""
+"""Largest value of a database column."""
 MAX_MS: Final = 32_503_680_000_000
-"""The year 3000: later times are nonsense, and a partition would be made for each of their months."""
+"""The year 3000: later times are invalid.
+
+A partition would be created for each of their months.
+"""
 
 _NUMBERS: Final = (
     "jobs",
@@ -30,7 +33,7 @@ _NUMBERS: Final = (
 
 
 class UnusableRecordError(Exception):
-    """The record says something that no database can hold."""
+    """The record contains a value that the database cannot store."""
 
 
 def hour_of(time: datetime) -> datetime:
@@ -56,7 +59,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
 
 
 def _storable(value: Any) -> Any:
-    # PostgreSQL refuses the character NUL in texts, and the record must get in all the same.
+    # PostgreSQL rejects the character NUL in text, but the record must still be stored.
     if type(value) is str and "\0" in value:
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
     return value

@@ -1,4 +1,4 @@
-"""Reading several things as of one moment."""
+"""Snapshot transactions: several reads as of one moment."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +10,9 @@ from gateway.accounts.database import Database
 
 @asynccontextmanager
 async def snapshot(database: Database) -> AsyncIterator[AsyncSession]:
-    """Open a transaction that reads, and sees nothing of what is committed after its first query."""
+    """Open a read transaction that sees nothing committed after its first query."""
     async with database.reading() as transaction:
-        # A transaction of SQLite is a snapshot anyway.
+        # A transaction of SQLite is always a snapshot.
         if database.engine.dialect.name == "postgresql":
             _ = await transaction.connection(
                 execution_options={"isolation_level": "REPEATABLE READ"}

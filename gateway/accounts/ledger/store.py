@@ -1,4 +1,4 @@
-"""Adding rows to the ledger, and asking it what limits need to know."""
+"""Ledger store: insert usage rows and query them for limits."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -15,17 +15,17 @@ from gateway.accounts.tables import CreditRow, DirtyHourRow, LedgerRow, Table
 from gateway.accounts.usage import Outcome
 
 BATCH: Final = 500
-"""Rows that one transaction adds."""
+"""Rows that one transaction inserts."""
 LATE: Final = ".late"
-"""Ends the id of what was settled after its request had been settled as lost."""
+"""Suffix of the id of usage settled after its request was settled as lost."""
 ASKED_AT_ONCE: Final = 5_000
-"""Request ids in one query; databases bound the number of parameters."""
+"""Request ids per query; databases limit the number of parameters."""
 
 _LEDGER = Table.metadata.tables[LedgerRow.__tablename__]
 
 
 class PeriodUsage(NamedTuple):
-    """What was used in a stretch of time."""
+    """Usage in a period."""
 
     requests: int
     tokens: int
@@ -39,11 +39,12 @@ class LedgerStore:
         self._transaction = transaction
 
     async def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
-        """Add the rows of requests that are not in the ledger. Return how many they were.
+        """Insert the rows of requests that are not in the ledger. Return how many are new.
 
-        Of several rows of one request the first counts. Only what a gateway settles after a sweep has settled it as
-        lost is added, too, under an id of its own: the gateway lived, and may have delivered everything.
-        The hours of what was added are marked as dirty.
+        Of several rows of one request the first counts. There is one exception: a gateway may
+        settle a request after a sweep settled it as lost. The gateway was alive, and may have
+        delivered everything, so the difference is added under a separate id. The hours of the new
+        rows are marked as dirty.
         """
         first = {row["request_id"]: row for row in reversed(rows)}
         if not first:
@@ -57,7 +58,7 @@ class LedgerStore:
         return len(times)
 
     async def _add(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, datetime]:
-        """Add those rows that are new. Return their times by request id."""
+        """Insert the rows that are new. Return their times by request id."""
         if not rows:
             return {}
         months = {month_start(row["created_at"]) for row in rows.values()}
@@ -66,13 +67,14 @@ class LedgerStore:
         add = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(_LEDGER)
         added = await self._transaction.execute(
             add.on_conflict_do_nothing().returning(_LEDGER.c.request_id, _LEDGER.c.created_at),
-            # Two who add the same rows meet them in the same order, so one just waits for the other.
+            # Sorted, so that two transactions that insert the same rows wait for each other without
+            # deadlock.
             [rows[request_id] for request_id in sorted(rows)],
         )
         return {row.request_id: row.created_at for row in added}
 
     async def _late(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return what rows add to those of the same requests that were settled as lost."""
+        """Return the additional usage in rows of requests that were settled as lost."""
         found = {row["request_id"]: row for row in rows if row["outcome"] is not Outcome.LOST}
         if not found:
             return {}
@@ -85,7 +87,7 @@ class LedgerStore:
         return {row["request_id"]: row for row in late}
 
     async def mark_dirty(self, hours: Iterable[datetime]) -> None:
-        """Have the sums of these hours made anew."""
+        """Mark these hours, so that their sums are computed again."""
         marks = [{"hour": hour} for hour in sorted(hours)]
         if marks:
             await self._transaction.execute(insert(DirtyHourRow), marks)
@@ -93,7 +95,7 @@ class LedgerStore:
     async def usage_between(
         self, tenant_id: str, scope: LimitScope, holder: str, *, start: datetime, end: datetime
     ) -> PeriodUsage:
-        """Return what a tenant, project or key of the tenant used from `start` up to `end`."""
+        """Return the usage of a tenant, or of its project or key, from `start` up to `end`."""
         row = await self._transaction.execute(
             select(
                 func.count(),
@@ -108,7 +110,7 @@ class LedgerStore:
         return PeriodUsage(*(int(value or 0) for value in row.one()))
 
     async def credit(self, tenant_id: str) -> int:
-        """Return the tenant's credits less the cost of all its prepaid requests, in micro-dollars."""
+        """Return the tenant's credits minus the cost of its prepaid requests, in micro-dollars."""
         granted = await self._transaction.scalar(
             select(func.sum(CreditRow.amount_micros)).where(CreditRow.tenant_id == tenant_id)
         )
@@ -120,7 +122,7 @@ class LedgerStore:
         return int(granted or 0) - int(spent or 0)
 
     async def known(self, request_ids: Collection[str]) -> set[str]:
-        """Return those of the request ids that are in the ledger."""
+        """Return the given request ids that are in the ledger."""
         found: set[str] = set()
         for some in _chunks(sorted(request_ids)):
             found.update(
@@ -147,13 +149,13 @@ def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
-    """Return the row of a request less what its row says that was settled as lost."""
+    """Return the row of a request minus its row that was settled as lost."""
     late = {**row, "request_id": f"{lost.request_id}{LATE}"}
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         free = f"free_{name}"
         paid = (row[name] - row[free]) - (getattr(lost, name) - getattr(lost, free))
         late[name] = max(row[name] - getattr(lost, name), 0)
-        # Negative if tokens that were free are paid now.
+        # Negative if tokens that were free are now paid.
         late[free] = late[name] - paid
     late["cost_micros"] = row["cost_micros"] - lost.cost_micros
     return late
