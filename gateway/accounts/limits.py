@@ -1,4 +1,4 @@
-"""The limits of keys, projects and tenants, and the plans that give their defaults."""
+"""Limits of keys, projects and tenants, and the plans with their defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,11 +8,11 @@ from typing import Any, Final
 from gateway.errors import InvalidParameterError, shown
 
 MAX_LIMIT: Final = 10**15
-"""Largest value of a limit: Redis' scripts count in doubles, which are exact up to 2**53."""
+"""Largest value of a limit: Redis scripts use doubles, which are exact up to 2**53."""
 
 
 class LimitScope(StrEnum):
-    """Whose limit it is."""
+    """The type of holder that has a limit."""
 
     KEY = "key"
     PROJECT = "project"
@@ -20,7 +20,7 @@ class LimitScope(StrEnum):
 
 
 class LimitName(StrEnum):
-    """What can be limited. Minutes are any 60 seconds, days and months those of UTC."""
+    """Names of limits. Minutes are any 60 seconds; days and months are UTC days and months."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"  # Prompt and completion tokens together.
@@ -30,32 +30,35 @@ class LimitName(StrEnum):
     TOKENS_PER_DAY = "tokens_per_day"
     CONCURRENT_REQUESTS = "concurrent_requests"
     BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
-    STORED_BYTES = "stored_bytes"  # Of requests that wait or run, and of answers that are kept.
+    STORED_BYTES = "stored_bytes"  # Of waiting and running requests, and of stored responses.
 
 
 RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(
     name for name in LimitName if name is not LimitName.STORED_BYTES
 )
-"""Limits of which every request reserves what it may use. `gateway.quota.storage` counts the other one."""
+"""Limits in which every request reserves its maximum usage.
+
+`gateway.quota.storage` counts the other one.
+"""
 
 
 LimitValues = Mapping[LimitName, int | None]
-"""Limits as they are stored: what is absent has the plan's default, None stands for no limit."""
+"""Limits as stored: an absent limit has the plan's default, None means no limit."""
 
 
 class FromPlan(Enum):
-    """Stands in a change for taking an own limit away, so that the plan's applies again."""
+    """In a change, removes the holder's own limit, so that the plan's limit applies again."""
 
     FROM_PLAN = "plan"
 
 
 LimitChanges = Mapping[LimitName, int | FromPlan | None]
-"""A change of limits: what is absent stays as it is."""
+"""A change of limits: an absent limit stays unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits that apply to one holder; None stands for no limit."""
+    """The limits that apply to one holder; None means no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -69,7 +72,7 @@ class Limits:
 
     @classmethod
     def from_values(cls, own: LimitValues, defaults: LimitValues) -> "Limits":
-        """Return the holder's own limits, and the plan's where it has none of its own."""
+        """Return the holder's own limits, and the plan's limits where it has none."""
         return cls(**{name.value: value for name, value in {**defaults, **own}.items()})
 
     def get(self, name: LimitName) -> int | None:
@@ -78,7 +81,7 @@ class Limits:
         return value
 
     def reserved(self) -> tuple[int | None, ...]:
-        """Return the limits that a request reserves, in the order of RESERVED_LIMITS."""
+        """Return the limits in which a request reserves, in the order of RESERVED_LIMITS."""
         return (
             self.requests_per_minute,
             self.tokens_per_minute,
@@ -92,7 +95,7 @@ class Limits:
 
     @property
     def is_durable(self) -> bool:
-        """Whether anything is limited for longer than Redis may be trusted to remember."""
+        """Whether any limit covers a longer period than Redis can be trusted to retain."""
         return not (
             self.requests_per_day is None
             and self.tokens_per_day is None
@@ -105,13 +108,13 @@ class Limits:
 
 
 def subject_of(scope: LimitScope, id_: str) -> str:
-    """Return the name in Redis of whoever has limits: `t:acme`."""
+    """Return the name in Redis of a holder of limits, such as `t:acme`."""
     return f"{scope.value[0]}:{id_}"
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectLimits:
-    """One holder of limits, and what applies to it."""
+    """One holder of limits, and the limits that apply to it."""
 
     scope: LimitScope
     id: str
@@ -124,14 +127,17 @@ class SubjectLimits:
 
 
 def read_limits(values: Mapping[str, Any], *, param: str = "limits") -> dict[LimitName, int | None]:
-    """Return limits that a person gave. Raises InvalidParameterError naming the one that is wrong."""
+    """Validate limits in user input. Raises InvalidParameterError that names the invalid one."""
     return {_name(name, param): _value(name, value, param) for name, value in values.items()}
 
 
 def read_limit_changes(
     values: Mapping[str, Any], *, param: str = "limits"
 ) -> dict[LimitName, int | FromPlan | None]:
-    """Return a change that a person gave; "plan" takes an own limit away. Raises InvalidParameterError."""
+    """Validate a change of limits in user input; "plan" removes the holder's own limit.
+
+    Raises InvalidParameterError.
+    """
     return {
         _name(name, param): FromPlan.FROM_PLAN
         if value == FromPlan.FROM_PLAN.value

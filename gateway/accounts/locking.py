@@ -1,4 +1,4 @@
-"""Letting the changes of one tenant take turns."""
+"""Tenant lock: serialize the changes of one tenant."""
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -8,11 +8,12 @@ from gateway.errors import NotFoundError, shown
 
 
 async def lock_tenant(transaction: AsyncSession, tenant_id: str) -> None:
-    """Let nobody else who calls this for the tenant go on before the transaction has ended.
+    """Block other callers for the same tenant until the transaction ends.
 
-    On SQLite a writing transaction is alone anyway. Raises NotFoundError where there is no such tenant.
+    SQLite runs only one writing transaction at a time anyway. Raises NotFoundError if the tenant
+    does not exist.
     """
-    # FOR NO KEY UPDATE: rows that refer to the tenant may still be added by others.
+    # FOR NO KEY UPDATE: other transactions may still add rows that refer to the tenant.
     found = await transaction.scalar(
         select(TenantRow.id).where(TenantRow.id == tenant_id).with_for_update(key_share=True)
     )

@@ -1,4 +1,4 @@
-"""What is measured of the database: how long each statement takes, which fail, and until when its certificate holds."""
+"""Database metrics: duration and failures of statements, and expiry of the server's certificate."""
 
 import time
 from typing import Any, Final
@@ -16,7 +16,7 @@ _BEGAN: Final = "sluice_statement_began"
 
 
 def measure(engine: Engine) -> None:
-    """Note every statement of an engine, and of those that share its connections."""
+    """Record every statement of an engine, and of those that share its connections."""
     event.listen(engine, "before_cursor_execute", _begin)
     event.listen(engine, "after_cursor_execute", _end)
     event.listen(engine, "handle_error", _fail)
@@ -25,7 +25,7 @@ def measure(engine: Engine) -> None:
 
 
 def operation_of(statement: str) -> str:
-    """Return what kind of statement it is, by its first word."""
+    """Return the type of the statement, by its first word."""
     word = statement[:16].lstrip()[:6].lower()
     return word if word in OPERATIONS else OTHER
 
@@ -40,7 +40,7 @@ def _end(connection: Any, _cursor: object, statement: str, *_details: object) ->
 
 
 def _fail(failure: ExceptionContext) -> None:
-    # Without a statement there was no connection, which is no statement's failure.
+    # Without a statement the connection failed, which is not the failure of a statement.
     if failure.statement is not None:
         store_telemetry.statement_failed(operation_of(failure.statement))
 

@@ -1,4 +1,4 @@
-"""The rules for the people of a tenant."""
+"""Members of a tenant: add, change roles and remove."""
 
 import secrets
 from dataclasses import replace
@@ -26,9 +26,10 @@ from gateway.errors import BadRequestError, ConflictError, NotFoundError, shown
 class MemberService:
     """Adds, changes and removes members; every change is audited.
 
-    Where a credential of the tenant asks, its grant is the `grantor`: it gives, changes and takes away no role
-    that has more rights than it has itself, or else raises PermissionDeniedError. A tenant that has an owner keeps
-    one: the last owner can be neither removed nor given another role.
+    If a credential of the tenant makes the call, its grant is the `grantor`. It can give, change
+    and remove only roles without more rights than its own; otherwise the methods raise
+    PermissionDeniedError. A tenant with an owner keeps one: the last owner can be neither removed
+    nor given another role.
     """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
@@ -45,7 +46,7 @@ class MemberService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Member:
-        """Make the person whose tokens have this claim `sub` a member; without a name it is the subject."""
+        """Add the person whose tokens have this claim `sub`; the default name is the subject."""
         check_known(tenant_id, "tenant")
         check_name(subject, param="subject")
         check_name(name or subject)
@@ -81,7 +82,7 @@ class MemberService:
             return await MemberStore(transaction).list_of_tenant(tenant_id)
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Member]:
-        """Return some of the tenant's members, oldest first."""
+        """Return a page of the tenant's members, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await MemberStore(transaction).page(tenant_id, wanted)
 
@@ -99,7 +100,7 @@ class MemberService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Member:
-        """Give a member another role, on every gateway."""
+        """Change a member's role on every gateway."""
         _check_role(role, grantor)
         async with self._database.writing() as transaction:
             member = await _find_locked(transaction, tenant_id, id_or_subject)
@@ -125,7 +126,7 @@ class MemberService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Member:
-        """Take a person's role away, on every gateway; return who that was."""
+        """Remove a member on every gateway; return the removed member."""
         async with self._database.writing() as transaction:
             member = await _find_locked(transaction, tenant_id, id_or_subject)
             _check_role(member.role, grantor)
@@ -152,7 +153,8 @@ async def _find(transaction: AsyncSession, tenant_id: str, id_or_subject: str) -
 
 
 async def _find_locked(transaction: AsyncSession, tenant_id: str, id_or_subject: str) -> Member:
-    # Two owners who demote each other at the same time must take turns, or none would be left.
+    # If two owners demote each other at the same time, the calls must be serialized, or no owner
+    # would remain.
     check_known(tenant_id, "tenant")
     await lock_tenant(transaction, tenant_id)
     return await _find(transaction, tenant_id, id_or_subject)

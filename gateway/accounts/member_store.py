@@ -15,7 +15,7 @@ class MemberStore:
         self._transaction = transaction
 
     async def add(self, tenant_id: str, member: Member) -> None:
-        """Insert a member of the tenant, whose subject is not taken there."""
+        """Insert a member of the tenant; the subject must be unused there."""
         self._transaction.add(
             MemberRow(
                 id=member.id,
@@ -29,7 +29,7 @@ class MemberStore:
         await self._transaction.flush()
 
     async def find(self, tenant_id: str, id_or_subject: str) -> Member | None:
-        """Return the tenant's member; one who has the text as id comes first."""
+        """Return the tenant's member; a match by id takes precedence."""
         rows = await self._transaction.scalars(
             select(MemberRow)
             .where(MemberRow.tenant_id == tenant_id)
@@ -57,7 +57,7 @@ class MemberStore:
         return [row.to_record() for row in rows]
 
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Member]:
-        """Return some of the tenant's members, oldest first."""
+        """Return a page of the tenant's members, oldest first."""
         page = await read_page(
             self._transaction, MemberRow, wanted, MemberRow.tenant_id == tenant_id
         )

@@ -1,4 +1,4 @@
-"""Lists in pages: oldest first, each page beginning after an entry of the one before."""
+"""Pagination of lists, oldest first; each page starts after an entry of the previous one."""
 
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -17,19 +17,19 @@ Row = TypeVar("Row", TenantRow, ProjectRow, MemberRow, ApiKeyRow, CreditRow)
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Some entries of a list."""
+    """A page of a list."""
 
     entries: list[T]
     has_more: bool
-    """Whether others follow."""
+    """Whether more entries follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which part of a list is asked for."""
+    """The requested part of a list."""
 
     after: str | None = None
-    """Id of the last entry of the page before; None for the first page."""
+    """Id of the last entry of the previous page; None for the first page."""
     limit: int = MAX_PAGE
 
 
@@ -39,10 +39,13 @@ async def read_page(
     wanted: PageRequest,
     *conditions: ColumnElement[bool],
 ) -> Page[Row]:
-    """Return a page of the rows that fulfil the conditions. Raises InvalidParameterError for `after`."""
+    """Return a page of the rows that match the conditions.
+
+    Raises InvalidParameterError for `after`.
+    """
     query = select(table).where(*conditions).order_by(table.created_at, table.id)
     if wanted.after is not None:
-        # The database is not asked for what cannot be an id: PostgreSQL refuses some characters.
+        # Text that cannot be an id is not sent to the database: PostgreSQL rejects some characters.
         is_id = wanted.after.isascii() and wanted.after.isprintable()
         last = await transaction.scalar(query.where(table.id == wanted.after)) if is_id else None
         if last is None:

@@ -1,4 +1,4 @@
-"""The rules of plans: default limits for groups of tenants."""
+"""Plans: default limits for groups of tenants."""
 
 import re
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, 
 _PLAN_ID: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 ScopedLimits = Mapping[LimitScope, LimitValues]
-"""Limits for tenants, projects and keys. In a plan, None and what is absent both stand for no limit."""
+"""Limits for tenants, projects and keys. In a plan, None and an absent limit both mean no limit."""
 
 
 class PlanService:
-    """Creates and changes plans. They are never removed, so that no tenant loses its limits."""
+    """Creates and changes plans. Plans are never removed, so that no tenant loses its limits."""
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
         self._database = database
@@ -38,7 +38,7 @@ class PlanService:
         limits: ScopedLimits | None = None,
         actor: str = SYSTEM,
     ) -> Plan:
-        """Add a plan; without a name it is called by its id."""
+        """Create a plan; without a name, its id is its name."""
         _check_id(plan_id)
         if name is not None:
             check_name(name)
@@ -66,7 +66,7 @@ class PlanService:
         limits: ScopedLimits | None = None,
         actor: str = SYSTEM,
     ) -> Plan:
-        """Change the name, and those limits that are given, of all who have none of their own."""
+        """Change the name and the given limits, for all holders without their own limits."""
         check_known(plan_id, "plan")
         given = any((limits or {}).values())
         check_not_empty({} if name is None and not given else {"name": name})
@@ -100,7 +100,7 @@ def _merged(old: ScopedLimits, new: ScopedLimits) -> ScopedLimits:
 
 
 def _set(limits: LimitValues) -> LimitValues:
-    """Leave out what stands for no limit."""
+    """Return the limits without those that mean no limit."""
     return {name: value for name, value in limits.items() if value is not None}
 
 

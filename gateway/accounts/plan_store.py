@@ -17,20 +17,20 @@ class PlanStore:
         self._transaction = transaction
 
     async def add(self, plan: Plan) -> None:
-        """Insert a plan whose id is not taken."""
+        """Insert a plan; its id must be unused."""
         self._transaction.add(
             PlanRow(id=plan.id, name=plan.name, created_at=plan.created_at, **_columns(plan.limits))
         )
         await self._transaction.flush()
 
     async def get(self, plan_id: str, *, for_update: bool = False) -> Plan | None:
-        """Return the plan, or None where there is none; locked until the end, if asked to."""
+        """Return the plan, or None if it does not exist; `for_update` locks it until the end."""
         query = select(PlanRow).where(PlanRow.id == plan_id)
         row = await self._transaction.scalar(query.with_for_update() if for_update else query)
         return None if row is None else row.to_record()
 
     async def of_tenant(self, tenant_id: str) -> Plan | None:
-        """Return the plan of a tenant, or None where it has none."""
+        """Return the plan of a tenant, or None if it has none."""
         query = select(PlanRow).join(TenantRow, TenantRow.plan_id == PlanRow.id)
         row = await self._transaction.scalar(query.where(TenantRow.id == tenant_id))
         return None if row is None else row.to_record()

@@ -1,4 +1,4 @@
-"""What tenants have used of their credits, by the ledger."""
+"""Usage of prepaid credits, by the ledger."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,13 +17,13 @@ class PrepaidStore:
         self._transaction = transaction
 
     async def spent(self, tenant_id: str) -> int:
-        """Return what the tenant has used of its credits, in micro-dollars."""
+        """Return the credits that the tenant has used, in micro-dollars."""
         return await self._sum(LedgerRow.tenant_id == tenant_id)
 
     async def spent_between(
         self, tenant_id: str, times: Sequence[datetime]
     ) -> Mapping[datetime, int]:
-        """Return what was used from each of these times, which ascend, up to the next one."""
+        """Return the usage from each of these ascending times up to the next one."""
         spent: dict[datetime, int] = {}
         for start, end in zip_longest(times, times[1:]):
             conditions = [LedgerRow.tenant_id == tenant_id, LedgerRow.created_at >= start]

@@ -1,4 +1,4 @@
-"""All prices in a gateway's memory, so that a request's price costs no query."""
+"""In-memory copy of all prices, so that pricing a request needs no query."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from gateway.errors import StoreUnavailableError
 
 REFRESH_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
-"""Time between tries to load the table while that fails."""
+"""Interval between attempts to load the table while loading fails."""
 
 logger = logging.getLogger(__name__)
 
 
 class _Course(NamedTuple):
-    """The prices of one model and tier, one after the other."""
+    """The prices of one model and tier over time."""
 
     starts: list[datetime]
     prices: list[Price]
@@ -34,7 +34,7 @@ class _Course(NamedTuple):
 
 
 class PriceBook:
-    """A copy of the price table: the last one that could be loaded."""
+    """A copy of the price table: the last one that was loaded."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -43,10 +43,11 @@ class PriceBook:
         self._is_outdated = asyncio.Event()
 
     def find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
-        """Return what a model costs in a tier at some time; None: nothing.
+        """Return the price of a model in a tier at a time; None means free.
 
-        A tier without a price in force costs what the default tier does. Raises StoreUnavailableError as
-        long as the table could never be read: to serve for nothing would be wrong.
+        A tier without a price in force has the price of the default tier. Raises
+        StoreUnavailableError until the table is loaded for the first time, since serving for free
+        would be wrong.
         """
         if not self._is_loaded:
             raise StoreUnavailableError("The prices cannot be read.", retry_after_seconds=1.0)
@@ -57,20 +58,20 @@ class PriceBook:
         return None if course is None else course.at(at)
 
     def refresh_soon(self) -> None:
-        """Have the table read again at once; it has grown, or may have."""
+        """Reload the table at once, because it has grown or may have grown."""
         self._is_outdated.set()
 
     async def refresh(self) -> None:
-        """Read the table. Raises StoreUnavailableError, and then the old copy stays."""
+        """Reload the table. Raises StoreUnavailableError, and then keeps the old copy."""
         async with self._database.reading() as transaction:
             prices = await PriceStore(transaction).list_all()
         self._courses = _courses(prices)
         self._is_loaded = True
 
     async def run(self) -> None:
-        """Read the table whenever it has grown, and every minute, until cancelled."""
+        """Reload the table whenever it has grown, and every minute, until cancelled."""
         while True:
-            # Cleared before the table is read: what changes meanwhile has it read once more.
+            # Clear the flag before the read: a change during the read then triggers another one.
             self._is_outdated.clear()
             try:
                 await self.refresh()
@@ -89,7 +90,7 @@ class PriceBook:
 
 
 def _courses(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], _Course]:
-    """Sort prices that are in the order in which they come into force by model and tier."""
+    """Group prices, given in the order in which they take effect, by model and tier."""
     courses: defaultdict[tuple[str, ServiceTier], _Course] = defaultdict(lambda: _Course([], []))
     for price in prices:
         course = courses[price.model, price.service_tier]

@@ -1,4 +1,4 @@
-"""The rules of prices: they are added, never changed, and never for the past."""
+"""Prices: they are added, never changed, and never apply to the past."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -16,7 +16,7 @@ from gateway.accounts.utc import in_utc
 from gateway.errors import InvalidParameterError
 
 MAX_PRICE_MICROS: Final = 10**12
-"""A dollar for one token: beyond it somebody has mistaken the unit."""
+"""A dollar for one token: a higher price is a wrong unit."""
 
 
 class PriceService:
@@ -37,16 +37,18 @@ class PriceService:
         effective_at: datetime | None = None,
         actor: str = SYSTEM,
     ) -> Price:
-        """Set what a model costs from `effective_at` on, or from now.
+        """Set the price of a model from `effective_at` on, or from now.
 
         Args:
             model: the id under which workers announce it; need not be served at present.
             prompt_micros: micro-dollars per million prompt tokens.
             completion_micros: micro-dollars per million completion tokens.
-            cached_micros: for prompt tokens in the prefix cache; like other prompt tokens if not given.
-            service_tier: the tier it is for; `default` holds for tiers without a price of their own as well.
-            effective_at: not in the past, since what was used then is charged already.
-            actor: who is audited.
+            cached_micros: for prompt tokens in the prefix cache; default: the price of other prompt
+                tokens.
+            service_tier: the tier of the price; `default` also applies to tiers without their own
+                price.
+            effective_at: not in the past, since past usage is already charged.
+            actor: recorded in the audit log.
         """
         micros = {
             "prompt_micros": prompt_micros,
@@ -69,7 +71,7 @@ class PriceService:
         return price
 
     async def list_current(self, model: str | None = None) -> list[Price]:
-        """Return what is in force now, one price for each model and tier that has one."""
+        """Return the prices in force now, one for each model and tier that has one."""
         now = utc_now()
         current = {
             (price.model, price.service_tier): price
@@ -79,7 +81,7 @@ class PriceService:
         return _in_order(current.values())
 
     async def list_history(self, model: str | None = None) -> list[Price]:
-        """Return every price, those to come included, in the order in which they come into force."""
+        """Return every price, including future ones, in the order in which they take effect."""
         async with self._database.reading() as transaction:
             return await PriceStore(transaction).list_all(model)
 

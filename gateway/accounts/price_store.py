@@ -12,7 +12,7 @@ from gateway.accounts.tables import PriceRow
 
 
 class PriceStore:
-    """All prices there ever were, within one transaction."""
+    """All past, present and future prices, within one transaction."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
@@ -26,7 +26,7 @@ class PriceStore:
         effective_at: datetime,
         created_at: datetime,
     ) -> Price:
-        """Append a price; `micros` has a value for each of the columns that end so."""
+        """Append a price; `micros` has a value for each column whose name ends in `micros`."""
         row = PriceRow(
             model=model,
             service_tier=service_tier,
@@ -39,7 +39,7 @@ class PriceStore:
         return row.to_record()
 
     async def list_all(self, model: str | None = None) -> list[Price]:
-        """Return the prices of one model or of all, in the order in which they come into force."""
+        """Return the prices of one model or of all, in the order in which they take effect."""
         query = select(PriceRow).order_by(PriceRow.effective_at, PriceRow.id)
         if model is not None:
             query = query.where(PriceRow.model == model)

@@ -1,4 +1,4 @@
-"""The rules of a project's life."""
+"""Project lifecycle: create, change, archive and activate."""
 
 import secrets
 from dataclasses import replace
@@ -33,8 +33,9 @@ _ACTIONS: Final = {
 class ProjectService:
     """Creates, changes and archives tenants' projects; every change is audited.
 
-    Where a credential of the tenant asks, its grant is the `grantor`: of a project it sees that one only, and it
-    makes and changes none with wider limits than its own. Everything raises PermissionDeniedError.
+    If a credential of the tenant makes the call, its grant is the `grantor`. The credential of a
+    project sees only that project. It creates and changes no project with wider limits than its
+    own. Otherwise the methods raise PermissionDeniedError.
     """
 
     def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
@@ -50,7 +51,7 @@ class ProjectService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Project:
-        """Add a project to the tenant, with the grantor's limits where it has none of its own."""
+        """Create a project of the tenant, with the grantor's limits where none are given."""
         check_known(tenant_id, "tenant")
         check_name(name)
         given = limits or {}
@@ -81,14 +82,14 @@ class ProjectService:
         return project
 
     async def list_of_tenant(self, tenant_id: str) -> list[Project]:
-        """Return the tenant's projects, oldest first, the archived ones included."""
+        """Return the tenant's projects, oldest first, including archived ones."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await ProjectStore(transaction).list_of_tenant(tenant_id)
 
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, grantor: Grant | None = None
     ) -> Page[Project]:
-        """Return some of the tenant's projects, oldest first."""
+        """Return a page of the tenant's projects, oldest first."""
         project_id = None if grantor is None else grantor.project_id
         async with reading_of_tenant(self._database, tenant_id) as transaction:
             return await ProjectStore(transaction).page(tenant_id, wanted, project_id=project_id)
@@ -109,7 +110,7 @@ class ProjectService:
         actor: str = SYSTEM,
         **options: Unpack[ProjectChanges],
     ) -> Project:
-        """Change the options that are given, on every gateway; of `limits` those that are named."""
+        """Change the given options on every gateway; of `limits`, only those it contains."""
         check_not_empty(options)
         if "name" in options:
             check_name(options["name"])
@@ -140,7 +141,7 @@ class ProjectService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Project:
-        """Refuse requests with the project's keys from now on, on every gateway."""
+        """Archive the project: every gateway rejects requests with its keys from now on."""
         return await self._set_status(
             tenant_id, project_id, ProjectStatus.ARCHIVED, grantor=grantor, actor=actor
         )
@@ -153,7 +154,7 @@ class ProjectService:
         grantor: Grant | None = None,
         actor: str = SYSTEM,
     ) -> Project:
-        """Let the keys of an archived project work again."""
+        """Activate an archived project, so that its keys work again."""
         return await self._set_status(
             tenant_id, project_id, ProjectStatus.ACTIVE, grantor=grantor, actor=actor
         )
@@ -167,7 +168,7 @@ class ProjectService:
         grantor: Grant | None,
         actor: str,
     ) -> Project:
-        """Change the status; it may be repeated, for instance to announce it again."""
+        """Change the status; a repeated call announces it again."""
         async with self._database.writing() as transaction:
             project, _ = await _managed(transaction, tenant_id, project_id, grantor)
             if project.status is not status:
@@ -182,7 +183,7 @@ class ProjectService:
 async def _managed(
     transaction: AsyncSession, tenant_id: str, project_id: str, grantor: Grant | None
 ) -> tuple[Project, Plan | None]:
-    """Return a locked project that the grantor may manage as it is, and the plan of its tenant."""
+    """Return a locked project that the grantor may manage as it is, and its tenant's plan."""
     project = await find_project(
         transaction, tenant_id, project_id, grantor=grantor, is_locked=True
     )
@@ -200,7 +201,7 @@ async def find_project(
     grantor: Grant | None = None,
     is_locked: bool = False,
 ) -> Project:
-    """Return the tenant's project. Raises NotFoundError, also where the grantor does not see it."""
+    """Return the tenant's project. Raises NotFoundError, also if the grantor does not see it."""
     check_known(project_id, "project")
     check_known(tenant_id, "tenant")
     project = await ProjectStore(transaction).find(tenant_id, project_id, is_locked=is_locked)

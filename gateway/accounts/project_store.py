@@ -34,7 +34,10 @@ class ProjectStore:
     async def find(
         self, tenant_id: str, project_id: str, *, is_locked: bool = False
     ) -> Project | None:
-        """Return the tenant's project; nobody else changes a locked one before the transaction's end."""
+        """Return the tenant's project.
+
+        With `is_locked`, no other transaction changes it before this one ends.
+        """
         query = select(ProjectRow).where(
             ProjectRow.tenant_id == tenant_id, ProjectRow.id == project_id
         )
@@ -42,7 +45,7 @@ class ProjectStore:
         return None if row is None else row.to_record()
 
     async def list_of_tenant(self, tenant_id: str) -> list[Project]:
-        """Return the tenant's projects, oldest first, the archived ones included."""
+        """Return the tenant's projects, oldest first, including archived ones."""
         rows = await self._transaction.scalars(
             select(ProjectRow)
             .where(ProjectRow.tenant_id == tenant_id)
@@ -53,7 +56,7 @@ class ProjectStore:
     async def page(
         self, tenant_id: str, wanted: PageRequest, *, project_id: str | None = None
     ) -> Page[Project]:
-        """Return some of the tenant's projects, oldest first; this one only, if it is named."""
+        """Return a page of the tenant's projects, oldest first; only this project, if given."""
         conditions = [ProjectRow.tenant_id == tenant_id]
         if project_id is not None:
             conditions.append(ProjectRow.id == project_id)
@@ -61,7 +64,7 @@ class ProjectStore:
         return Page([row.to_record() for row in page.entries], page.has_more)
 
     async def change(self, tenant_id: str, project_id: str, columns: Mapping[str, Any]) -> None:
-        """Change at least one of these columns of the tenant's project."""
+        """Change one or more columns of the tenant's project."""
         await self._transaction.execute(
             update(ProjectRow)
             .where(ProjectRow.tenant_id == tenant_id, ProjectRow.id == project_id)

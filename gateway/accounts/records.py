@@ -1,4 +1,4 @@
-"""Tenants, and what belongs to them, as the rooms hand it to each other."""
+"""Records of tenants and their objects, as passed between packages."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ class TenantStatus(StrEnum):
     """Whether a tenant is served."""
 
     ACTIVE = "active"  # Its credentials work.
-    SUSPENDED = "suspended"  # Every request is refused with 403 until it is activated again.
+    SUSPENDED = "suspended"  # Every request is rejected with 403 until it is activated again.
 
 
 class Billing(StrEnum):
-    """When a tenant pays."""
+    """How a tenant pays."""
 
-    POSTPAID = "postpaid"  # Later, by what the ledger says.
-    PREPAID = "prepaid"  # Before: without credits nothing is served.
+    POSTPAID = "postpaid"  # After use, by the ledger.
+    PREPAID = "prepaid"  # In advance: without credits nothing is served.
 
 
 class ProjectStatus(StrEnum):
@@ -53,27 +53,27 @@ class Tenant:
     id: str
     name: str
     weight: float
-    """Share of the workers relative to other tenants that have work waiting."""
+    """Share of the workers relative to other tenants with waiting requests."""
     status: TenantStatus
     created_at: datetime
     dialect: Dialect | None = None
-    """The dialect of requests that name none, unless the key has one of its own; None: the model's."""
+    """Dialect of requests without one, unless the key has its own; None: the model's."""
     strict_parameters: bool = False
-    """Whether parameters that would have no effect are refused instead of being listed in a header."""
+    """Whether parameters without effect are rejected instead of listed in a header."""
     default_model: str | None = None
-    """The model of requests that name none."""
+    """Model of requests without a model."""
     plan_id: str | None = None
-    """Where limits come from that neither tenant, project nor key sets."""
+    """Plan whose limits apply where tenant, project or key set none."""
     limits: LimitValues = field(default_factory=dict)
     billing: Billing = Billing.POSTPAID
     service_tier: ServiceTier = ServiceTier.DEFAULT
-    """The tier of requests that name none."""
+    """Service tier of requests without a tier."""
     shows_cost: bool = False
-    """Whether answers say what they cost."""
+    """Whether responses contain their cost."""
 
 
 class TenantOptions(TypedDict, total=False):
-    """What a tenant may be given beside its name and weight."""
+    """Options of a tenant in addition to its name and weight."""
 
     dialect: Dialect | None
     strict_parameters: bool
@@ -86,7 +86,7 @@ class TenantOptions(TypedDict, total=False):
 
 
 class TenantChanges(TenantOptions, total=False):
-    """What may be changed of a tenant; what is absent stays as it is."""
+    """Changes of a tenant; absent options stay unchanged."""
 
     name: str
     weight: float
@@ -94,7 +94,7 @@ class TenantChanges(TenantOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Limits for everybody who has none of their own."""
+    """Limits for holders without their own limits."""
 
     id: str
     name: str
@@ -104,7 +104,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A part of a tenant, with keys and limits of its own."""
+    """A part of a tenant, with its own keys and limits."""
 
     id: str
     tenant_id: str
@@ -115,7 +115,7 @@ class Project:
 
 
 class ProjectChanges(TypedDict, total=False):
-    """What may be changed of a project; what is absent stays as it is."""
+    """Changes of a project; absent options stay unchanged."""
 
     name: str
     limits: LimitChanges
@@ -123,7 +123,7 @@ class ProjectChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A person of a tenant, who comes with a JWT."""
+    """A person of a tenant, who authenticates with a JWT."""
 
     id: str
     tenant_id: str
@@ -143,21 +143,21 @@ class _KeyOptions(TypedDict, total=False):
 
 
 class KeyOptions(_KeyOptions, total=False):
-    """What may be changed of a key; what is absent stays as it is."""
+    """Changes of a key; absent options stay unchanged."""
 
     name: str
     scopes: frozenset[Scope]
 
 
 class NewKeyOptions(_KeyOptions, total=False):
-    """What a key may be given beside its name and scopes."""
+    """Options of a new key in addition to its name and scopes."""
 
     project_id: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """What is known about an API key, apart from the key itself."""
+    """The stored data of an API key, without the key itself."""
 
     id: str
     tenant_id: str
@@ -166,25 +166,25 @@ class KeyRecord:
     name: str
     scopes: frozenset[Scope]
     allowed_models: frozenset[str] | None
-    """None stands for all models."""
+    """None means all models."""
     expires_at: datetime | None
     revoked_at: datetime | None
     created_at: datetime
     dialect: Dialect | None = None
-    """The dialect of requests that name none; None: the tenant's."""
+    """Dialect of requests without one; None: the tenant's."""
     project_id: str | None = None
     allowed_addresses: tuple[Network, ...] | None = None
-    """Where requests may come from; None stands for anywhere."""
+    """Allowed source addresses of requests; None means any."""
     limits: LimitValues = field(default_factory=dict)
     old_prefix: str | None = None
-    """Of the key's former secret, which works until `old_expires_at` after a rotation."""
+    """Prefix of the key's former secret, which works until `old_expires_at` after a rotation."""
     old_digest: bytes | None = field(default=None, repr=False)
     old_expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a model costs from some time on: micro-dollars per million tokens."""
+    """Price of a model from a given time on: micro-dollars per million tokens."""
 
     id: int
     model: str
@@ -202,7 +202,7 @@ class CreditKind(StrEnum):
 
     GRANT = "grant"
     ADJUSTMENT = "adjustment"
-    EXPIRY = "expiry"  # What was left of a grant when it expired.
+    EXPIRY = "expiry"  # The remaining part of a grant when it expired.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,18 +213,18 @@ class Credit:
     tenant_id: str
     kind: CreditKind
     amount_micros: int
-    """Negative where it takes something away."""
+    """Negative for a deduction."""
     note: str
     created_at: datetime
     expires_at: datetime | None = None
-    """When what is left of a grant is taken back; None: never."""
+    """When the remaining part of a grant is taken back; None: never."""
     grant_id: str | None = None
     """The grant that an expiry ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Where a tenant wants to be told that a budget is nearly used up."""
+    """A tenant's webhook, which receives an event when a budget is almost used up."""
 
     id: str
     tenant_id: str
@@ -233,4 +233,4 @@ class Webhook:
     """Percentages of a budget."""
     created_at: datetime
     secret: str = field(default="", repr=False)
-    """Signs what is sent; known only when the webhook is made."""
+    """Signs the events; known only when the webhook is created."""

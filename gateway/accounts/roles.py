@@ -1,4 +1,4 @@
-"""What the members of a tenant may do by their roles."""
+"""Scopes that members of a tenant have by their roles."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Brings the database's schema up to date, and tells whether it is."""
+"""Upgrade the database schema, and check whether it is current."""
 
 from enum import Enum
 from pathlib import Path
@@ -16,21 +16,21 @@ from gateway.errors import StartupError
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 UPGRADE_LOCK: Final = 7_585_423
-"""PostgreSQL advisory lock that one upgrade holds, so that two never run at once."""
+"""PostgreSQL advisory lock that an upgrade holds, so that two never run at once."""
 UPGRADE_WAIT_SECONDS: Final = 60
 """How long an upgrade waits for another one."""
 TABLE_WAIT_SECONDS: Final = 4
-"""A revision that waits for a table blocks every query behind it, so it rather gives up soon."""
+"""Lock timeout of a revision: while it waits for a table, it blocks every later query."""
 STATEMENT_SECONDS: Final = 60
 
 
 class SchemaState(Enum):
-    """How the database's schema relates to the one this code was written for."""
+    """State of the database's schema relative to this code."""
 
-    EMPTY = "empty"  # No revision was ever applied.
+    EMPTY = "empty"  # No revision is applied.
     OUTDATED = "outdated"  # Revisions are missing.
     CURRENT = "current"
-    NEWER = "newer"  # Made by a later release; revisions are additive, so this code runs on it.
+    NEWER = "newer"  # Created by a later release; revisions are additive, so this code runs on it.
 
     @property
     def is_usable(self) -> bool:
@@ -39,7 +39,7 @@ class SchemaState(Enum):
 
 
 class SchemaNotCurrentError(StartupError):
-    """The database has to be upgraded before anything can run on it."""
+    """The database must be upgraded before anything can run on it."""
 
     def __init__(self, state: SchemaState) -> None:
         super().__init__(f"The database's schema is {state.value}: run `sluice db upgrade` first.")
@@ -47,7 +47,7 @@ class SchemaNotCurrentError(StartupError):
 
 
 async def upgrade(url: str) -> None:
-    """Create or upgrade the schema; waits its turn when another process is doing the same."""
+    """Create or upgrade the schema; waits while another process does the same."""
     parsed = parse_url(url)
     if (file := _file(parsed)) is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ async def schema_state(database: Database) -> SchemaState:
     """Compare the database's revision with the newest one in this code."""
     file = _file(database.engine.url)
     if file is not None and not file.exists():
-        # Asking would create an empty file, or fail where its folder does not exist.
+        # A query would create an empty file, or fail if its folder does not exist.
         return SchemaState.EMPTY
     with unavailable_as_store_error():
         async with database.engine.connect() as connection:
@@ -77,14 +77,14 @@ async def schema_is_current(database: Database) -> bool:
 
 
 async def require_current_schema(database: Database) -> None:
-    """Raise SchemaNotCurrentError where this code cannot run on the database's schema."""
+    """Raise SchemaNotCurrentError if this code cannot run on the database's schema."""
     state = await schema_state(database)
     if not state.is_usable:
         raise SchemaNotCurrentError(state)
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Return alembic's configuration; nothing about it is in a file of its own."""
+    """Return alembic's configuration, which is not stored in a file."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -92,7 +92,7 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 def _upgrade(connection: Connection) -> None:
-    # On SQLite the transaction holds the write lock from its beginning.
+    # On SQLite the transaction holds the write lock from the start.
     if connection.dialect.name == "postgresql":
         _take_turns(connection)
     command.upgrade(alembic_config(connection), "head")
@@ -120,7 +120,7 @@ def _state(connection: Connection) -> SchemaState:
 
 
 def _file(url: URL) -> Path | None:
-    """Return the file of an SQLite database; None where there is none."""
+    """Return the file of an SQLite database; None if there is none."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
     return Path(url.database)

@@ -1,4 +1,4 @@
-"""What a credential may be used for."""
+"""Scopes: the rights that a credential carries."""
 
 from enum import StrEnum
 
@@ -17,7 +17,10 @@ class Scope(StrEnum):
 DEFAULT_SCOPES = frozenset({Scope.COMPLETIONS})
 
 TENANT_SCOPES = frozenset({Scope.COMPLETIONS, Scope.USAGE, Scope.KEYS, Scope.MEMBERS})
-"""What a tenant can give to its own keys, and what its people can have."""
+"""Scopes that a tenant can give to its own keys, and that its members can have."""
 
 OPERATOR_SCOPES = frozenset({Scope.ADMIN, Scope.ADMIN_READ})
-"""What only a deployment's operator gives: to a key, or by a claim of tokens that the settings map to it."""
+"""Scopes that only the operator of the deployment gives.
+
+The operator gives them to a key, or through a token claim that the settings map to them.
+"""

@@ -1,4 +1,4 @@
-"""Encryption of stored secrets under keys that the database does not have."""
+"""Encryption of stored secrets with keys that are not in the database."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from gateway.errors import BadRequestError
 
 
 class SealedSecretError(Exception):
-    """A secret was encrypted under a key that this process does not have."""
+    """A secret was encrypted with a key that this process does not have."""
 
     def __init__(self) -> None:
         super().__init__("its secret is encrypted under a key that SLUICE_ENCRYPTION_KEYS lacks")
 
 
 class SecretBox:
-    """Seals secrets under the first of some keys, and opens what was sealed under any of them.
+    """Encrypts secrets with the first of its keys, and decrypts those encrypted with any of them.
 
     Args:
-        keys: 32 bytes each, as base64; without any, nothing can be sealed.
+        keys: 32 bytes each, as base64; without any, encryption is impossible.
     """
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
@@ -28,7 +28,7 @@ class SecretBox:
 
     @property
     def has_key(self) -> bool:
-        """Whether secrets can be sealed."""
+        """Whether secrets can be encrypted."""
         return self._first is not None
 
     def seal(self, secret: str) -> bytes:
@@ -50,7 +50,7 @@ class SecretBox:
             raise SealedSecretError from None
 
     def is_current(self, sealed: bytes) -> bool:
-        """Whether a secret is sealed under the first key."""
+        """Whether a secret is encrypted with the first key."""
         if self._first is None:
             return False
         try:

@@ -1,4 +1,4 @@
-"""The rules of a tenant's life."""
+"""Tenant lifecycle: create, change, suspend and activate."""
 
 import math
 import re
@@ -35,7 +35,7 @@ _ACTIONS: Final = {
 
 
 class TenantService:
-    """Creates tenants and decides whether they are served.
+    """Creates tenants and controls whether they are served.
 
     Every change is audited under the name of its `actor`.
     """
@@ -53,7 +53,7 @@ class TenantService:
         actor: str = SYSTEM,
         **options: Unpack[TenantOptions],
     ) -> Tenant:
-        """Add an active tenant; without an id it gets a random one that begins with `tnt_`."""
+        """Create an active tenant; without an id it gets a random one that starts with `tnt_`."""
         if tenant_id is not None:
             _check_id(tenant_id)
         given = TenantChanges(name=name, weight=weight, **options)
@@ -90,7 +90,7 @@ class TenantService:
             return await TenantStore(transaction).list_all()
 
     async def page(self, wanted: PageRequest) -> Page[Tenant]:
-        """Return some of all tenants, oldest first."""
+        """Return a page of all tenants, oldest first."""
         async with self._database.reading() as transaction:
             return await TenantStore(transaction).page(wanted)
 
@@ -102,17 +102,17 @@ class TenantService:
         return found_tenant(tenant, tenant_id)
 
     async def suspend(self, tenant_id: str, *, actor: str = SYSTEM) -> Tenant:
-        """Refuse the tenant's requests from now on, on every gateway."""
+        """Suspend the tenant: every gateway rejects its requests from now on."""
         return await self._set_status(tenant_id, TenantStatus.SUSPENDED, actor)
 
     async def activate(self, tenant_id: str, *, actor: str = SYSTEM) -> Tenant:
-        """Serve a suspended tenant again."""
+        """Activate a suspended tenant."""
         return await self._set_status(tenant_id, TenantStatus.ACTIVE, actor)
 
     async def update(
         self, tenant_id: str, *, actor: str = SYSTEM, **options: Unpack[TenantChanges]
     ) -> Tenant:
-        """Change the options that are given, on every gateway; of `limits` those that are named."""
+        """Change the given options on every gateway; of `limits`, only those it contains."""
         check_known(tenant_id, "tenant")
         check_not_empty(options)
         _check_options(options)
@@ -135,7 +135,7 @@ class TenantService:
         return replace(tenant, **columns)
 
     async def _set_status(self, tenant_id: str, status: TenantStatus, actor: str) -> Tenant:
-        """Change the status; it may be repeated, for instance to announce it again."""
+        """Change the status; a repeated call announces it again."""
         check_known(tenant_id, "tenant")
         async with self._database.writing() as transaction:
             store = TenantStore(transaction)
@@ -151,7 +151,7 @@ class TenantService:
 
 @asynccontextmanager
 async def reading_of_tenant(database: Database, tenant_id: str) -> AsyncIterator[AsyncSession]:
-    """Open a transaction that reads what belongs to the tenant. Raises NotFoundError."""
+    """Open a read transaction for data of the tenant. Raises NotFoundError."""
     check_known(tenant_id, "tenant")
     async with database.reading() as transaction:
         found_tenant(await TenantStore(transaction).get(tenant_id), tenant_id)
@@ -159,7 +159,7 @@ async def reading_of_tenant(database: Database, tenant_id: str) -> AsyncIterator
 
 
 def found_tenant(tenant: Tenant | None, tenant_id: str) -> Tenant:
-    """Return the tenant, or say that there is none of that id."""
+    """Return the tenant. Raises NotFoundError if it is None."""
     if tenant is None:
         raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
     return tenant

@@ -13,14 +13,14 @@ from gateway.accounts.tables import MemberRow, PlanRow, ProjectRow, TenantRow
 
 
 class Caller(NamedTuple):
-    """A tenant with what one of its people's tokens names."""
+    """A tenant, and the member and project that a token of one of its people names."""
 
     tenant: Tenant
     plan: Plan | None
     member: Member | None
     project: Project | None
     has_members: bool
-    """Whether the tenant has any member, so that nobody else's tokens are taken."""
+    """Whether the tenant has any member; tokens of other people are then rejected."""
 
 
 class TenantStore:
@@ -30,7 +30,7 @@ class TenantStore:
         self._transaction = transaction
 
     async def add(self, tenant: Tenant) -> None:
-        """Insert a tenant whose id is not taken."""
+        """Insert a tenant; its id must be unused."""
         self._transaction.add(
             TenantRow(
                 id=tenant.id,
@@ -51,25 +51,25 @@ class TenantStore:
         await self._transaction.flush()
 
     async def get(self, tenant_id: str) -> Tenant | None:
-        """Return the tenant, or None where there is none."""
+        """Return the tenant, or None if it does not exist."""
         row = await self._transaction.get(TenantRow, tenant_id)
         return None if row is None else row.to_record()
 
     async def lock(self, tenant_id: str) -> Tenant | None:
-        """Return the tenant, which nobody else can lock before the end of the transaction."""
+        """Return the tenant, locked until the end of the transaction."""
         row = await self._transaction.scalar(
             select(TenantRow).where(TenantRow.id == tenant_id).with_for_update()
         )
         return None if row is None else row.to_record()
 
     async def has_plan(self, plan_id: str) -> bool:
-        """Whether there is such a plan."""
+        """Whether the plan exists."""
         return await self._transaction.get(PlanRow, plan_id) is not None
 
     async def find_caller(
         self, tenant_id: str, *, subject: str, project_id: str | None
     ) -> Caller | None:
-        """Return whom a token acts as, or None where there is no such tenant."""
+        """Return the caller that a token identifies, or None if the tenant does not exist."""
         of_tenant = MemberRow.tenant_id == TenantRow.id
         anybody = aliased(MemberRow)
         has_members = exists().where(anybody.tenant_id == TenantRow.id)
@@ -103,12 +103,12 @@ class TenantStore:
         return [row.to_record() for row in rows]
 
     async def page(self, wanted: PageRequest) -> Page[Tenant]:
-        """Return some of all tenants, oldest first."""
+        """Return a page of all tenants, oldest first."""
         page = await read_page(self._transaction, TenantRow, wanted)
         return Page([row.to_record() for row in page.entries], page.has_more)
 
     async def change(self, tenant_id: str, columns: Mapping[str, Any]) -> None:
-        """Change at least one of these columns of an existing tenant."""
+        """Change one or more columns of an existing tenant."""
         await self._transaction.execute(
             update(TenantRow).where(TenantRow.id == tenant_id).values(**columns)
         )

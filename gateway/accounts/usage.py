@@ -1,4 +1,4 @@
-"""What is known of one admitted request when it has ended: one record each, whatever happened."""
+"""Usage records: one record per admitted request, however it ends."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -9,36 +9,36 @@ from contract.tier import ServiceTier
 from gateway.accounts.limits import LimitScope
 
 MICRO: Final = 1_000_000
-"""Tokens that a price is for, and micro-dollars in a dollar."""
+"""Number of tokens that a price applies to, and micro-dollars in a dollar."""
 
 
 class Outcome(StrEnum):
     """How a request ended."""
 
     FINISHED = "finished"
-    CANCELLED = "cancelled"  # Its client went away, or did not read.
-    TIMED_OUT = "timed_out"  # It took longer than it may.
+    CANCELLED = "cancelled"  # The client disconnected or stopped reading.
+    TIMED_OUT = "timed_out"  # It exceeded its time limit.
     FAILED = "failed"  # It ended with an error.
     LOST = "lost"  # Its gateway died.
 
 
 class Counts(NamedTuple):
-    """Tokens of a request, over all of its jobs."""
+    """Token counts of a request, over all of its jobs."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt tokens."""
+    """Included in the prompt tokens."""
     completion_tokens: int = 0
 
 
 class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One request's usage, with the engine's counts and the price that applied when it was admitted.
+    """One request's usage, with the engine's counts and the price in force at its admission.
 
-    It travels as msgpack through Redis; fields may only be added, with defaults.
+    Redis stores it as msgpack; fields may only be added, with defaults.
     """
 
     request_id: str
-    """That of a request which went on after it was settled ends with a point and a number."""
+    """For a request that resumed after its settlement, the id ends with a period and a number."""
     tenant_id: str
     project_id: str | None
     credential_id: str
@@ -52,23 +52,26 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Whether the cost is taken from the tenant's credits."""
     gateway: str = ""
     jobs: int = 1
-    """Prompts of the request: see `job_ids`."""
+    """Number of prompts in the request; see `job_ids`."""
     prompt_price: int = 0
     """Micro-dollars per million tokens, as are the other prices."""
     cached_price: int = 0
     completion_price: int = 0
     created_ms: int = 0
-    """Unix time of the admission, by Redis' clock."""
+    """Unix time of the admission, by the Redis clock."""
     ended_ms: int = 0
     outcome: Outcome = Outcome.LOST
     code: str = ""
-    """Code of the error that ended the request; empty without one."""
+    """Code of the error that ended the request; empty if none."""
     prompt_tokens: int = 0
-    """In the draft of a request that goes on, like the next two, what it was settled with before."""
+    """In the draft of a resumed request, the count of its earlier settlement.
+
+    The same applies to the next two.
+    """
     cached_tokens: int = 0
     completion_tokens: int = 0
     free_prompt_tokens: int = 0
-    """Of the tokens above, those that the tenant does not pay for, because the operator's fault ended their job."""
+    """Tokens above that the tenant does not pay for: the operator's fault ended their job."""
     free_cached_tokens: int = 0
     free_completion_tokens: int = 0
     cost_micros: int = 0
@@ -84,7 +87,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     def used(
         self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int
     ) -> "UsageRecord":
-        """Return the record of a draft whose jobs came to these tokens in all."""
+        """Return the record of a draft, with the total tokens of its jobs."""
         return msgspec.structs.replace(
             self,
             prompt_tokens=max(prompt_tokens - self.prompt_tokens, 0),
@@ -93,7 +96,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         )
 
     def id_of(self, scope: LimitScope) -> str | None:
-        """Return whose limits the request met: its key's (or token's), project's or tenant's id."""
+        """Return the id of the key (or token), project or tenant whose limits apply."""
         match scope:
             case LimitScope.TENANT:
                 return self.tenant_id
@@ -103,7 +106,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
                 return self.credential_id
 
     def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """Return what so many tokens cost in micro-dollars, rounded up once."""
+        """Return the cost of these tokens in micro-dollars, rounded up once."""
         cost = (
             (prompt_tokens - cached_tokens) * self.prompt_price
             + cached_tokens * self.cached_price
@@ -112,9 +115,10 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         return -(-cost // MICRO)
 
     def priced(self, *, free: Counts) -> "UsageRecord":
-        """Return the record with the cost of its tokens, but for so many of them."""
+        """Return the record with the cost of its tokens, except these free ones."""
         own = Counts(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
-        # Of a request that was continued after a settlement, free ones may be among those settled before.
+        # For a request that resumed after a settlement, free tokens may be among those settled
+        # before.
         free = Counts(*map(min, own, free))
         paid = Counts(*(tokens - less for tokens, less in zip(own, free, strict=True)))
         return msgspec.structs.replace(
@@ -131,7 +135,7 @@ decode_usage = msgspec.msgpack.Decoder(UsageRecord).decode
 
 
 def readable_usage(content: bytes | None) -> UsageRecord | None:
-    """Return the record that was written; None if it cannot be read."""
+    """Decode a usage record; None if it cannot be read."""
     try:
         return None if content is None else decode_usage(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Single requests as rows of a table, for CSV."""
+"""CSV export of usage: single requests as table rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Reads what a person asks of a report: times, a stretch of time, what to tell apart."""
+"""Parse user input for usage reports: times, periods and dimensions."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 def read_span(start: str | None, end: str | None, *, bucket: Bucket | None = None) -> Span:
-    """Return the stretch of time that is asked for. Raises InvalidParameterError."""
+    """Return the requested period. Raises InvalidParameterError."""
     last = utc_now() if end is None else _read_time("end", end)
     first = day_of(last - DEFAULT_DAYS * DAY) if start is None else _read_time("start", start)
     if first >= last:
@@ -36,7 +36,7 @@ def read_span(start: str | None, end: str | None, *, bucket: Bucket | None = Non
 
 
 def read_dimensions(group_by: Sequence[str], known: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Return what to group by, in the order of `known`. Raises InvalidParameterError."""
+    """Return the dimensions to group by, in the order of `known`. Raises InvalidParameterError."""
     names = {name.strip() for text in group_by for name in text.split(",")} - {""}
     if unknown := names.difference(known):
         raise InvalidParameterError(
@@ -61,7 +61,7 @@ def _read_time(name: str, text: str) -> datetime:
 
 
 def read_month(text: str) -> Span:
-    """Return a month such as 2026-11. Raises InvalidParameterError."""
+    """Parse a month such as 2026-11. Raises InvalidParameterError."""
     if _MONTH.fullmatch(text) is None:
         raise InvalidParameterError(
             f"'month' must be a month such as 2026-11. Given: {shown(text)}.", param="month"

@@ -1,4 +1,4 @@
-"""What a report on usage is asked for and made of."""
+"""Types of usage reports: dimensions, filters, sums and groups."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Dimension(StrEnum):
-    """What usage can be told apart by."""
+    """Dimensions by which usage can be grouped."""
 
     TENANT = "tenant"
     PROJECT = "project"
@@ -17,7 +17,7 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Whose and which usage is asked for; None stands for all."""
+    """Filter of usage; None means all."""
 
     tenant_id: str | None
     project_id: str | None = None
@@ -26,7 +26,7 @@ class UsageFilter:
 
 
 class UsageSums(NamedTuple):
-    """Sums over some requests."""
+    """Sums over a set of requests."""
 
     requests: int
     failed_requests: int
@@ -40,7 +40,7 @@ class UsageGroup(NamedTuple):
     """The sums of one bucket and one value of each dimension."""
 
     label: str
-    """The bucket's beginning as ISO 8601, as far as the bucket is long; '' for the whole."""
+    """Start of the bucket as ISO 8601, truncated to its precision; '' for the whole period."""
     values: tuple[str, ...]
-    """Of the dimensions, in their order; '' where requests had no project."""
+    """Values of the dimensions, in their order; '' for requests without a project."""
     sums: UsageSums

@@ -1,8 +1,9 @@
-"""Which stretches of time a usage report takes from daily sums, from hourly sums, and from the ledger itself.
+"""Sources of a usage report: periods from daily sums, from hourly sums, and from the ledger.
 
-The sums of an hour are right unless the hour is marked as dirty: every row that is added to the ledger marks its
-hour in the same transaction, until the hour is summed again. So a report reads the ledger itself for dirty hours
-and for hours that it covers only in part, and is never behind it.
+The sums of an hour are correct unless the hour is marked as dirty. Every row that is added to the
+ledger marks its hour in the same transaction, until the hour is summed again. A report therefore
+reads the ledger for dirty hours and for hours that it covers only partly, and never lags the
+ledger.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -18,11 +19,14 @@ from gateway.accounts.ledger.rows import day_of, hour_of
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 MAX_SPANS: Final = 64
-"""Beyond it, neighbouring spans are read from the ledger together: a query has a bounded size."""
+"""Maximum number of spans.
+
+Above it, adjacent spans are read from the ledger together, which bounds the size of a query.
+"""
 
 
 class Bucket(StrEnum):
-    """How long the stretches are for which a report gives one sum each."""
+    """Length of the periods for which a report returns one sum each."""
 
     HOUR = "hour"
     DAY = "day"
@@ -32,7 +36,7 @@ class Bucket(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A stretch of time: from `start` up to, but without, `end`."""
+    """A period: from `start` (inclusive) to `end` (exclusive)."""
 
     start: datetime
     end: datetime
@@ -40,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Stretches that do not overlap, by what they are read from."""
+    """Periods that do not overlap, by their source."""
 
     days: tuple[Span, ...]
     hours: tuple[Span, ...]
@@ -48,12 +52,12 @@ class Sources:
 
 
 def next_month(time: datetime) -> datetime:
-    """Return the beginning of the month after."""
+    """Return the start of the next month."""
     return month_start(month_start(time) + 31 * DAY)
 
 
 def bucket_span(bucket: Bucket, label: str, whole: Span) -> Span:
-    """Return the stretch of a bucket by its label, which is its beginning as ISO 8601 cut short; '' is all."""
+    """Return the period of a bucket by its label: its start as truncated ISO 8601; '' means all."""
     if bucket is Bucket.TOTAL:
         return whole
     full = f"{label}-01" if bucket is Bucket.MONTH else label
@@ -67,9 +71,9 @@ def bucket_span(bucket: Bucket, label: str, whole: Span) -> Span:
 
 
 def choose_sources(whole: Span, dirty_hours: Collection[datetime], *, by_hour: bool) -> Sources:
-    """Return where a report on a stretch of time comes from; `by_hour` keeps hours apart.
+    """Return the sources of a report on a period; `by_hour` uses no daily sums.
 
-    `dirty_hours` are the beginnings of hours whose sums may not be right.
+    `dirty_hours` are the starts of hours whose sums may be wrong.
     """
     dirty = sorted({hour for hour in dirty_hours if whole.start < hour + HOUR and hour < whole.end})
     hours = _inside(whole, hour_of, HOUR)
@@ -83,7 +87,7 @@ def choose_sources(whole: Span, dirty_hours: Collection[datetime], *, by_hour: b
     rows = tuple(_gaps(whole, sorted((*summed_days, *summed_hours))))
     if len(summed_hours) + len(rows) <= MAX_SPANS:
         return Sources(summed_days, summed_hours, rows)
-    # Very many gaps: everything from the first dirty hour to the last comes from the ledger.
+    # With too many gaps, everything from the first dirty hour to the last is read from the ledger.
     return _around(whole, dirty, hours)
 
 
@@ -95,7 +99,7 @@ def _around(whole: Span, dirty: list[datetime], hours: Span) -> Sources:
 
 
 def _inside(whole: Span, floor: Callable[[datetime], datetime], unit: timedelta) -> Span:
-    """Return the largest stretch of whole units within; an empty one where there is none."""
+    """Return the largest period of whole units inside; an empty one if there is none."""
     start = floor(whole.start)
     if start < whole.start:
         start += unit

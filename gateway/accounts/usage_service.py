@@ -1,4 +1,4 @@
-"""Reports on usage: sums by time, key, model and so on, and single requests."""
+"""Usage reports: sums by time, key, model and so on, and single requests."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ EXPORT_PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
-    """Which report is asked for."""
+    """The requested report."""
 
     wanted: UsageFilter
     span: Span
     bucket: Bucket
     dimensions: tuple[Dimension, ...] = ()
-    """What usage is told apart by, in this order."""
+    """Dimensions to group by, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class UsageSlice:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """A page of a report, by time and then by the dimensions."""
+    """A page of a report, sorted by time and then by the dimensions."""
 
     slices: list[UsageSlice]
     next: tuple[str, ...] | None
-    """What the next page comes after; None on the last page."""
+    """Position after which the next page starts; None on the last page."""
 
 
 class UsageService:
-    """What was used and what it cost, by the ledger."""
+    """Usage and cost, by the ledger."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -56,7 +56,7 @@ class UsageService:
     async def report(
         self, asked: ReportRequest, *, after: Sequence[str] | None, limit: int
     ) -> UsageReport:
-        """Return sums that are equal to those over the ledger's rows at this moment."""
+        """Return sums that equal those over the ledger's rows at this moment."""
         by_hour = asked.bucket is Bucket.HOUR
         async with snapshot(self._database) as transaction:
             store = UsageStore(transaction)
@@ -84,7 +84,7 @@ class UsageService:
         before: tuple[datetime, str] | None,
         limit: int,
     ) -> Page[UsageRecord]:
-        """Return single requests, newest first; `before` is the last one of the page before."""
+        """Return single requests, newest first; `before` is the last one of the previous page."""
         async with self._database.reading() as transaction:
             records = await UsageStore(transaction).records(
                 wanted, span, before=before, limit=limit + 1
@@ -92,7 +92,7 @@ class UsageService:
         return Page(records[:limit], len(records) > limit)
 
     async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
-        """Return one request. Raises NotFoundError also where it is somebody else's."""
+        """Return one request. Raises NotFoundError, also if it belongs to somebody else."""
         async with self._database.reading() as transaction:
             record = await UsageStore(transaction).record(wanted, request_id)
         if record is None:
@@ -100,7 +100,7 @@ class UsageService:
         return record
 
     async def export(self, wanted: UsageFilter, span: Span) -> AsyncIterator[Sequence[UsageRecord]]:
-        """Return all requests, newest first, of one state of the ledger, some at a time."""
+        """Return all requests of one ledger snapshot in batches, newest first."""
         before = None
         async with snapshot(self._database) as transaction:
             while records := await UsageStore(transaction).records(
@@ -112,7 +112,7 @@ class UsageService:
 
 
 def position(record: UsageRecord) -> tuple[datetime, str]:
-    """Return where a record stands in the order of requests."""
+    """Return the sort position of a record among requests."""
     return to_time(record.created_ms), record.request_id
 
 

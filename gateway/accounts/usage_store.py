@@ -1,4 +1,4 @@
-"""Queries on the ledger and its sums, for reports."""
+"""Queries on the ledger and its sums, for usage reports."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -61,14 +61,14 @@ _POSTGRESQL_FORMAT: Final[Mapping[Bucket, ColumnElement[Any]]] = {
 
 
 class UsageStore:
-    """Reports on the ledger, within one transaction that sees one state of it."""
+    """Reports on the ledger, within one transaction that sees one snapshot of it."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
         self._is_postgresql = transaction.get_bind().dialect.name == "postgresql"
 
     async def dirty_hours(self, span: Span) -> set[datetime]:
-        """Return the hours whose sums may be behind the ledger."""
+        """Return the hours whose sums may lag the ledger."""
         hour = DirtyHourRow.hour
         found = await self._transaction.scalars(
             select(hour).where(hour >= hour_of(span.start), hour < span.end).distinct()
@@ -85,7 +85,7 @@ class UsageStore:
         after: Sequence[str] | None,
         limit: int,
     ) -> list[UsageGroup]:
-        """Return sums in the order of bucket and dimensions, from after a group on."""
+        """Return sums sorted by bucket and dimensions, starting after a given group."""
         names = [COLUMNS[dimension] for dimension in dimensions]
         parts = union_all(
             *(
@@ -96,7 +96,7 @@ class UsageStore:
             )
         ).subquery()
         groups = [parts.c.label, *(parts.c[name] for name in names)]
-        # A sum over nothing is a row of nulls where there is nothing to group by.
+        # Without groups, a sum over no rows is a row of nulls.
         query = select(*groups, *(func.sum(parts.c[name]) for name in UsageSums._fields)).where(
             parts.c.requests > 0
         )
@@ -119,7 +119,7 @@ class UsageStore:
         before: tuple[datetime, str] | None,
         limit: int,
     ) -> list[UsageRecord]:
-        """Return single requests, newest first, from before one of them on."""
+        """Return single requests, newest first, starting before a given one."""
         order = LedgerRow.created_at, LedgerRow.request_id
         query = select(LedgerRow).where(
             *_conditions(LedgerRow, wanted),
@@ -141,7 +141,7 @@ class UsageStore:
         return None if row is None else _record(row)
 
     def _part(self, source: "_Source", *, bucket: Bucket, names: Sequence[str]) -> Any:
-        # Constants are part of the text, so that PostgreSQL sees that both places say the same.
+        # Constants are part of the SQL text, so that PostgreSQL sees that both places are equal.
         groups = [_text(source.table, name).label(name) for name in names]
         if bucket is Bucket.TOTAL:
             label: ColumnElement[str] = literal_column("''", String)
@@ -160,11 +160,11 @@ class UsageStore:
 
 
 class _Source(NamedTuple):
-    """Rows to be summed."""
+    """Rows to sum."""
 
     table: Rows
     time: Any
-    """Column of the beginning."""
+    """Column of the start time."""
     condition: ColumnElement[bool]
     sums: dict[str, ColumnElement[Any]]
 

@@ -1,4 +1,4 @@
-"""Times that people give."""
+"""Convert user timestamps to UTC."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,10 @@ from gateway.errors import InvalidParameterError
 
 
 def in_utc(time: datetime, *, param: str) -> datetime:
-    """Return an aware time in UTC. Raises InvalidParameterError for one that UTC has no year for."""
+    """Return an aware time in UTC.
+
+    Raises InvalidParameterError if its year in UTC is out of range.
+    """
     try:
         return time.astimezone(UTC)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The rules of webhooks: where tenants want to be told of their budgets."""
+"""Webhooks: URLs that receive events about a tenant's budgets."""
 
 import logging
 import secrets
@@ -22,7 +22,7 @@ from gateway.accounts.webhook_urls import check_url, host_of
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
 
 MAX_WEBHOOKS: Final = 5
-"""Of one tenant."""
+"""Maximum number per tenant."""
 MAX_THRESHOLDS: Final = 10
 DEFAULT_THRESHOLDS: Final = (50, 80, 100)
 TEST_KIND: Final = "webhook.test"
@@ -38,9 +38,9 @@ class WebhookService:
     """Registers webhooks.
 
     Args:
-        database: where they are kept.
+        database: stores the webhooks.
         box: encrypts their secrets.
-        allows_private: whether URLs may be plain http and name private addresses.
+        allows_private: whether URLs may use plain http and private addresses.
     """
 
     def __init__(self, database: Database, box: SecretBox, *, allows_private: bool = False) -> None:
@@ -56,13 +56,13 @@ class WebhookService:
         thresholds: Sequence[int] = DEFAULT_THRESHOLDS,
         actor: str = SYSTEM,
     ) -> Webhook:
-        """Register a URL. Its secret is to be shown this once.
+        """Register a URL. Its secret may be shown only this once.
 
         Args:
-            tenant_id: whose budgets it is about.
-            url: what is told by POST.
-            thresholds: percentages of a budget at which it is told.
-            actor: who is audited.
+            tenant_id: the tenant whose budgets the events are about.
+            url: receives events by POST.
+            thresholds: percentages of a budget at which an event is sent.
+            actor: recorded in the audit log.
         """
         check_known(tenant_id, "tenant")
         check_url(url, allows_private=self._allows_private)
@@ -95,7 +95,7 @@ class WebhookService:
             return await WebhookStore(transaction).list_of_tenant(tenant_id)
 
     async def remove(self, tenant_id: str, webhook_id: str, *, actor: str = SYSTEM) -> None:
-        """Tell the webhook nothing any more."""
+        """Remove the webhook, which then receives no more events."""
         _check_ids(tenant_id, webhook_id)
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
@@ -104,7 +104,7 @@ class WebhookService:
             await _audit(transaction, "webhook.remove", webhook, actor=actor)
 
     async def test(self, tenant_id: str, webhook_id: str) -> WebhookEvent:
-        """Have an event delivered that only shows whether the webhook works; one a minute at most."""
+        """Send a test event to the webhook; at most one per minute."""
         _check_ids(tenant_id, webhook_id)
         now = utc_now()
         name = EventName(
@@ -126,9 +126,9 @@ class WebhookService:
 
 
 async def encrypt_secrets(database: Database, box: SecretBox) -> int:
-    """Encrypt the secrets of all webhooks under the first key; return how many were not.
+    """Encrypt the secrets of all webhooks with the first key. Return how many were not.
 
-    May run twice at once. Without a key nothing happens. Raises StoreUnavailableError.
+    Two calls may run at once. Without a key nothing happens. Raises StoreUnavailableError.
     """
     changed, after, more = 0, "", box.has_key
     while more:
@@ -145,7 +145,10 @@ async def encrypt_secrets(database: Database, box: SecretBox) -> int:
 
 
 def _sealed_anew(stored: StoredSecret, box: SecretBox) -> bytes | None:
-    """Return a secret encrypted under the first key; None if it is already, or if no key decrypts it."""
+    """Return a secret encrypted with the first key.
+
+    Return None if it already is, or if no key decrypts it.
+    """
     if stored.sealed is None:
         return box.seal(stored.plain)
     if box.is_current(stored.sealed):
@@ -158,7 +161,7 @@ def _sealed_anew(stored: StoredSecret, box: SecretBox) -> bytes | None:
 
 
 def make_event(name: EventName, tenant_id: str, data: dict[str, object]) -> WebhookEvent:
-    """Return an event as it is sent."""
+    """Return an event in the form in which it is sent."""
     event_id, now = f"evt_{secrets.token_hex(8)}", utc_now()
     body = {
         "object": "event",
@@ -181,7 +184,7 @@ async def _find(transaction: AsyncSession, tenant_id: str, webhook_id: str) -> W
 
 
 async def _audit(transaction: AsyncSession, action: str, webhook: Webhook, *, actor: str) -> None:
-    # Of the URL only the host: its path or query may well carry a secret of the receiver.
+    # Only the host of the URL: its path or query may contain a secret of the receiver.
     await AuditLog(transaction).append(
         action,
         webhook.id,

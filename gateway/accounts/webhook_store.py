@@ -13,63 +13,63 @@ from gateway.accounts.records import Webhook
 from gateway.accounts.tables import WebhookEventRow, WebhookRow
 
 CLAIM: Final = timedelta(seconds=60)
-"""How long nobody else delivers what was handed out; longer than one attempt takes."""
+"""How long a claimed event is reserved for one sender; longer than one attempt takes."""
 MAX_ERROR_CHARACTERS: Final = 200
 
 
 class EventName(NamedTuple):
-    """What makes an event the same as another one: a webhook is told it once."""
+    """Identity of an event: a webhook receives each event once."""
 
     webhook_id: str
     kind: str
-    """Such as `budget.threshold`."""
+    """For example `budget.threshold`."""
     subject: str
-    """Whose budget: `t:acme`, `p:prj_1`, `k:key_1`."""
+    """Holder of the budget: `t:acme`, `p:prj_1`, `k:key_1`."""
     period: str
-    """Such as the month `2026-11`."""
+    """For example the month `2026-11`."""
     threshold: int
-    """Percentage; 0 where there is none."""
+    """Percentage; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookEvent:
-    """Something that a webhook is to be told."""
+    """An event for a webhook."""
 
     id: str
     name: EventName
     body: str
-    """What is sent: JSON."""
+    """Body of the request: JSON."""
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """An event that is to be sent now."""
+    """An event that is due."""
 
     event_id: str
     kind: str
     url: str
     sealed_secret: bytes | None
-    """Signs what is sent, once it is opened."""
+    """Signs the request, after decryption."""
     plain_secret: str = field(repr=False)
-    """The same, of a release that did not encrypt it; then there is no other."""
+    """The plain secret from a release that did not encrypt it; there is then no sealed one."""
     body: str
     created_at: datetime
     attempts: int
-    """How often it was tried in vain."""
+    """Number of failed attempts."""
 
 
 class StoredSecret(NamedTuple):
-    """A webhook's secret as the database has it."""
+    """A webhook's secret as stored in the database."""
 
     webhook_id: str
     plain: str
-    """Empty where it is sealed."""
+    """Empty if it is encrypted."""
     sealed: bytes | None
 
 
 class WebhookStore:
-    """Webhooks and what they are to be told, within one transaction."""
+    """Webhooks and their events, within one transaction."""
 
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
@@ -99,7 +99,7 @@ class WebhookStore:
         return [row.to_record() for row in rows]
 
     async def get(self, tenant_id: str, webhook_id: str) -> Webhook | None:
-        """Return the tenant's webhook, or None where there is none."""
+        """Return the tenant's webhook, or None if it does not exist."""
         row = await self._transaction.scalar(
             select(WebhookRow).where(
                 WebhookRow.tenant_id == tenant_id,
@@ -110,7 +110,7 @@ class WebhookStore:
         return None if row is None else row.to_record()
 
     async def set_removed(self, tenant_id: str, webhook_id: str, removed_at: datetime) -> None:
-        """End the tenant's webhook; what it was not told yet, it is never told."""
+        """Remove the tenant's webhook; its undelivered events are never sent."""
         await self._transaction.execute(
             update(WebhookRow)
             .where(WebhookRow.tenant_id == tenant_id, WebhookRow.id == webhook_id)
@@ -118,7 +118,7 @@ class WebhookStore:
         )
 
     async def stored_secrets(self, *, after: str, limit: int) -> list[StoredSecret]:
-        """Return the secrets of some webhooks in the order of their ids, locked, removed ones included."""
+        """Return and lock the secrets of some webhooks, removed ones included, ordered by id."""
         rows = await self._transaction.execute(
             select(WebhookRow.id, WebhookRow.secret, WebhookRow.sealed_secret)
             .where(WebhookRow.id > after)
@@ -129,7 +129,7 @@ class WebhookStore:
         return [StoredSecret(*row) for row in rows]
 
     async def set_sealed_secret(self, webhook_id: str, sealed_secret: bytes) -> None:
-        """Replace a webhook's secret, also a plain one."""
+        """Replace a webhook's secret, including a plain one."""
         await self._transaction.execute(
             update(WebhookRow)
             .where(WebhookRow.id == webhook_id)
@@ -137,14 +137,15 @@ class WebhookStore:
         )
 
     async def add_events(self, events: Sequence[WebhookEvent]) -> int:
-        """Have events delivered, except those of a name that is known. Return how many are new."""
+        """Add events for delivery, except those with an existing name. Return how many are new."""
         if not events:
             return 0
         dialect = self._transaction.get_bind().dialect.name
         insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(WebhookEventRow)
         added = await self._transaction.scalars(
             insert.on_conflict_do_nothing().returning(WebhookEventRow.id),
-            # Two who add the same events meet them in the same order, so one just waits for the other.
+            # Sorted, so that two transactions that add the same events wait for each other without
+            # deadlock.
             [_row(event) for event in sorted(events, key=lambda event: event.name)],
         )
         return len(list(added))
@@ -152,7 +153,7 @@ class WebhookStore:
     async def known_events(
         self, webhook_ids: Collection[str], kind: str, periods: Collection[str]
     ) -> set[EventName]:
-        """Return the names of the events that these webhooks are told anyway."""
+        """Return the names of existing events of these webhooks."""
         rows = await self._transaction.execute(
             select(
                 WebhookEventRow.webhook_id,
@@ -179,10 +180,10 @@ class WebhookStore:
         )
 
     async def due(self, now: datetime, limit: int) -> list[Delivery]:
-        """Return events to send now, the longest waiting first, and hand them to nobody else for `CLAIM`.
+        """Return due events, the longest waiting first, and claim them for `CLAIM`.
 
-        The transaction must be committed before they are sent. Whoever sends an event then calls
-        `delivered` or `failed`; if he dies, the event is due again after `CLAIM`.
+        Commit the transaction before sending them. The sender of an event then calls `delivered` or
+        `failed`; if the sender dies, the event is due again after `CLAIM`.
         """
         rows = await self._transaction.execute(
             select(WebhookEventRow, WebhookRow)
@@ -205,7 +206,7 @@ class WebhookStore:
         return [_delivery(event, webhook) for event, webhook in found]
 
     async def delivered(self, event_id: str, at: datetime) -> None:
-        """Note that an event has arrived."""
+        """Record that an event was delivered."""
         await self._transaction.execute(
             update(WebhookEventRow)
             .where(WebhookEventRow.id == event_id)
@@ -218,7 +219,7 @@ class WebhookStore:
         )
 
     async def failed(self, event_id: str, *, next_attempt_at: datetime | None, error: str) -> None:
-        """Note why an event could not be sent, and when to try again; None: never."""
+        """Record why an event was not sent, and when to retry; None: never."""
         await self._transaction.execute(
             update(WebhookEventRow)
             .where(WebhookEventRow.id == event_id, WebhookEventRow.delivered_at.is_(None))

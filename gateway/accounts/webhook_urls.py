@@ -1,7 +1,7 @@
-"""Which URLs may be told something.
+"""Validation of webhook URLs.
 
-This is a first look, so that mistakes show when a webhook is registered. What a host's name stands for is
-checked again each time something is sent there.
+This first check reveals mistakes when a webhook is registered. The address of a host is checked
+again for each request to it.
 """
 
 from typing import Final
@@ -15,9 +15,10 @@ MAX_URL_CHARACTERS: Final = 2000
 
 
 def check_url(url: str, *, allows_private: bool) -> None:
-    """Refuse what is not an absolute http(s) URL; of these only https to usual ports of public hosts unless allowed.
+    """Reject anything but absolute http(s) URLs.
 
-    Raises InvalidParameterError, which does not repeat the URL: it may carry a secret.
+    By default it allows only https to usual ports of public hosts. Raises InvalidParameterError,
+    which omits the URL because it may contain a secret.
     """
     parts = split_url(url, most_characters=MAX_URL_CHARACTERS)
     if parts is None or parts.hostname is None:
@@ -38,7 +39,7 @@ def check_url(url: str, *, allows_private: bool) -> None:
 
 
 def host_of(url: str) -> str:
-    """Return the host of a checked URL, with its port if it names one."""
+    """Return the host of a checked URL, with its port if it has one."""
     return urlsplit(url).netloc
 
 

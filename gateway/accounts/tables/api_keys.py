@@ -14,7 +14,7 @@ from gateway.accounts.tables.base import DialectName, LimitsColumn, Table, UtcDa
 
 
 class ApiKeyRow(Table):
-    """One key; revoked keys stay, so that usage can be traced to them."""
+    """One key; revoked keys are kept, so that usage can be traced to them."""
 
     __tablename__ = "api_keys"
 
@@ -23,13 +23,13 @@ class ApiKeyRow(Table):
         ForeignKey("tenants.id", ondelete="RESTRICT"), index=True
     )
     prefix: Mapped[str] = mapped_column(String(12), unique=True)
-    """The public part of the key, by which it is found."""
+    """The public part of the key, used for look-ups."""
     digest: Mapped[bytes] = mapped_column(LargeBinary(32))
     """SHA-256 of the whole key."""
     name: Mapped[str] = mapped_column(String(200))
     scopes: Mapped[list[str]] = mapped_column(JSON)
     allowed_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Models the key may use; null stands for all."""
+    """Models that the key may use; null means all."""
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -37,14 +37,14 @@ class ApiKeyRow(Table):
     project_id: Mapped[str | None] = mapped_column(String(32), index=True)
     """No foreign key, see `TenantRow.plan_id`; projects are never removed."""
     allowed_addresses: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Networks such as `10.0.0.0/8`; null stands for everywhere."""
+    """Networks such as `10.0.0.0/8`; null means any."""
     limits: Mapped[LimitValues] = mapped_column(LimitsColumn, server_default="{}")
     old_prefix: Mapped[str | None] = mapped_column(String(12), index=True)
     old_digest: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     old_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
     def to_record(self) -> KeyRecord:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         models, addresses = self.allowed_models, self.allowed_addresses
         return KeyRecord(
             id=self.id,

@@ -1,4 +1,4 @@
-"""Table `audit_log`: who changed what, each row chained to the one before."""
+"""Table `audit_log`: who changed what, each row chained to the previous one."""
 
 from datetime import datetime
 
@@ -9,14 +9,14 @@ from gateway.accounts.tables.base import Table, UtcDateTime
 
 
 class AuditRow(Table):
-    """One change. The database refuses to change or remove rows."""
+    """One change. The database rejects changes and removals of rows."""
 
     __tablename__ = "audit_log"
 
     sequence: Mapped[int] = mapped_column(
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False
     )
-    """1, 2, 3 ... without a gap."""
+    """1, 2, 3 ... without gaps."""
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     actor: Mapped[str] = mapped_column(String(300))
     """`key:KEY_ID`, `jwt:SUBJECT`, `cli:USER` or `system`."""
@@ -24,8 +24,8 @@ class AuditRow(Table):
     """Such as `key.revoke`."""
     tenant_id: Mapped[str | None] = mapped_column(String(63), index=True)
     subject: Mapped[str] = mapped_column(String(300))
-    """Id of what was changed."""
+    """Id of the changed object."""
     details: Mapped[str]
-    """What it was changed to: JSON with sorted names, never a secret."""
+    """The new values: JSON with sorted names, never a secret."""
     previous_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
     hash: Mapped[bytes] = mapped_column(LargeBinary(32))

@@ -1,4 +1,4 @@
-"""What all tables share: the metadata with its naming rules, and column types."""
+"""Shared parts of all tables: the metadata with its naming rules, and column types."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,7 +21,7 @@ NAMING_CONVENTION = {
     "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
     "pk": "pk_%(table_name)s",
 }
-"""Names that are the same on every database, so that a migration can refer to a constraint."""
+"""The same names on every database, so that a migration can refer to a constraint."""
 
 
 class Table(DeclarativeBase):
@@ -31,9 +31,9 @@ class Table(DeclarativeBase):
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A point in time: goes in and comes out aware and in UTC, on every database.
+    """A point in time: always aware and in UTC, on every database.
 
-    SQLite keeps no time zone, so there the UTC time is stored as it reads.
+    SQLite has no time zones, so it stores the UTC time without one.
     """
 
     impl = DateTime(timezone=True)
@@ -56,8 +56,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class DialectName(TypeDecorator[Dialect]):
-    """A dialect of the API. One that only a later release knows reads as none, so that tenants of that
-    release are still served by this one; for the same reason the database does not check the names.
+    """An API dialect.
+
+    A dialect that only a later release supports reads as None, so that this release can still serve
+    tenants of that release. For the same reason the database does not check the names.
     """
 
     impl = String(32)
@@ -73,7 +75,7 @@ class DialectName(TypeDecorator[Dialect]):
 
 
 class TierName(TypeDecorator[ServiceTier]):
-    """A service tier; one that only a later release knows reads as the default one."""
+    """A service tier; one that only a later release supports reads as the default tier."""
 
     impl = String(32)
     cache_ok = True
@@ -90,7 +92,7 @@ class TierName(TypeDecorator[ServiceTier]):
 
 
 class LimitsColumn(TypeDecorator[LimitValues]):
-    """Limits by name, as JSON; names that only a later release knows are left out."""
+    """Limits by name, as JSON; names that only a later release supports are left out."""
 
     impl = JSON
     cache_ok = True
@@ -106,9 +108,9 @@ class LimitsColumn(TypeDecorator[LimitValues]):
 
 
 def enum_column(enum: type[StrEnum], name: str, *, is_checked: bool = True) -> Enum:
-    """Return the type of a column that holds an enum's values as text.
+    """Return a column type that stores an enum's values as text.
 
-    The database checks them unless the column was added later: SQLite cannot add the check.
+    The database checks the values unless the column was added later: SQLite cannot add the check.
     """
     return Enum(
         enum,

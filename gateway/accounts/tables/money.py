@@ -1,4 +1,4 @@
-"""Tables `prices` and `credits`: rows are only ever added."""
+"""Tables `prices` and `credits`, which are append-only."""
 
 from datetime import datetime
 
@@ -11,7 +11,7 @@ from gateway.accounts.tables.base import Table, TierName, UtcDateTime, enum_colu
 
 
 class PriceRow(Table):
-    """What a model costs in a tier from some time on."""
+    """Price of a model in a tier from a given time on."""
 
     __tablename__ = "prices"
     __table_args__ = (
@@ -34,7 +34,7 @@ class PriceRow(Table):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
     def to_record(self) -> Price:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Price(
             id=self.id,
             model=self.model,
@@ -64,10 +64,10 @@ class CreditRow(Table):
     grant_id: Mapped[str | None] = mapped_column(
         ForeignKey("credits.id", ondelete="RESTRICT"), unique=True
     )
-    """Unique: a grant expires once."""
+    """Unique, since a grant expires once."""
 
     def to_record(self) -> Credit:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Credit(
             id=self.id,
             tenant_id=self.tenant_id,

@@ -41,7 +41,7 @@ class PlanRow(Table):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
     def to_record(self) -> Plan:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Plan(
             id=self.id,
             name=self.name,
@@ -80,7 +80,7 @@ class TenantRow(Table):
     shows_cost: Mapped[bool] = mapped_column(server_default=false())
 
     def to_record(self) -> Tenant:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Tenant(
             id=self.id,
             name=self.name,
@@ -99,7 +99,7 @@ class TenantRow(Table):
 
 
 class ProjectRow(Table):
-    """A part of a tenant; archived ones stay, so that usage can be traced to them."""
+    """A part of a tenant; archived projects are kept, so that usage can be traced to them."""
 
     __tablename__ = "projects"
 
@@ -113,7 +113,7 @@ class ProjectRow(Table):
     limits: Mapped[LimitValues] = mapped_column(LimitsColumn)
 
     def to_record(self) -> Project:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Project(
             id=self.id,
             tenant_id=self.tenant_id,
@@ -138,7 +138,7 @@ class MemberRow(Table):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
     def to_record(self) -> Member:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Member(
             id=self.id,
             tenant_id=self.tenant_id,

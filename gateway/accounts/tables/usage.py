@@ -1,4 +1,4 @@
-"""Tables `usage_ledger`, `usage_rollups` and `usage_dirty_hours`: what was used, and sums of it."""
+"""Tables `usage_ledger`, `usage_rollups` and `usage_dirty_hours`: usage and its sums."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,24 +12,25 @@ from gateway.accounts.tables.base import Table, TierName, UtcDateTime
 from gateway.accounts.usage import Outcome
 
 FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
-"""Ends of requests that count as failed in sums."""
+"""Outcomes that count as failed requests in sums."""
 
 SUMMED: Final = ("prompt_tokens", "completion_tokens", "cost_micros")
-"""Columns in the indexes on PostgreSQL, so that what somebody used in a month is summed from an index alone."""
+"""Columns in the PostgreSQL indexes, so that monthly usage is summed with index-only scans."""
 
 
 class RollupPeriod(StrEnum):
-    """How long a sum's stretch of time is."""
+    """Length of a sum's period."""
 
     HOUR = "hour"
-    DAY = "day"  # Of UTC.
+    DAY = "day"  # A UTC day.
 
 
 class LedgerRow(Table):
-    """One request that has ended. The database refuses to change or remove rows.
+    """One ended request. The database rejects changes and removals of rows.
 
-    PostgreSQL keeps each month in a partition of its own, so the time of the admission is part of the key; it is
-    the same in every copy of a request's record. Texts have no bounds: whatever a record says must fit.
+    PostgreSQL stores each month in a separate partition, so the time of the admission is part of
+    the key; it is the same in every copy of a request's record. Text columns have no length limit:
+    every record must fit.
     """
 
     __tablename__ = "usage_ledger"
@@ -43,7 +44,7 @@ class LedgerRow(Table):
             postgresql_include=SUMMED,
         ),
         Index("ix_usage_ledger_created_at", "created_at"),
-        # A balance of credits needs no other column, and the other tenants' rows are not in it.
+        # A credit balance needs no other column, and rows of other tenants are not in it.
         Index(
             "ix_usage_ledger_prepaid",
             "tenant_id",
@@ -59,7 +60,7 @@ class LedgerRow(Table):
     """When the request was admitted."""
     ended_at: Mapped[datetime] = mapped_column(UtcDateTime)
     tenant_id: Mapped[str] = mapped_column(String)
-    """No foreign key, nor for the next two: usage is written down whatever became of its tenant."""
+    """No foreign key, nor for the next two: usage is recorded even for a missing tenant."""
     project_id: Mapped[str | None] = mapped_column(String)
     credential_id: Mapped[str] = mapped_column(String)
     model: Mapped[str] = mapped_column(String)
@@ -88,7 +89,7 @@ class LedgerRow(Table):
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     free_prompt_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    """Tokens that are not paid for. Below zero where a row makes an earlier one's tokens paid after all."""
+    """Tokens that are not charged. Negative if a row makes tokens of an earlier row chargeable."""
     free_cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     free_completion_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     cost_micros: Mapped[int] = mapped_column(BigInteger)
@@ -96,7 +97,7 @@ class LedgerRow(Table):
 
 
 class RollupRow(Table):
-    """Sums over one hour or one day; made from ledger rows, and made anew whenever rows are added."""
+    """Sums over one hour or one day, derived from ledger rows and recomputed for new rows."""
 
     __tablename__ = "usage_rollups"
     __table_args__ = (Index("ix_usage_rollups_tenant_id", "tenant_id", "period", "start_at"),)
@@ -114,13 +115,13 @@ class RollupRow(Table):
     start_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(String, primary_key=True)
     project_id: Mapped[str] = mapped_column(String, primary_key=True)
-    """Empty where requests belonged to no project."""
+    """Empty for requests without a project."""
     credential_id: Mapped[str] = mapped_column(String, primary_key=True)
     model: Mapped[str] = mapped_column(String, primary_key=True)
     service_tier: Mapped[ServiceTier] = mapped_column(TierName, primary_key=True)
     requests: Mapped[int] = mapped_column(BigInteger)
     failed_requests: Mapped[int] = mapped_column(BigInteger)
-    """Those of `FAILED_OUTCOMES`, which `requests` counts, too."""
+    """Requests with `FAILED_OUTCOMES`, which `requests` includes."""
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
@@ -128,10 +129,10 @@ class RollupRow(Table):
 
 
 class DirtyHourRow(Table):
-    """A mark: the ledger has rows of this hour that its sums may not know of.
+    """A mark: the ledger has rows of this hour that its sums may not include.
 
-    Each transaction that adds rows adds marks of its own, and whoever makes the sums removes only those marks
-    that it has read before: so rows that are added meanwhile keep theirs.
+    Each transaction that adds rows adds its own marks. The summation removes only the marks that it
+    has read before, so rows that are added meanwhile keep theirs.
     """
 
     __tablename__ = "usage_dirty_hours"

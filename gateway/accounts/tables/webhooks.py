@@ -18,7 +18,7 @@ from gateway.accounts.tables.base import Table, UtcDateTime
 
 
 class WebhookRow(Table):
-    """Where a tenant wants to be told something."""
+    """A URL to which a tenant's events are sent."""
 
     __tablename__ = "webhooks"
 
@@ -28,7 +28,7 @@ class WebhookRow(Table):
     )
     url: Mapped[str] = mapped_column(String(2000))
     secret: Mapped[str] = mapped_column(String(100))
-    """Of a release that did not encrypt secrets, until they are encrypted; else empty."""
+    """Plain secret from a release without encryption, until it is encrypted; else empty."""
     sealed_secret: Mapped[bytes | None] = mapped_column(LargeBinary(500))
     """See `gateway.accounts.secret_box`."""
     thresholds: Mapped[list[int]] = mapped_column(JSON)
@@ -36,7 +36,7 @@ class WebhookRow(Table):
     removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
     def to_record(self) -> Webhook:
-        """Return the row as the other rooms see it."""
+        """Return the row as a record for other packages."""
         return Webhook(
             id=self.id,
             tenant_id=self.tenant_id,
@@ -47,7 +47,7 @@ class WebhookRow(Table):
 
 
 class WebhookEventRow(Table):
-    """Something that a webhook is told once, and how far that has come."""
+    """An event that a webhook receives once, and the state of its delivery."""
 
     __tablename__ = "webhook_events"
     __table_args__ = (
@@ -58,17 +58,17 @@ class WebhookEventRow(Table):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="RESTRICT"))
     kind: Mapped[str] = mapped_column(String(63))
-    """Such as `budget.threshold`."""
+    """For example `budget.threshold`."""
     subject: Mapped[str] = mapped_column(String(100))
-    """Whose budget: `t:acme`, `p:prj_1`, `k:key_1`."""
+    """Holder of the budget: `t:acme`, `p:prj_1`, `k:key_1`."""
     period: Mapped[str] = mapped_column(String(32))
-    """The month, such as `2026-11`; empty where there is none."""
+    """The month, such as `2026-11`; empty if there is none."""
     threshold: Mapped[int]
     body: Mapped[str]
-    """What is sent: JSON."""
+    """Body of the request: JSON."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     attempts: Mapped[int] = mapped_column(BigInteger)
     next_attempt_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Null once it was delivered or given up."""
+    """Null once it was delivered or abandoned."""
     delivered_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_error: Mapped[str] = mapped_column(String(200))
