@@ -92,7 +92,7 @@ class Endings:
             del self._confirmed[request_id]
 
     async def send(self, ending: Ending) -> bool:
-        """Send an ending, and retry until it arrives; return whether it does within WAIT_SECONDS."""
+        """Send an ending, retrying until it arrives. Return whether it does within WAIT_SECONDS."""
         await asyncio.wait({self._begin(ending)}, timeout=WAIT_SECONDS)
         return ending.request_id not in self._pending
 
