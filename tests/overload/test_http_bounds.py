@@ -245,7 +245,10 @@ async def test_no_answer_names_the_host_that_was_asked_for(bounded: Stack) -> No
 
 
 @pytest.mark.parametrize("which", ["port", "operators"])
-def test_gateway_does_not_start_on_a_taken_port(bounded: Stack, which: str) -> None:
+def test_gateway_does_not_start_on_a_taken_port(
+    bounded: Stack, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "environment", dict(bounded.environment))
     ports = {"port": free_port(), "operators": free_port()}
     ports[which] = int(bounded.url.rpartition(":")[2])
     bounded.launch_gateway("late", port=ports["port"], operators=ports["operators"])
