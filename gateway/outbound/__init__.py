@@ -1,1 +1,1 @@
-"""Connections to what customers name: only to checked addresses."""
+"""Outbound connections to customer-supplied URLs, only to checked addresses."""

@@ -1,7 +1,7 @@
-"""Requests to URLs that customers chose, without letting them reach what is not on the public internet.
+"""HTTP client for customer-supplied URLs that cannot reach private networks.
 
-A name is resolved once, every address that it stands for is checked, and the connection goes to a checked
-address: so the name cannot stand for another one a moment later.
+The client resolves a name once, checks every resulting address, and connects to a checked address.
+So the name cannot resolve to another address a moment later.
 """
 
 import asyncio
@@ -23,32 +23,32 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class OutboundError(Exception):
-    """A URL cannot be asked, or may not; the message says why and repeats nothing of it."""
+    """A URL cannot be requested or is not allowed; the message gives the reason, not the URL."""
 
 
 class UnknownHostError(OutboundError):
-    """The host's name stands for nothing."""
+    """The host name does not resolve."""
 
     def __init__(self) -> None:
         super().__init__("has a host name that cannot be resolved")
 
 
 class PrivateHostError(OutboundError):
-    """The host, or one of the addresses that its name stands for, may not be connected to."""
+    """Connecting to the host, or to one of the addresses of its name, is not allowed."""
 
     def __init__(self) -> None:
         super().__init__("names a host that is not on the public internet")
 
 
 class UnusualPortError(OutboundError):
-    """The port may not be connected to."""
+    """Connecting to the port is not allowed."""
 
     def __init__(self) -> None:
         super().__init__("names a port that is not allowed")
 
 
 class WordyAnswerError(OutboundError):
-    """The answer has too much in it that is not content."""
+    """The response contains too many bytes that are not content."""
 
     def __init__(self) -> None:
         super().__init__(f"is answered with more than {MAX_OTHER_BYTES} bytes beside the content")
@@ -56,32 +56,34 @@ class WordyAnswerError(OutboundError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server says."""
+    """A server's response."""
 
     status: int
     headers: httpx.Headers
     pieces: AsyncIterator[bytes]
-    """The content as it is sent, in its encoding, while it comes."""
+    """The content as sent, in its encoding, as it arrives."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses that a host's name stands for."""
+    """Return the addresses of a host name."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 class OutboundClient:
-    """Sends requests, each over a connection of its own.
+    """Sends requests, each over its own connection.
 
-    There are no proxies, cookies or redirects, and no headers but those given, `host` and `content-length`.
+    It uses no proxies, cookies or redirects, and no headers except those given, `host` and
+    `content-length`.
 
     Args:
-        timeout_seconds: for each step, such as connecting or the next bytes; the caller bounds the whole.
-        is_allowed: whether an address may be connected to.
-        ports: which ports may be connected to; any if not given.
-        resolve: how a host's addresses are found.
-        trust: certificates to trust; the usual ones if not given.
+        timeout_seconds: Timeout of each step, such as connecting or the next read. The caller
+            limits the total time.
+        is_allowed: Whether connecting to an address is allowed.
+        ports: Ports to which connecting is allowed; any by default.
+        resolve: Resolves a host to its addresses.
+        trust: Trusted certificates; httpx's default certificates if not given.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class OutboundClient:
     ) -> AsyncIterator[Answer]:
         """Send a request to an http(s) URL, and close the connection at the end of the block.
 
-        Raises OutboundError, or what httpcore raises.
+        Raises OutboundError and the errors of httpcore.
         """
         wire = Wire(await self._addresses(url))
         request = self._request(method, url, headers, content)
@@ -121,7 +123,7 @@ class OutboundClient:
             await wire.aclose()
 
     async def _addresses(self, url: httpx.URL) -> list[str]:
-        # As it stands in the URL: what `url.host` makes of a name in punycode may be encoded as another one.
+        # Use the raw host: `url.host` may re-encode a punycode name as another one.
         host = url.raw_host.decode("ascii")
         port = url.port or DEFAULT_PORTS[url.scheme]
         try:

@@ -1,4 +1,4 @@
-"""Hosts that an operator allows."""
+"""Host patterns with which an operator allows hosts."""
 
 import re
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ _PATTERN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HostPattern:
-    """Hosts and ports that are allowed."""
+    """A pattern of allowed hosts and ports."""
 
     name: str
-    """A host in its usual form, the end of its names (`.example.com`), or empty for any host."""
+    """A normalized host, a suffix of names (`.example.com`), or empty for any host."""
     port: int | None
-    """None stands for the usual ports of http and https."""
+    """None stands for the default ports of http and https."""
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether a host, as URLs have it but without brackets, is allowed with this port."""
+        """Whether a host, as in URLs but without brackets, is allowed with this port."""
         if port not in (DEFAULT_PORTS.values() if self.port is None else (self.port,)):
             return False
         if self.name.startswith("."):
@@ -32,7 +32,9 @@ class HostPattern:
 
 
 def parse_host_pattern(text: str) -> HostPattern:
-    """Read `example.com`, `*.example.com` (all hosts below it), an address or `*` (any host), with `:PORT` or not.
+    """Parse a host pattern, with or without `:PORT`.
+
+    It is a name, `*.example.com` (all hosts below it), an address or `*` (any host).
 
     Raises ValueError.
     """

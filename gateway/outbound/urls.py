@@ -1,4 +1,4 @@
-"""URLs that customers give."""
+"""Parse customer-supplied URLs."""
 
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -9,11 +9,12 @@ HTTPS_PORTS: Final = (443, 8443)
 """Ports of webhook receivers. Other ports belong to services that are not meant for outside calls."""
 
 _FORBIDDEN: Final = frozenset(' "<>\\^`{|}')
-"""Characters that a URL may only have encoded, and that programs read differently if it has them plain."""
+"""Characters that must be percent-encoded in a URL; programs disagree on how to parse them
+unencoded."""
 
 
 def split_url(text: str, *, most_characters: int) -> SplitResult | None:
-    """Return the parts of an absolute http(s) URL; None for whatever else it is."""
+    """Return the parts of an absolute http(s) URL; None for any other text."""
     if not 0 < len(text) <= most_characters or not text.isascii() or not text.isprintable():
         return None
     if not _FORBIDDEN.isdisjoint(text):

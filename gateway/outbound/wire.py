@@ -1,4 +1,4 @@
-"""The one connection of a request, to an address that was checked before."""
+"""The network connection of one outbound request, to an address that was already checked."""
 
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -8,12 +8,12 @@ import httpcore
 from typing_extensions import override
 
 MAX_OTHER_BYTES: Final = 16_384
-"""Bytes of an answer that are not its content, such as headers, beside a sixteenth of the content.
+"""Allowed response bytes that are not content, such as headers, plus a sixteenth of the content.
 
-Parsing them takes long in comparison, and a hostile server could send nothing else.
+Parsing them is slow in comparison with content, and a hostile server could send nothing else.
 """
 READ_BYTES: Final = 8_192
-"""Read at a time: what one read brings is parsed at once, while the event loop stands still."""
+"""Maximum bytes per read: one read is parsed at once, which blocks the event loop."""
 
 SocketOption = (
     tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
@@ -21,14 +21,14 @@ SocketOption = (
 
 
 class TooMuchBesideContentError(Exception):
-    """The server sends headers, interim answers or the frames of chunks without end."""
+    """The server sends too many headers, interim responses or chunk framing bytes."""
 
 
 class Wire(httpcore.AsyncNetworkBackend):
-    """Connects to given addresses, whatever host the request names, and counts what is not content.
+    """Connects to given addresses, whatever host the request names, and counts non-content bytes.
 
     Args:
-        addresses: tried in this order, until one can be connected to.
+        addresses: Tried in this order until a connection succeeds.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -55,22 +55,22 @@ class Wire(httpcore.AsyncNetworkBackend):
         return await self._connect(last, port, timeout)
 
     async def content(self, response: httpcore.Response) -> AsyncIterator[bytes]:
-        """Give the pieces of a response's content as they come."""
+        """Yield the pieces of a response's content as they arrive."""
         async for piece in response.aiter_stream():
             self._other_bytes -= len(piece) + len(piece) // 16
             yield piece
 
     def check(self) -> None:
-        """Raise TooMuchBesideContentError if there was."""
+        """Raise TooMuchBesideContentError if the limit is exceeded."""
         if self._other_bytes > MAX_OTHER_BYTES:
             raise TooMuchBesideContentError
 
     def count(self, read_bytes: int) -> None:
-        """Take note of bytes that were read, for now as if they were no content."""
+        """Count bytes that were read, initially as non-content."""
         self._other_bytes += read_bytes
 
     async def aclose(self) -> None:
-        """Close the connection, in whatever state it is."""
+        """Close the connection, whatever its state."""
         if self._stream is not None:
             await self._stream.aclose()
 
@@ -82,7 +82,7 @@ class Wire(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """Reads a little at a time, and has it counted."""
+    """Reads in small pieces, and counts the bytes."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream, wire: Wire) -> None:
         self._stream = stream
@@ -90,7 +90,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     @override
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        # Everything that was read before has been parsed by now.
+        # All earlier bytes have been parsed by now.
         self._wire.check()
         data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
         self._wire.count(len(data))
