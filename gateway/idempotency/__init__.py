@@ -1,1 +1,1 @@
-"""Requests that a client may repeat: which request an Idempotency-Key stands for."""
+"""Idempotency-Keys: map each key to the request that it belongs to."""

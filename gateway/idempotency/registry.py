@@ -1,7 +1,7 @@
-"""Which request each Idempotency-Key of a project stands for, in Redis, for a day by default.
+"""Redis registry of the request for each Idempotency-Key of a project, kept for a day by default.
 
-A key is claimed for a new request before that is admitted, so that of two requests that come at the same
-moment to two gateways one runs. Keys themselves are not stored, only their digests.
+A new request claims its key before it is admitted. So if two equal requests reach two gateways at
+the same moment, only one runs. The registry stores only digests of keys.
 """
 
 import hashlib
@@ -17,27 +17,28 @@ _RELEASE = LuaScript("idempotency_release", _PACKAGE)
 
 
 class IdempotentRequest(NamedTuple):
-    """A request that came with an Idempotency-Key."""
+    """A request with an Idempotency-Key."""
 
     tenant_id: str
     project_id: str | None
-    """Keys of one project mean nothing in another one, nor outside of all."""
+    """Scope of the key: the same key in another project, or without a project, is a different
+    key."""
     key: str
     body_digest: str
-    """Equal for two requests that ask for the same."""
+    """Fingerprint of the content, equal for equal requests."""
 
 
 class Claim(NamedTuple):
-    """The request that a key stands for."""
+    """The request to which a key maps."""
 
     request_id: str
     body_digest: str
     age_ms: int
-    """Milliseconds since the key was claimed for it."""
+    """Milliseconds since the request claimed the key."""
 
 
 class IdempotencyRegistry:
-    """Claims on keys. All methods raise RedisError when Redis does not answer."""
+    """Claims on keys. All methods raise RedisError if Redis does not respond."""
 
     def __init__(self, executor: CommandExecutor, *, retention: timedelta) -> None:
         self._executor = executor
@@ -46,9 +47,9 @@ class IdempotencyRegistry:
     async def claim(
         self, request: IdempotentRequest, request_id: str, *, in_place_of: str = ""
     ) -> Claim:
-        """Let the key stand for `request_id` unless it stands for another request; return what it stands for.
+        """Map the key to `request_id` unless it maps to another request; return the claim.
 
-        It takes the place of the request `in_place_of`, whose answer is of no use.
+        The claim replaces the request `in_place_of`, whose response is unusable.
         """
         claimed, body_digest, age_ms = await _CLAIM.run(
             self._executor,
@@ -58,13 +59,13 @@ class IdempotencyRegistry:
         return Claim(claimed.decode(), body_digest.decode(), int(age_ms))
 
     async def release(self, request: IdempotentRequest, request_id: str) -> None:
-        """Free the key if it stands for `request_id`."""
+        """Free the key if it maps to `request_id`."""
         await _RELEASE.run(self._executor, [_entry(request)], [request_id])
 
 
 def _entry(request: IdempotentRequest) -> str:
     bucket = keys.bucket_of(request.tenant_id)
-    # No project's id and no key has a space.
+    # Project ids and keys never contain spaces.
     name = request.key if request.project_id is None else f"{request.project_id} {request.key}"
     digest = hashlib.sha256(name.encode()).hexdigest()
     return keys.idempotency(bucket, request.tenant_id, digest)

@@ -1,1 +1,1 @@
-"""Lua scripts of Idempotency-Keys: one file for each transition, as in `contract.scripts`."""
+"""Lua scripts for Idempotency-Keys: one file per transition, as in `contract.scripts`."""
