@@ -1,4 +1,4 @@
-"""The stateless HTTP gateway: one folder for each room that a request walks through.
+"""The stateless HTTP gateway. Each folder is one stage of request handling; imports point right.
 
 api > stream, dispatch, prompt, dialects, auth > accounts > errors, settings > contract.
 """

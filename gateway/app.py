@@ -1,4 +1,4 @@
-"""The gateway as two ASGI applications: what customers reach, and what only operators reach."""
+"""The gateway's two ASGI applications: one for customers, one for operators."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -50,7 +50,7 @@ OPERATOR_ROUTERS = (admin.router, health.router, health.metrics_router)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the customers' application. Nothing is opened before its lifespan begins."""
+    """Return the customers' application. It opens no connections until its lifespan starts."""
     drain = Drain()
 
     @asynccontextmanager
@@ -71,9 +71,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
-    """Return the operators' application, which works with what the customers' one has opened.
+    """Return the operators' application, which shares the resources of the customers' application.
 
-    It does not drain: it answers until every request of customers has ended.
+    It does not drain: it serves until every customer request has ended.
     """
     app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
     app.state = customers.state
@@ -88,19 +88,19 @@ def _application(
     generates: bool,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    # The page /docs loads nothing from other servers.
+    # FastAPIOffline: the /docs page loads nothing from other servers.
     app = FastAPIOffline(
         title=title,
         version=version("sluice"),
         description="A completions gateway with batched GPU workers.",
         lifespan=lifespan,
         redoc_url=None,
-        # A redirect would name the host that the client claims to have asked.
+        # A redirect would contain the host name from the client's Host header.
         redirect_slashes=False,
         openapi_tags=[{"name": "Completions"}, {"name": "Chat"}, {"name": "Models"}]
         if generates
         else None,
-        # Bodies are shown as lists of parameters with their meaning, and not as examples.
+        # Show request bodies as parameter lists with descriptions instead of examples.
         swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
     )
     install_error_handlers(app)

@@ -1,7 +1,7 @@
 """The `sluice` command line.
 
-Each command is a module of `gateway.commands`, imported when it is called: `sluice worker` must run where
-only the worker's dependencies are installed.
+Each command is a module of `gateway.commands` that is imported when the command runs. This lets
+`sluice worker` run where only the worker's dependencies are installed.
 """
 
 import importlib
@@ -33,7 +33,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "audit": "List changes and check that their log is whole.",
     "db": "Create or upgrade the database's schema.",
 }
-"""Name of a command, which is also its module's, and what `sluice --help` says about it."""
+"""Command name (also the name of its module) and its line in `sluice --help`."""
 
 EPILOG = """\
 \b
@@ -50,7 +50,7 @@ Every setting is an environment variable SLUICE_..., too.
 
 
 class SluiceGroup(click.Group):
-    """Imports commands when they are called, and tells expected errors as one sentence."""
+    """Imports commands on demand, and reports expected errors as one sentence."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -103,7 +103,7 @@ def _fail(message: str, cause: Exception) -> NoReturn:
 
 
 def _describe(error: ValidationError) -> str:
-    """Name the settings that are wrong, without their values: some are secret."""
+    """Name the invalid settings without their values, since some values are secret."""
     problems = []
     for problem in error.errors(include_input=False, include_url=False):
         name = "_".join(str(part) for part in problem["loc"]).upper()

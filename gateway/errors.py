@@ -1,4 +1,4 @@
-"""Every error that the API answers with, as one tree.
+"""Errors that the API returns, as one class hierarchy.
 
     ApiError
     ├── BadRequestError 400
@@ -45,9 +45,10 @@
     │   └── SlowReaderError
     └── GenerationTimeoutError 504
 
-A class knows its status, type and code; an instance knows its message, the parameter it is about and
-when a retry makes sense. One renderer tells it in the style of the request's dialect, for a JSON body
-and for a mid-stream event alike. Messages never carry a key, a token or a prompt.
+A class defines the status, type and code. An instance carries the message, the parameter it
+concerns and the time after which to retry. One renderer formats an error in the style of the
+request's dialect, for JSON bodies and mid-stream events alike. Messages never contain a key, a
+token or a prompt.
 """
 
 import math
@@ -61,14 +62,14 @@ import msgspec
 from typing_extensions import override
 
 MAX_SHOWN_CHARACTERS = 80
-"""How much of a client's own value a message repeats."""
+"""Maximum length of a client's own value that a message repeats."""
 
 
 _UNPROCESSABLE = 422
-"""The status of a request that mistral.rs cannot read or does not allow."""
+"""The status that mistral.rs returns for a request that it cannot parse or does not allow."""
 
 _LLAMACPP_TYPES = {404: "not_found_error", 503: "unavailable_error"}
-"""Types of llama.cpp that differ from OpenAI's, by status."""
+"""Error types of llama.cpp that differ from OpenAI's, by status."""
 
 _VLLM_TYPES = {
     400: "BadRequestError",
@@ -87,30 +88,30 @@ _VLLM_TYPES = {
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
-"""vLLM's types by status, and names in their manner for what vLLM has no name for."""
+"""vLLM's error types by status, plus names in the same style where vLLM defines none."""
 
 
 class ErrorStyle(StrEnum):
-    """In whose shape an error is told."""
+    """The format of an error body."""
 
     OPENAI = "openai"  # {message, type, param, code}, where code is a word.
     LLAMACPP = "llamacpp"  # {message, type, code}, where code is the status.
-    MISTRALRS = "mistralrs"  # As OpenAI's, with 422 in place of 400.
+    MISTRALRS = "mistralrs"  # Same as OpenAI's, with 422 instead of 400.
     VLLM = "vllm"  # {message, type, param, code}, where type is a class and code the status.
 
 
 class StartupError(Exception):
-    """The process cannot start; the message tells the operator why. Not an answer of the API."""
+    """The process cannot start; the message gives the operator the reason. Not an API response."""
 
 
 class ApiError(Exception):
-    """An answer other than success."""
+    """Base class of all error responses of the API."""
 
     status: int = 500
     type: ClassVar[str] = "server_error"
     code: str = "internal_error"
     should_retry: bool | None = None
-    """Whether a retry makes sense; None if the status says so."""
+    """Whether a retry can succeed; None if the status already determines it."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
@@ -121,13 +122,13 @@ class ApiError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     def status_for(self, style: ErrorStyle) -> int:
-        """Return the HTTP status under which clients of that style expect this error."""
+        """Return the HTTP status that clients of this style expect for the error."""
         if style is ErrorStyle.MISTRALRS and self.status == BadRequestError.status:
             return _UNPROCESSABLE
         return self.status
 
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        """Return the error's envelope, OpenAI's unless another style is asked for."""
+        """Return the error envelope, in OpenAI's style by default."""
         described: dict[str, Any]
         match style:
             case ErrorStyle.OPENAI | ErrorStyle.MISTRALRS:
@@ -147,14 +148,14 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body(style))
 
     def headers(self) -> Mapping[str, str]:
-        """Return whether and when to retry, in the headers that OpenAI's clients read."""
+        """Return the headers from which OpenAI's clients read whether and when to retry."""
         retries = self.should_retry
         if retries is None:
             is_temporary = self.status in (408, 409, 429) or self.status >= 500
             retries = is_temporary or self.retry_after_seconds is not None
         headers = {"x-should-retry": "true" if retries else "false"}
         if self.retry_after_seconds is not None:
-            # Rounded up, since an early retry is rejected again, but not for a float's last digits.
+            # Round up, since an early retry is rejected again, but ignore float rounding errors.
             milliseconds = math.ceil(round(self.retry_after_seconds * 1000, 3))
             headers["retry-after"] = str(-(-milliseconds // 1000))
             headers["retry-after-ms"] = str(milliseconds)
@@ -162,7 +163,7 @@ class ApiError(Exception):
 
 
 class BadRequestError(ApiError):
-    """The request cannot be understood or is not allowed as it stands."""
+    """The request is malformed or not allowed."""
 
     status = 400
     type = "invalid_request_error"
@@ -170,17 +171,17 @@ class BadRequestError(ApiError):
 
 
 class InvalidJsonError(BadRequestError):
-    """The body is not the JSON that was expected."""
+    """The body is not the expected JSON."""
 
     code = "invalid_json"
 
 
 class InvalidParameterError(BadRequestError):
-    """A parameter has a wrong type or value."""
+    """A parameter has an invalid type or value."""
 
 
 class MissingParameterError(BadRequestError):
-    """A required parameter is absent."""
+    """A required parameter is missing."""
 
     code = "missing_required_parameter"
 
@@ -189,13 +190,13 @@ class MissingParameterError(BadRequestError):
 
 
 class UnsupportedParameterError(BadRequestError):
-    """A parameter that would change the answer is not served, or not by this model."""
+    """A parameter that would change the output is not supported, or not by this model."""
 
     code = "unsupported_parameter"
 
 
 class UnknownParameterError(BadRequestError):
-    """A parameter that nobody knows, where none may be ignored."""
+    """A parameter is unknown in a place where unknown parameters are not ignored."""
 
     code = "unknown_parameter"
 
@@ -207,7 +208,7 @@ class InvalidGrammarError(BadRequestError):
 
 
 class ContextLengthExceededError(BadRequestError):
-    """Prompt, or prompt and completion together, do not fit the context window."""
+    """The prompt, or prompt and completion together, exceed the context window."""
 
     code = "context_length_exceeded"
 
@@ -221,13 +222,13 @@ class ContextLengthExceededError(BadRequestError):
     ) -> None:
         super().__init__(message, param=param)
         self.n_prompt_tokens = n_prompt_tokens
-        """Tokens of the prompt, by the name under which llama.cpp's clients read them."""
+        """Number of prompt tokens, under the name that llama.cpp's clients read."""
         self.n_ctx = n_ctx
-        """The context window in tokens, likewise."""
+        """The context window in tokens, under the name that llama.cpp's clients read."""
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        """Add the numbers that llama.cpp's clients read."""
+        """Add the token counts that llama.cpp's clients read."""
         body = super().body(style)
         if style is ErrorStyle.LLAMACPP:
             error = body["error"]
@@ -238,7 +239,7 @@ class ContextLengthExceededError(BadRequestError):
 
 
 class AuthenticationError(ApiError):
-    """No valid credential was presented."""
+    """The request has no valid credential."""
 
     status = 401
     type = "authentication_error"
@@ -246,18 +247,18 @@ class AuthenticationError(ApiError):
 
     @override
     def headers(self) -> Mapping[str, str]:
-        """Add the challenge that HTTP asks for."""
+        """Add the authentication challenge that HTTP requires."""
         return {**super().headers(), "www-authenticate": "Bearer"}
 
 
 class ExpiredCredentialError(AuthenticationError):
-    """The credential was valid once."""
+    """The credential has expired."""
 
     code = "expired_token"
 
 
 class PermissionDeniedError(ApiError):
-    """The credential is valid but does not allow this."""
+    """The credential is valid but does not permit the request."""
 
     status = 403
     type = "permission_error"
@@ -265,19 +266,19 @@ class PermissionDeniedError(ApiError):
 
 
 class AccountSuspendedError(PermissionDeniedError):
-    """The tenant is not served at present."""
+    """The tenant is suspended."""
 
     code = "account_suspended"
 
 
 class AddressNotAllowedError(PermissionDeniedError):
-    """The credential may not be used from where the request comes."""
+    """The credential may not be used from the request's address."""
 
     code = "ip_not_allowed"
 
 
 class NotFoundError(ApiError):
-    """No such route or thing."""
+    """The route or resource does not exist."""
 
     status = 404
     type = "invalid_request_error"
@@ -285,7 +286,7 @@ class NotFoundError(ApiError):
 
 
 class ModelNotFoundError(NotFoundError):
-    """The model is unknown, or not for this principal: the answer is the same for both."""
+    """The model is unknown, or not visible to the principal; both return the same response."""
 
     code = "model_not_found"
 
@@ -297,7 +298,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class MethodNotAllowedError(ApiError):
-    """The route exists, the method does not."""
+    """The route exists, but not for this method."""
 
     status = 405
     type = "invalid_request_error"
@@ -305,7 +306,7 @@ class MethodNotAllowedError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """The request's headers or its body did not arrive in time."""
+    """The request's headers or body did not arrive in time."""
 
     status = 408
     type = "timeout_error"
@@ -313,12 +314,12 @@ class RequestTimeoutError(ApiError):
 
     @override
     def headers(self) -> Mapping[str, str]:
-        """Say that the connection ends here, behind a body that was not read to its end."""
+        """Announce that the connection closes, because the body was not read completely."""
         return {**super().headers(), "connection": "close"}
 
 
 class ConflictError(ApiError):
-    """What was to be created exists already."""
+    """The resource to create already exists."""
 
     status = 409
     type = "conflict"
@@ -326,14 +327,14 @@ class ConflictError(ApiError):
 
 
 class RequestCancelledError(ConflictError):
-    """What is to be read was cancelled, so there is no more of it."""
+    """The response to read was cancelled and has no further content."""
 
     code = "request_cancelled"
     should_retry = False
 
 
 class IdempotencyConflictError(ConflictError):
-    """The Idempotency-Key stands for a request that asks for something else."""
+    """The Idempotency-Key belongs to a different request."""
 
     code = "idempotency_conflict"
     should_retry = False
@@ -346,7 +347,7 @@ class IdempotencyConflictError(ConflictError):
 
 
 class IdempotencyInProgressError(ConflictError):
-    """A request with the same Idempotency-Key is being admitted right now."""
+    """A request with the same Idempotency-Key is currently being admitted."""
 
     code = "idempotency_in_progress"
 
@@ -359,7 +360,7 @@ class IdempotencyInProgressError(ConflictError):
 
 
 class PayloadTooLargeError(ApiError):
-    """The body is larger than the gateway reads."""
+    """The body exceeds the size limit."""
 
     status = 413
     type = "invalid_request_error"
@@ -367,12 +368,12 @@ class PayloadTooLargeError(ApiError):
 
     @override
     def headers(self) -> Mapping[str, str]:
-        """Say that the connection ends here, behind a body that was not read to its end."""
+        """Announce that the connection closes, because the body was not read completely."""
         return {**super().headers(), "connection": "close"}
 
 
 class TargetTooLongError(ApiError):
-    """The path and query of the request are longer than the gateway reads."""
+    """The path and query of the request exceed the size limit."""
 
     status = 414
     type = "invalid_request_error"
@@ -380,7 +381,7 @@ class TargetTooLongError(ApiError):
 
 
 class HeadersTooLargeError(ApiError):
-    """The headers of the request are more, or larger, than the gateway reads."""
+    """The request's headers exceed the limit on their number or size."""
 
     status = 431
     type = "invalid_request_error"
@@ -397,7 +398,7 @@ class UnsupportedMediaTypeError(ApiError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusingLimit:
-    """The limit that refused a request, as the error's body names it."""
+    """The limit that rejected a request, as named in the error body."""
 
     limit: str
     scope: str
@@ -405,11 +406,11 @@ class RefusingLimit:
     """None for an amount of money that the caller may not see; then `used` is None, too."""
     used: int | None
     reset_seconds: float | None
-    """When the limit will allow the request; None: never, or nobody can know."""
+    """When the limit will allow the request; None if never or unknown."""
 
 
 class _LimitError(ApiError):
-    """A limit or the money does not allow the request."""
+    """A limit, a budget or the credit balance does not allow the request."""
 
     _refusing: RefusingLimit | None = None
     _headers: Mapping[str, str] = MappingProxyType({})
@@ -420,7 +421,7 @@ class _LimitError(ApiError):
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        """Add the limit, whose it is, and when it resets."""
+        """Add the limit, its owner and its reset time."""
         body = super().body(style)
         if self._refusing is not None:
             body["error"] |= asdict(self._refusing)
@@ -433,7 +434,7 @@ class _LimitError(ApiError):
 
 
 class InsufficientQuotaError(_LimitError):
-    """The budget of the month or the prepaid credit does not suffice."""
+    """The monthly budget or the prepaid credit is insufficient."""
 
     status = 402
     type = "insufficient_quota"
@@ -449,7 +450,7 @@ class InsufficientQuotaError(_LimitError):
         is_openai: bool,
         headers: Mapping[str, str],
     ) -> None:
-        """OpenAI's clients know another status and code than everybody else's."""
+        """Use another status and code for OpenAI's clients than for all others."""
         super().__init__(message)
         self._refused_by(refusing, headers)
         self.status = 429 if is_openai else 402
@@ -457,7 +458,7 @@ class InsufficientQuotaError(_LimitError):
 
 
 class RateLimitError(_LimitError):
-    """A limit of requests, tokens, concurrent requests or stored bytes is used up, or would be exceeded."""
+    """A limit on requests, tokens, concurrent requests or stored bytes is or would be exceeded."""
 
     status = 429
     type = "rate_limit_error"
@@ -472,7 +473,7 @@ class RateLimitError(_LimitError):
         is_retryable: bool,
         headers: Mapping[str, str],
     ) -> None:
-        """`is_retryable` is False if the limit would not allow the request either when nothing is used."""
+        """`is_retryable` is False if the limit would reject the request even with nothing used."""
         super().__init__(message, retry_after_seconds=refusing.reset_seconds)
         self._refused_by(refusing, headers)
         self.code = code
@@ -480,7 +481,7 @@ class RateLimitError(_LimitError):
 
 
 class TenantQueueFullError(ApiError):
-    """The tenant has as many requests waiting as it may have."""
+    """The tenant has reached its maximum number of waiting requests."""
 
     status = 429
     type = "rate_limit_error"
@@ -488,7 +489,7 @@ class TenantQueueFullError(ApiError):
 
 
 class TooManyUnpaidError(ApiError):
-    """The caller has reached a limit of requests that cost nothing.
+    """The caller has reached a limit on requests that cost nothing.
 
     `code` names the limit.
     """
@@ -502,14 +503,14 @@ class TooManyUnpaidError(ApiError):
 
 
 class InternalError(ApiError):
-    """A bug; nothing about its inside is told."""
+    """A bug in the gateway; the response reveals no internals."""
 
     def __init__(self) -> None:
         super().__init__("The server had an error while processing your request.")
 
 
 class ServiceUnavailableError(ApiError):
-    """The service cannot answer now; a later try may succeed."""
+    """The service is unavailable at the moment; a retry may succeed."""
 
     status = 503
     type = "service_unavailable"
@@ -517,12 +518,13 @@ class ServiceUnavailableError(ApiError):
 
 
 class UnservedModelError(ServiceUnavailableError):
-    """The model is known but cannot be used now.
+    """The model is known but not available at the moment.
 
     Args:
-        message: for the client.
-        retry_after_seconds: when to come back.
-        model: its own name, where the request was refused for that and nothing of it was run.
+        message: Message for the client.
+        retry_after_seconds: Time after which the client should retry.
+        model: The model's own name, if the request was rejected for this reason before any of it
+            ran.
     """
 
     def __init__(
@@ -533,7 +535,7 @@ class UnservedModelError(ServiceUnavailableError):
 
 
 class NoWorkerError(UnservedModelError):
-    """Nobody serves the model at the moment."""
+    """No worker serves the model at the moment."""
 
     code = "no_worker"
 
@@ -545,7 +547,7 @@ class ModelLoadingError(UnservedModelError):
 
 
 class ModelMisconfiguredError(ServiceUnavailableError):
-    """The model was published with a part that cannot be used, which its operator has to mend."""
+    """Part of the model's published configuration is unusable, and its operator must fix it."""
 
     code = "model_misconfigured"
     should_retry = False
@@ -564,30 +566,30 @@ class StoreUnavailableError(ServiceUnavailableError):
 
 
 class ChangeNotAnnouncedError(StoreUnavailableError):
-    """The change is in the database, but the gateways could not be told of it."""
+    """The change is in the database, but could not be announced to the gateways."""
 
 
 class GatewayStoppingError(ServiceUnavailableError):
-    """The gateway is being stopped; the same request succeeds on another one."""
+    """The gateway is shutting down; the same request succeeds on another gateway."""
 
     code = "gateway_stopping"
 
 
 class GenerationFailedError(ServiceUnavailableError):
-    """The worker or its engine failed under the request."""
+    """The worker or its engine failed while it ran the request."""
 
     code = "engine_dead"
 
 
 class PoisonousRequestError(ApiError):
-    """Engines died while they ran the request, so it is given to no further one."""
+    """Engines died while they ran the request, so no further engine gets it."""
 
     code = "poisonous_request"
     should_retry = False
 
 
 class SlowReaderError(ServiceUnavailableError):
-    """The client does not read what it asked for."""
+    """The client does not read the response."""
 
     code = "slow_reader"
 
@@ -601,12 +603,12 @@ class GenerationTimeoutError(ApiError):
 
 
 def queue_unavailable() -> StoreUnavailableError:
-    """Return the error for a Redis that does not answer."""
+    """Return the error for when Redis does not respond."""
     return StoreUnavailableError("The queue cannot be reached.", retry_after_seconds=1.0)
 
 
 def shown(value: object) -> str:
-    """Return a client's value as a message may repeat it: quoted like JSON and shortened."""
+    """Return a client's value for use in a message: quoted like JSON and truncated."""
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""What a client may cost before its request is understood, and after it is answered.
+"""HTTP protocol class with limits on headers, body time, send time and connections.
 
-uvicorn's protocol waits without end for headers, for the rest of a body that nobody wants, and for a client that
-does not read; and it keeps whatever number and size of headers it is sent. This one has bounds for all of it.
-What it refuses, it refuses in the API's own words, before the application hears of it.
+uvicorn's protocol waits without a time limit for headers, for the rest of an unwanted body, and for
+a client that does not read. It also accepts any number and size of headers. This class limits all
+of them. It rejects requests with the API's error format, before they reach the application.
 """
 
 import asyncio
@@ -33,33 +33,33 @@ from gateway.errors import (
 from gateway.settings import KIBIBYTE, Settings
 
 MAX_HEAD_BYTES: Final = 64 * KIBIBYTE
-"""Names and values of all headers of a request; trailers behind a body, and what is between chunks, as well."""
+"""Total names and values of all headers; also limits trailers and bytes between body chunks."""
 MAX_HEADERS: Final = 100
 MAX_TARGET_BYTES: Final = 8 * KIBIBYTE
 MAX_PIPELINED: Final = 16
-"""Requests that one connection may send before the first of them is answered."""
+"""Requests that one connection may send before the response to the first is complete."""
 LINGER_SECONDS: Final = 3.0
-"""How long the rest of an unwanted request is read and dropped, so that the client gets to see its answer."""
+"""How long to drop the rest of an unwanted request, so that the client sees the response."""
 LEAST_PROGRESS_BYTES: Final = 16 * KIBIBYTE
-"""What a client must take of a full send buffer within the send timeout."""
+"""How much of a full send buffer a client must read within the send timeout."""
 UNSENT_BYTES: Final = 64 * KIBIBYTE
-"""What the kernel takes of a connection's answer ahead of sending it; else it takes megabytes for each."""
+"""Unsent response bytes the kernel buffers per connection; by default it buffers megabytes."""
 SPARE_CONNECTIONS: Final = 100
-"""Connections beyond their bound that still get told why they are closed."""
+"""Connections beyond the limit that still receive an error before they are closed."""
 RETRY_AFTER_SECONDS: Final = 1.0
 OTHER_DESCRIPTORS: Final = 1024
-"""Files and connections that the process has open beside those of its clients, at most."""
+"""Maximum number of open files and connections other than client connections."""
 
 SERVED_VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?")
-"""What RFC 3986 calls host and port."""
+"""Host and port as defined by RFC 3986."""
 
 logger = logging.getLogger(__name__)
 
 
 class HttpBounds(NamedTuple):
-    """What may differ between deployments."""
+    """Limits that a deployment or listener configures."""
 
     header_seconds: float
     send_seconds: float
@@ -68,17 +68,17 @@ class HttpBounds(NamedTuple):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection of a client."""
+    """One client connection."""
 
     bounds: ClassVar[HttpBounds]
 
     _refusal: ApiError | None = None
     _silent_bytes = 0
-    """Bytes that came since a request began, or since its last piece of body."""
+    """Bytes received since the request began, or since its last piece of body."""
     _is_in_head = False
     _is_in_body = False
     _is_deaf = False
-    """Whether whatever still comes is dropped."""
+    """Whether all further input is dropped."""
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
         super().connection_lost(exc)
-        # They refer to each other, and hold what was read of a body until the garbage collector runs.
+        # Break the reference cycle, which would keep body data until the garbage collector runs.
         self.cycle = None  # type: ignore[assignment] # uvicorn's own start
 
     @override
@@ -122,7 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._is_in_head and self._has_no_version(data):
             self._refuse(BadRequestError(_fault("0.9", [])))
         elif self._is_in_head or (self._silent_bytes and self._is_idle()):
-            # Empty lines between requests, which begin none, do not keep a connection open either.
+            # Empty lines between requests start no request and must not keep the connection open.
             self._start_head_timer()
 
     @override
@@ -215,17 +215,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- closing -----------------------------------------------------------------------------------
 
     def close_behind_answer(self) -> None:
-        """Close the connection, but read on for a moment if the client is still sending."""
+        """Close the connection, but keep reading briefly if the client is still sending."""
         if not self._is_in_body or self.transport.is_closing():
             self._close()
             return
-        # To close with bytes unread would reset the connection, and the client might not see its answer.
+        # Closing with unread bytes resets the connection, and the client might not see the
+        # response.
         self._is_deaf = True
         self.transport.write_eof()
         self._linger()
 
     def _linger(self) -> None:
-        """Read and drop the rest of the request, for some seconds at most."""
+        """Read and drop the rest of the request, for at most LINGER_SECONDS."""
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         if self._linger_timer is None:
@@ -239,16 +240,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _refused(self, error: ApiError) -> ApiError:
-        """Keep what is to be told, since the parser tells of any exception only that there was one."""
+        """Keep the error, since the parser reports only that some exception occurred."""
         self._refusal = error
         return error
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application, and close."""
+        """Respond without the application, and close the connection."""
         if self._is_deaf:
             return
         if self._is_answering() or self.transport.is_closing():
-            # An answer that is under way cannot be followed by another one that nobody has asked for.
+            # A response is in progress, or the connection is closing: no second response can
+            # follow.
             self.transport.abort()
             return
         content = error.content(self.bounds.error_style)
@@ -269,9 +271,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.close_behind_answer()
 
     def _withdraw(self) -> None:
-        """Take back a request whose body is still being read, unless its answer is under way."""
+        """Abort a request whose body is still being read, unless its response has started."""
         if self._is_in_body and not self.pipeline and not self.cycle.response_started:
-            # For the application the client has disconnected; what it still sends is dropped.
+            # To the application the client has disconnected; further input is dropped.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
@@ -284,7 +286,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if self._is_answering():
-            # It is of a later request, for which there is time once this one is answered.
+            # The bytes belong to a later request, whose time starts after this response.
             self._start_head_timer()
         elif self._silent_bytes or self._is_in_head:
             seconds = self.bounds.header_seconds
@@ -315,7 +317,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def _has_no_version(self, data: bytes) -> bool:
-        """Whether a request line without a version has ended: HTTP/0.9, which has no headers to wait for."""
+        """Whether a complete request line has no version: HTTP/0.9, which sends no headers."""
         return data.endswith(b"\n") and not self.headers and self.parser.get_http_version() == "0.0"
 
     def _is_idle(self) -> bool:
@@ -328,7 +330,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """The connection as an answer sees it: closed behind it so that the client can read it."""
+    """Transport for a response; closing it still lets the client read the response."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -339,7 +341,7 @@ class _AnswerTransport:
 
 
 def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedHttpProtocol]:
-    """Return the protocol of a listener that has that many connections at most."""
+    """Return the protocol class of a listener with at most this many connections."""
 
     class Configured(BoundedHttpProtocol):
         bounds = HttpBounds(
@@ -353,7 +355,7 @@ def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedH
 
 
 def allow_connections(number: int) -> None:
-    """Let the process have that many clients' connections open, as far as the system allows."""
+    """Raise the open-file limit for this many client connections, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + OTHER_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -375,7 +377,7 @@ def _bound_unsent(transport: asyncio.Transport) -> None:
 
 
 def _fault(version: str, headers: list[tuple[bytes, bytes]]) -> str:
-    """Return what is wrong with a head, in a sentence; empty if nothing is."""
+    """Return a sentence that says what is wrong with the request head; empty if it is valid."""
     if version not in SERVED_VERSIONS:
         return f"HTTP/{version} is not served; HTTP/1.1 and HTTP/1.0 are."
     hosts = [value for name, value in headers if name == b"host"]

@@ -1,4 +1,4 @@
-"""Work on large inputs, done in threads beside the event loop."""
+"""Thread pool for work on large inputs, which would block the event loop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 from gateway.turns import FairTurns
 
 INLINE_SIZE: Final = 8_192
-"""Smaller inputs (in bytes, characters or token ids) are processed in the event loop, in under a millisecond."""
+"""Smaller inputs (bytes, characters or token ids) run in the event loop, in under a millisecond."""
 MOST_THREADS: Final = 8
 WAIT_SECONDS: Final = 10.0
 NICENESS: Final = 10
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 
 class Beside(Protocol):
-    """Runs the work of one request."""
+    """Runs work for one request."""
 
     async def __call__(self, work: Callable[[], T], *, size: int = 0) -> T:
-        """Run `work` and return its result: in a thread if the request's body or `size` is large.
+        """Run `work` and return its result, in a thread if the request's body or `size` is large.
 
-        Raises what `work` raises, and what `FairTurns.take` raises.
+        Raises what `work` and `FairTurns.take` raise.
         """
 
 
 class LargeWork:
-    """Threads that parse, render and encode large inputs, which would hold the event loop.
+    """Threads that parse, render and encode large inputs, which would block the event loop.
 
-    There are half as many as processors, so that the event loop always has one.
+    There are half as many threads as processors, so that one is always left for the event loop.
     """
 
     def __init__(self, *, most_waiting_bytes: int) -> None:
-        """Start no thread yet. Of one tenant, inputs of `most_waiting_bytes` may wait for a thread."""
+        """Set up without threads. At most `most_waiting_bytes` of one tenant's inputs may wait."""
         threads = min(MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix="large-work", initializer=_lower_priority
@@ -70,23 +70,23 @@ class LargeWork:
 
         def ended(_: Future[T]) -> None:
             seconds = sum(spent)
-            # The loop is closed if the process ends meanwhile.
+            # The loop is closed if the process exits meanwhile.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(
                     partial(self._turns.give_back, tenant_id, seconds=seconds)
                 )
 
-        # A cancelled caller does not stop the thread, so the slot is freed when the thread is done.
+        # Cancelling the caller does not stop the thread, so the thread frees the slot when it ends.
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Accept no more work."""
+        """Stop accepting work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _lower_priority() -> None:
-    """Let the event loop, and other processes of a small machine, have the processor first."""
+    """Give the event loop, and other processes on a small machine, priority for the processor."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 

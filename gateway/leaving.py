@@ -1,4 +1,4 @@
-"""The HTTP server, as far as leaving is concerned: uvicorn's own would cut streams off without a word."""
+"""HTTP server with graceful shutdown; uvicorn's own cuts streams off without an error event."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ from gateway.settings import Settings
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 LINGER_SECONDS: Final = 0.1
-"""What was on its way when the gateway closed still gets an answer: that it should go elsewhere."""
+"""How long requests that arrive during the close still get a response that sends them elsewhere."""
 CUT_SECONDS: Final = 5.0
-"""How long clients may take to read why their streams end."""
+"""How long clients may take to read the final error of their streams."""
 UNWIND_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.05
 
@@ -31,13 +31,15 @@ logger = logging.getLogger(__name__)
 
 
 class LeavingServer(uvicorn.Server):
-    """Serves until the first SIGTERM or SIGINT, and leaves in order; a second signal cuts that short.
+    """Serves until the first SIGTERM or SIGINT, then drains; a second signal shortens the drain.
 
-    1. /readyz fails, and connections are closed behind their answers; for `drain_delay` all is served.
-    2. Nothing new is accepted; for `drain_timeout` what runs goes on.
-    3. What is left is told that the gateway stops, and settled; then everything else is closed.
+    1. /readyz fails, and connections close after their responses. All requests are served for
+       `drain_delay`.
+    2. The gateway accepts no new requests; running requests continue for `drain_timeout`.
+    3. Remaining requests end with an error that says the gateway is stopping, and are settled. Then
+       everything else is closed.
 
-    The operators' server answers until the end of it, so that metrics show how far it has got.
+    The operators' server responds until the end, so that metrics show the progress.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class LeavingServer(uvicorn.Server):
     @override
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Unlike uvicorn's, this does not raise the signal again in the end: leaving in order is success.
+        # Unlike uvicorn, do not raise the signal again at the end: a completed drain is a success.
         earlier = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
         try:
             yield
@@ -84,7 +86,7 @@ class LeavingServer(uvicorn.Server):
         try:
             await self._operators.startup()
         except SystemExit:
-            # The port is taken, which uvicorn has logged.
+            # The port is in use, which uvicorn has logged.
             await self.lifespan.shutdown()
             raise
 
@@ -119,7 +121,7 @@ class LeavingServer(uvicorn.Server):
         context.answers.hand_over()
         deadline = time.monotonic() + CUT_SECONDS
         while not self._is_idle() and time.monotonic() < deadline:
-            # Again and again: what was still being read or checked is on the queue only now.
+            # Repeat, because requests that were still being read or checked join the queue later.
             context.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
             await asyncio.sleep(POLL_SECONDS)
         for connection in list(self.server_state.connections):
@@ -130,11 +132,11 @@ class LeavingServer(uvicorn.Server):
             await asyncio.wait(tasks, timeout=UNWIND_SECONDS)
 
     async def _wait(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for something, so long at most and until a second signal; return whether it came."""
+        """Wait for a condition, a timeout or a second signal; return whether it holds."""
         deadline = time.monotonic() + seconds
         while not until():
             if self._is_hurried or time.monotonic() >= deadline:
                 return False
-            await self.on_tick(0)  # The time of day in headers.
+            await self.on_tick(0)  # Updates the Date header.
             await asyncio.sleep(POLL_SECONDS)
         return True

@@ -1,7 +1,7 @@
-"""A thread for heartbeats, lease renewals and the watchdog of the event loop, which must not wait for requests.
+"""Thread for heartbeats, lease renewals and the event loop watchdog, independent of requests.
 
-It has an event loop and Redis connections of its own. Otherwise other gateways would take this one for dead,
-and settle its requests as lost, while a request holds the loop that serves requests.
+The thread has its own event loop and Redis connections. Without it, a request that blocks the
+serving loop would make other gateways consider this one dead and settle its requests as lost.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 10.0
 STUCK_SECONDS: Final = 60.0
-"""After so long without an answer the event loop counts as dead: other gateways may resume its requests."""
+"""Event loop silence after which it counts as dead: other gateways may resume its requests."""
 LOOK_SECONDS: Final = 0.1
 HELD_SECONDS: Final = 0.02
-"""No request may hold the event loop for longer."""
+"""Maximum time that a request may block the event loop."""
 POLL_SECONDS: Final = 0.005
 LOG_SECONDS: Final = 1.0
-"""The least time between two log lines of the watchdog."""
+"""Minimum time between two log lines of the watchdog."""
 TRIM_SECONDS: Final = 5.0
 TRIMMED_BYTES: Final = 16 * 1024 * 1024
-"""Free memory is returned to the system when the process uses so much more than before."""
+"""Growth in memory use after which free memory is returned to the system."""
 
 _CONNECTIONS: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -48,7 +48,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 logger = logging.getLogger(__name__)
 
 served: dict["asyncio.Task[Any]", Mapping[str, Any]] = {}
-"""ASGI scopes of the requests that are being served, by their tasks."""
+"""ASGI scopes of the requests in progress, by their tasks."""
 
 
 class Lifeline:
@@ -62,7 +62,7 @@ class Lifeline:
         *,
         on_failure: Callable[[], None],
     ) -> None:
-        """Start nothing yet. If a bug ends the thread, it calls `on_failure` in the caller's loop."""
+        """Do not start yet. A bug in the thread calls `on_failure` in the caller's loop."""
         self._redis_url = redis_url
         self._dispatcher = dispatcher
         self._reservations = reservations
@@ -137,14 +137,14 @@ class Lifeline:
             asyncio.run_coroutine_threadsafe(self._reservations.restore(unknown), self._served_by)
 
     async def _keep_trimming(self) -> None:
-        """Return the memory of large requests to the system: glibc keeps it."""
+        """Return memory of large requests to the system, because glibc keeps it."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         low = _resident_bytes()
         while trim is not None and not self._is_closing:
             await asyncio.sleep(TRIM_SECONDS)
             if _resident_bytes() > low + TRIMMED_BYTES:
                 trim(0)
-            # What the process keeps using becomes part of the baseline over time.
+            # Memory that stays in use gradually becomes part of the baseline.
             low = min(low + TRIMMED_BYTES // 16, _resident_bytes())
 
     # -- the watch -------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Lifeline:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Measure how late the loop that serves requests runs a callback, and report what held it for too long."""
+        """Measure the serving loop's callback delay, and report what blocked it for too long."""
         used_before, asked_at = time.clock_gettime(self._clock), time.monotonic()
         self._served_by.call_soon_threadsafe(self._answer)
         await asyncio.sleep(HELD_SECONDS)
@@ -169,7 +169,7 @@ class Lifeline:
         lag = self._answered_at - asked_at
         telemetry.LOOP_LAG.observe(lag)
         used = time.clock_gettime(self._clock) - used_before
-        # Otherwise the machine or another thread was busy, and not the loop.
+        # Otherwise the machine or another thread was busy, not the loop.
         if route and min(lag, used) > HELD_SECONDS:
             telemetry.loop_held(route)
             if self._answered_at - self._logged_at > LOG_SECONDS:
@@ -182,13 +182,13 @@ class Lifeline:
         self._answered_at = time.monotonic()
 
     def _route(self) -> str:
-        """Return the route of the request that the loop is busy with."""
+        """Return the route of the request that currently runs in the loop."""
         task = asyncio.current_task(self._served_by)
         scope = None if task is None else served.get(task)
         return telemetry.BACKGROUND if scope is None else telemetry.route_label(scope)
 
     def _place(self) -> str:
-        """Return where in the code the loop is."""
+        """Return the code location that the loop currently executes."""
         frame = sys._current_frames().get(self._serving_thread)  # noqa: SLF001 - there is no other way
         innermost = frame
         while frame is not None and not frame.f_globals.get("__name__", "").startswith("gateway"):

@@ -1,4 +1,4 @@
-"""Connections to Redis, and the executor that lets requests share round trips. All of it is measured."""
+"""Redis connections, and an executor that lets requests share round trips, all with metrics."""
 
 import asyncio
 import time
@@ -22,23 +22,23 @@ from gateway.tasks import end_task
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
 FLUSH_TIMEOUT_SECONDS: Final = 1.5
-"""How long requests wait for Redis before they get their 503: connecting, and asking Sentinel, included."""
+"""How long requests wait for Redis, including connecting and Sentinel lookups, before their 503."""
 MOST_FLUSHES: Final = 8
-"""Pipelines on their way at once, each on a connection of its own; while Redis pauses, the rest gathers."""
+"""Maximum concurrent pipelines, one connection each; while Redis pauses, further commands queue."""
 
 _WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
-"""Answered when there is something to tell, so that their time says nothing of Redis."""
+"""Blocking commands, whose duration says nothing about the speed of Redis."""
 _PIPELINE: Final = "pipeline"
 
 _Command = tuple[tuple[Any, ...], asyncio.Future[Any]]
-"""What is sent, and where its reply goes."""
+"""A command and the future for its reply."""
 
 
 def connect(url: str, *, max_connections: int) -> "Redis":
-    """Return a client that fails fast: a request rather gets its 503 at once than waits for Redis.
+    """Return a client that fails fast: a request gets a 503 at once instead of waiting for Redis.
 
-    One retry covers the ordinary case of a pooled connection that the server closed while idle. What took
-    too long is not tried again.
+    One retry covers the ordinary case that the server closed an idle pooled connection. Commands
+    that time out are not retried.
     """
     has_tls = url.startswith("rediss:")
     return redis_client(
@@ -54,7 +54,7 @@ def connect(url: str, *, max_connections: int) -> "Redis":
 
 
 async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
-    """Ask Redis how much memory it uses and may use; neither is known if it does not answer."""
+    """Query the used and maximum memory of Redis; both are unknown if Redis does not respond."""
     used = most = UNKNOWN
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -67,7 +67,7 @@ async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
 
 
 class MeasuredRedis(Redis):
-    """A client that notes how long each of its commands and pipelines takes, and which fail."""
+    """Client that records the duration and failures of its commands and pipelines."""
 
     @override
     async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -103,11 +103,11 @@ class _MeasuredPipeline(Pipeline):
 
 
 class PipeliningExecutor:
-    """Sends all commands that are issued in one turn of the event loop as one pipeline.
+    """Sends all commands issued in one iteration of the event loop as one pipeline.
 
-    Under load many requests enqueue or cancel in the same turn; sharing the round trip costs Redis and
-    the gateway a fraction of one each. While Redis does not answer, a command fails after
-    FLUSH_TIMEOUT_SECONDS, also one that waited for others to be sent first.
+    Under load many requests enqueue or cancel in the same iteration; sharing the round trip saves
+    time in Redis and in the gateway. If Redis does not respond, a command fails after
+    FLUSH_TIMEOUT_SECONDS, even if it was still waiting for others to be sent first.
     """
 
     def __init__(self, client: "Redis") -> None:
@@ -132,7 +132,7 @@ class PipeliningExecutor:
         return value
 
     async def aclose(self) -> None:
-        """Fail what is on its way: a client that is closed next must not be used again."""
+        """Fail pending commands, so that the client is unused and can be closed next."""
         pending, self._pending = self._pending, []
         self._fail(pending, RedisConnectionError("closed"))
         await asyncio.gather(*(end_task(flush) for flush in self._flushes))
@@ -154,7 +154,7 @@ class PipeliningExecutor:
         self._schedule()
 
     async def _flush(self, batch: list[_Command]) -> None:
-        # Not measured as a pipeline: its commands are, one by one, as those who wait for them see it.
+        # Not measured as a pipeline: each command is measured as its caller experiences it.
         pipeline = Redis.pipeline(self._client, transaction=False)
         for args, _ in batch:
             pipeline.execute_command(*args)
@@ -164,7 +164,7 @@ class PipeliningExecutor:
         except TimeoutError:
             error = RedisTimeoutError(f"no answer within {FLUSH_TIMEOUT_SECONDS} s")
             replies = [error] * len(batch)
-            # What was not sent yet has waited as long as what was.
+            # Commands that are not yet sent have waited just as long.
             pending, self._pending = self._pending, []
             self._fail(pending, error)
         except asyncio.CancelledError:
@@ -188,14 +188,14 @@ class PipeliningExecutor:
 
 
 def _name_of(args: tuple[Any, ...]) -> str:
-    """Return what a command is called in metrics: a script by its file."""
+    """Return the metrics name of a command; for a script, the name of its file."""
     if args[0] == "EVALSHA":
         return LuaScript.names.get(args[1], "evalsha")
     return str(args[0]).lower()
 
 
 def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
-    # That a server does not know a script yet is how it is told of it.
+    # NOSCRIPT is the normal reply before a script is loaded.
     if not isinstance(error, NoScriptError):
         store_telemetry.redis_failed(_name_of(args))
 

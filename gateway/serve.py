@@ -1,4 +1,4 @@
-"""Running the application in this process."""
+"""Run the gateway application in this process."""
 
 import gc
 import logging
@@ -17,33 +17,34 @@ from gateway.leaving import LeavingServer
 from gateway.settings import Settings
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the idle time-outs of usual load balancers, so that they close first."""
+"""Longer than the usual idle timeouts of load balancers, so that they close connections first."""
 
 OPERATOR_CONNECTIONS: Final = 100
-"""Connections of operators and Prometheus: counted apart, so that customers cannot take them all."""
+"""Connections for operators and Prometheus, counted separately from customers' connections."""
 OPERATOR_GRACE_SECONDS: Final = 1
 
 EXIT_FAILED = 1
 SWITCH_SECONDS = 0.0001
-"""How long a thread that works on a large request keeps the interpreter from the event loop at most, as far as
-its code is Python's."""
+"""Maximum time that a thread with a large request keeps the interpreter from the event loop, while
+it runs Python code."""
 
 _MAPPED_PREFIX_BITS = 96
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, and leave in order. Raises SystemExit if a bug was the reason."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises SystemExit if a bug was the cause."""
     configure_logs(settings.log_format, level=logging.INFO)
     begin_metrics("gateway")
     allow_connections(settings.max_connections)
     sys.setswitchinterval(SWITCH_SECONDS)
-    # Whoever encodes a text does so in its own thread, so that it is known who used how much time.
-    # The library reads it from the environment, and nowhere else.
+    # Each caller encodes texts in its own thread, so that the time used can be attributed to it.
+    # The library reads this setting only from the environment.
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     app = create_app(settings)
     operators = _operators(settings, app)
-    # What was made at start-up lives as long as the process, so the collector need not look at it again;
-    # and a request makes thousands of objects that are gone when it ends, without the collector.
+    # Objects created at startup live as long as the process, so exclude them from garbage
+    # collection. A request creates thousands of objects that are freed without the collector, so
+    # run it rarely.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -54,13 +55,13 @@ def run(settings: Settings) -> None:
 
 
 def _operators(settings: Settings, app: FastAPI) -> uvicorn.Server | None:
-    """Return the server of what only operators reach, on a listener of its own; None if no port is set."""
+    """Return the operators' server, which has its own listener; None if no port is set."""
     if not settings.operator_port:
         return None
     operators = create_operator_app(settings, app)
     address = (settings.operator_host, settings.operator_port)
     config = _config(settings, operators, *address, OPERATOR_CONNECTIONS, lifespan="off")
-    # After the customers' requests have ended, nobody waits long for an operator's.
+    # After customer requests have ended, do not wait long for operator requests.
     config.timeout_graceful_shutdown = OPERATOR_GRACE_SECONDS
     return uvicorn.Server(config)
 
@@ -94,7 +95,7 @@ def _config(
 
 
 def proxy_networks(settings: Settings) -> list[str]:
-    """Return the networks of proxies that are believed, as they may show: IPv4 as part of IPv6, too."""
+    """Return the trusted proxy networks, including their IPv4-mapped IPv6 forms."""
     networks = [str(network) for network in settings.trusted_proxies]
     mapped = [
         f"::ffff:{network.network_address}/{network.prefixlen + _MAPPED_PREFIX_BITS}"

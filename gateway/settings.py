@@ -1,4 +1,4 @@
-"""Settings of a gateway process, all from environment variables that begin with `SLUICE_`."""
+"""Settings of a gateway process, read from environment variables that begin with `SLUICE_`."""
 
 import base64
 import os
@@ -26,19 +26,19 @@ from gateway.outbound.hosts import HostPattern, parse_host_pattern
 
 KIBIBYTE = 1024
 ENCRYPTION_KEY_BYTES = 32
-"""For AES-128 and HMAC-SHA-256, as Fernet uses them."""
+"""Key length for AES-128 and HMAC-SHA-256, as Fernet uses them."""
 MIN_JWT_SECRET_BYTES = 32
-"""The length of HMAC-SHA-256's output: a shorter secret is the weakest part of the signature (RFC 7518)."""
+"""Output length of HMAC-SHA-256; a shorter secret would weaken the signature (RFC 7518)."""
 
 MIN_CACHE_SALT_CHARACTERS = 16
 MIN_AUDIT_KEY_CHARACTERS = 32
 AUDIT_LOG_SINK = "log"
 TENANTS_CLAIMS = ("scope", "sub", "project", "models", "dialect")
-"""Claims by which a tenant's issuer describes its own people and programs."""
+"""Claims with which a tenant's issuer describes its users and programs."""
 
 
 def _plain_seconds(value: object) -> object:
-    """Read "0.2" as seconds; pydantic itself only reads numbers and ISO 8601."""
+    """Parse "0.2" as seconds; pydantic itself only parses numbers and ISO 8601."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -46,7 +46,7 @@ def _plain_seconds(value: object) -> object:
 
 
 def _check_cache_salt(value: SecretStr) -> SecretStr:
-    # None is checked where one is needed: by gateways.
+    # An empty secret is valid here; gateways check it at startup.
     if 0 < len(value.get_secret_value()) < MIN_CACHE_SALT_CHARACTERS:
         raise ValueError(f"must have at least {MIN_CACHE_SALT_CHARACTERS} characters")
     return value
@@ -57,7 +57,7 @@ def _check_audit_sink(value: str) -> str:
     is_file = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
     is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
     if value != AUDIT_LOG_SINK and not is_file and not is_url:
-        # It may carry a password.
+        # The URL may contain a password.
         raise ValueError("must be 'log', file:///PATH, or an http or https URL")
     return value
 
@@ -74,16 +74,16 @@ def _is_encryption_key(text: str) -> bool:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_plain_seconds)]
-"""Seconds, or ISO 8601 such as PT30S."""
+"""Seconds, or an ISO 8601 duration such as PT30S."""
 
 RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
-"""A server, or a master that sentinels know; it may carry passwords."""
+"""A Redis server, or a master known to Sentinels; the URL may contain passwords."""
 
 _HostPattern = Annotated[HostPattern, BeforeValidator(_read_host)]
 
 
 class JwtAlgorithm(StrEnum):
-    """Signature algorithms that a deployment may pin."""
+    """Signature algorithms that a deployment may allow."""
 
     HS256 = "HS256"
     RS256 = "RS256"
@@ -92,7 +92,7 @@ class JwtAlgorithm(StrEnum):
 
 
 class Settings(BaseSettings):
-    """Everything that differs between deployments."""
+    """All deployment-specific settings."""
 
     model_config = SettingsConfigDict(
         env_prefix="SLUICE_", env_ignore_empty=True, frozen=True, hide_input_in_errors=True
@@ -106,70 +106,73 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     operator_host: str = "127.0.0.1"
     operator_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Where a gateway answers /admin and /metrics, which customers do not reach; with port 0 it does not."""
+    """Port on which a gateway serves /admin and /metrics, separate from customers; 0 disables
+    it."""
 
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = ()
-    """Addresses and networks, comma-separated, whose X-Forwarded-For is believed; of nobody by default."""
+    """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default."""
 
     default_dialect: Dialect = Dialect.OPENAI
-    """How requests are read and answered where neither they, nor key, tenant or model name a dialect."""
+    """Dialect of requests for which neither the request nor its key, tenant or model sets one."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
     max_body_items: Annotated[int, Field(gt=0)] = 262_144
-    """Items of all arrays and objects in one request body, token ids of prompts included."""
+    """Items in all arrays and objects of one request body, including token ids of prompts."""
     max_held_bytes_of_tenant: Annotated[int, Field(gt=0)] = 64 * KIBIBYTE * KIBIBYTE
-    """Bytes of one tenant's bodies that a gateway reads at once, and of those that wait to be parsed."""
+    """Per tenant: body bytes that a gateway reads at once, and body bytes that wait to be
+    parsed."""
     max_prompts: Annotated[int, Field(gt=0)] = 1024
-    """Prompts in one request, and sequences (prompts times best_of) as well."""
+    """Maximum prompts in one request, and maximum sequences (prompts times best_of)."""
     header_timeout: Duration = timedelta(seconds=10)
-    """How long a client may take to send the headers of a request."""
+    """How long a client may take to send the request headers."""
     send_timeout: Duration = timedelta(seconds=30)
-    """How long a client may take nothing of an answer that waits for it; then its connection is cut."""
+    """How long a client may read nothing of a waiting response before its connection is closed."""
     max_connections: Annotated[int, Field(gt=0)] = 20_000
-    """Open connections of clients; further ones are answered with 503 and closed."""
+    """Maximum open client connections; further ones receive a 503 and are closed."""
     body_timeout: Duration = timedelta(seconds=30)
-    """How long a client may take to send the body."""
+    """How long a client may take to send the request body."""
     queue_timeout: Duration = timedelta(seconds=120)
-    """How long a request waits for its first token before it is refused with 503."""
+    """How long a request waits for its first token before it is rejected with 503."""
     resume_after: Duration = timedelta(seconds=5)
-    """How long after an outage of Redis no job is taken to be lost, so that living workers can say first what they
-    hold. Longer than their SLUICE_LEASE_SECONDS."""
+    """How long after a Redis outage no job is considered lost, so that live workers can first
+    report the jobs that they hold. Longer than their SLUICE_LEASE_SECONDS."""
     request_timeout: Duration = timedelta(minutes=30)
-    """How long a request may take in all."""
+    """Maximum total duration of a request."""
     commit_after: Duration = timedelta(seconds=10)
-    """A streamed request that waits longer gets its 200 and comments that keep the connection alive."""
+    """A streamed request that waits longer receives its 200 and keep-alive comments."""
     keep_alive_interval: Duration = timedelta(seconds=15)
-    """Silence after which a stream carries a comment."""
+    """Idle time after which a stream sends a keep-alive comment."""
     max_unread_bytes: Annotated[int, Field(gt=0)] = 1024 * KIBIBYTE
-    """Text that may pile up for a client that does not read; beyond it the request is cancelled."""
+    """Unread text buffered for a slow client; beyond it the request is cancelled."""
     max_held_bytes: Annotated[int, Field(gt=0)] = 128 * 1024 * KIBIBYTE
-    """Memory for an answer that is not streamed, or whose best choices are known at its end. A request whose answer
-    may need more is refused."""
+    """Memory for a response that is not streamed, or whose best choices are known only at its end.
+    A request whose response may need more is rejected."""
     max_waiting_jobs: Annotated[int, Field(gt=0)] = 10_000
-    """Waiting jobs of one model."""
+    """Maximum waiting jobs of one model."""
     max_waiting_jobs_of_tenant: Annotated[int, Field(gt=0)] = 2_000
-    """Waiting jobs of one tenant on one model."""
+    """Maximum waiting jobs of one tenant for one model."""
 
     max_stored_bytes_of_tenant: Annotated[int, Field(gt=0)] = 256 * KIBIBYTE * KIBIBYTE
-    """Bytes in Redis of one tenant's requests that wait or run, and of its answers that are kept."""
+    """Bytes in Redis for one tenant's waiting or running requests and its retained responses."""
 
     answer_retention: Duration = timedelta(seconds=120)
-    """How long a stream can be continued after its end by a client that comes back; 0 keeps no streams."""
+    """How long after its end a client can still resume a stream; 0 retains no streams."""
     idempotency_retention: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=24)
-    """How long an Idempotency-Key stands for its answer, and how long background answers can be read."""
+    """How long an Idempotency-Key maps to its response, and background responses stay readable."""
     journal_interval: Duration = timedelta(seconds=1)
-    """How often what a stream has brought is written to Redis for clients that come back."""
+    """How often stream output is written to Redis for clients that resume."""
 
     key_cache_ttl: Duration = timedelta(seconds=60)
-    """How long a key found in the database is believed; revocation does not wait for it."""
+    """How long a key from the database is cached; revocation takes effect without this delay."""
     key_cache_size: Annotated[int, Field(gt=0)] = 100_000
 
     unpaid_requests_per_minute: Annotated[int, Field(ge=0)] = 6000
-    """Requests of one key that fail by its own fault, or only estimate, tokenize or read an answer; 0: no bound."""
+    """Requests of one key that fail by its own fault, or only estimate, tokenize or read a
+    response; 0: no limit."""
     failed_logins_per_minute: Annotated[int, Field(ge=0)] = 600
-    """Credentials from one address that are not valid; 0: no bound."""
+    """Invalid credentials from one address; 0: no limit."""
 
     jwt_algorithms: Annotated[frozenset[JwtAlgorithm], NoDecode] = frozenset()
-    """Accepted signature algorithms, comma-separated; none (the default) refuses every JWT."""
+    """Comma-separated accepted signature algorithms; none (the default) rejects every JWT."""
     jwt_secret: SecretStr | None = None
     jwt_jwks_file: Path | None = None
     jwt_issuer: str | None = None
@@ -177,56 +180,61 @@ class Settings(BaseSettings):
     jwt_tenant_claim: str = "tenant"
     jwt_leeway: Duration = timedelta(seconds=30)
     jwt_operator_claim: str | None = None
-    """Claim that makes an operator of whoever has one of the values below in it; none by default."""
+    """Claim that makes its holder an operator if it has one of the values below; none by
+    default."""
     jwt_operator_value: str | None = None
-    """Value of that claim, or entry of its list, that gives the scope `admin`."""
+    """Claim value, or entry of its list, that grants the scope `admin`."""
     jwt_operator_reader_value: str | None = None
-    """Value of that claim, or entry of its list, that gives the scope `admin:read`."""
+    """Claim value, or entry of its list, that grants the scope `admin:read`."""
 
     cache_salt_secret: Annotated[SecretStr, AfterValidator(_check_cache_salt)] = SecretStr("")
-    """Mixed into the prefix-cache salt of each tenant, so that it cannot be guessed. A gateway does not start without."""
+    """Mixed into each tenant's prefix-cache salt to make it unguessable. Required by gateways."""
 
     audit_key: SecretStr | None = None
-    """Signs the audit log's head; further keys behind commas are accepted as well. `sluice jobs` signs nothing without."""
+    """Comma-separated keys for the audit log's head: the first signs, further ones are also
+    accepted. Without a key, `sluice jobs` signs nothing."""
     audit_sink: Annotated[str, Field(repr=False), AfterValidator(_check_audit_sink)] = (
         AUDIT_LOG_SINK
     )
-    """Where signed heads are kept: `log`, `file:///PATH`, or an http(s) URL to which they are posted."""
+    """Where signed heads are stored: `log`, `file:///PATH`, or an http(s) URL that receives a
+    POST."""
 
     celery_broker_url: Annotated[RedisUrl | None, Field(repr=False)] = None
-    """Redis server through which background jobs are told to run; `redis_url` if not given."""
+    """Redis server for the queue of background jobs; `redis_url` by default."""
     jobs_concurrency: Annotated[int, Field(gt=0)] = 4
-    """Background jobs that one `sluice jobs` runs at the same time."""
+    """Background jobs that one `sluice jobs` process runs concurrently."""
 
     metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Where `sluice jobs` and `sluice beat` answer /metrics and /healthz; with port 0 they do not."""
+    """Port on which `sluice jobs` and `sluice beat` serve /metrics and /healthz; 0 disables it."""
     metrics_tenants: Annotated[tuple[str, ...], NoDecode] = ()
-    """Ids of tenants, comma-separated, that have a label of their own in metrics; all others share one."""
+    """Comma-separated tenant ids that have their own label in metrics; all others share one."""
 
     webhook_allow_private: bool = False
-    """Whether webhooks may be plain http, lie in private networks, and listen on any port."""
+    """Whether webhooks may use plain http, private networks and any port."""
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """Keys, comma-separated, 32 bytes each in base64, that encrypt webhooks' secrets in the database. The first encrypts,
-    all decrypt. Without a key no webhook can be registered."""
+    """Comma-separated keys, 32 bytes each in base64, that encrypt webhook secrets in the database.
+    The first encrypts, all decrypt. Without a key no webhook can be registered."""
 
     image_url_hosts: Annotated[tuple[_HostPattern, ...], NoDecode] = ()
-    """Hosts, comma-separated, from which images of chats are fetched, redirects included; none by default."""
+    """Comma-separated hosts from which chat images are fetched, including redirects; none by
+    default."""
     image_url_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(seconds=10)
-    """How long fetching the images of a request may take."""
+    """Maximum time to fetch the images of a request."""
     image_url_max_bytes: Annotated[int, Field(gt=0)] = 8 * KIBIBYTE * KIBIBYTE
-    """Size of all images together that are fetched for a request."""
+    """Maximum total size of the images that are fetched for a request."""
 
     log_format: LogFormat = LogFormat.TEXT
     traces: bool = False
-    """Whether spans are made and exported; how, is up to the standard `OTEL_` variables."""
+    """Whether spans are created and exported; the standard `OTEL_` variables configure the
+    export."""
     trace_content: bool = False
-    """Whether prompts and messages stand in spans."""
+    """Whether spans contain prompts and messages."""
 
     drain_delay: Duration = timedelta(0)
-    """How long new requests are still served after SIGTERM, while /readyz fails already."""
+    """How long new requests are still served after SIGTERM while /readyz already fails."""
     drain_timeout: Duration = timedelta(seconds=30)
-    """How long running requests may go on after that."""
+    """How long running requests may continue after that."""
 
     @model_validator(mode="before")
     @classmethod
@@ -245,7 +253,7 @@ class Settings(BaseSettings):
 
     @property
     def audit_keys(self) -> tuple[str, ...]:
-        """The keys of `audit_key`: the first one signs."""
+        """The keys of `audit_key`; the first one signs."""
         text = "" if self.audit_key is None else self.audit_key.get_secret_value()
         return tuple(key for part in text.split(",") if (key := part.strip()))
 
@@ -269,7 +277,7 @@ class Settings(BaseSettings):
         return keys
 
     def plain_encryption_keys(self) -> list[str]:
-        """Return the keys as they were given."""
+        """Return the keys as configured."""
         return [key.get_secret_value() for key in self.encryption_keys]
 
     @model_validator(mode="after")
@@ -305,11 +313,11 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: str | None) -> Settings:
-    """Return the environment's settings with those that were given on the command line."""
+    """Return the settings from the environment, overridden by command-line options."""
     overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Settings(**overrides)
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment with some variables set, for a process that it starts."""
+    """Return this process's environment with some variables set, to start a child process."""
     return {**os.environ, **variables}

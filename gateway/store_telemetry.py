@@ -1,4 +1,4 @@
-"""Every metric of Redis and of the database, as the process that uses them sees them."""
+"""Metrics of Redis and the database, measured in the process that uses them."""
 
 import time
 from functools import cache
@@ -38,32 +38,32 @@ _CERTIFICATE_EXPIRY: Final = Gauge(
 
 
 def redis_answered(command: str, began: float) -> None:
-    """Note that a command or script was answered that was sent at `began` of `time.perf_counter`."""
+    """Record a reply to a command or script sent at `began` of `time.perf_counter`."""
     _redis_seconds(command).observe(time.perf_counter() - began)
 
 
 def redis_failed(command: str) -> None:
-    """Note that a command or script failed."""
+    """Record that a command or script failed."""
     _REDIS_ERRORS.labels(command).inc()
 
 
 def statement_ended(operation: str, began: float) -> None:
-    """Note that a statement was executed that began at `began` of `time.perf_counter`."""
+    """Record an executed statement that began at `began` of `time.perf_counter`."""
     _sql_seconds(operation).observe(time.perf_counter() - began)
 
 
 def statement_failed(operation: str) -> None:
-    """Note that a statement failed."""
+    """Record that a statement failed."""
     _SQL_ERRORS.labels(operation).inc()
 
 
 def certificate_shown(peer: str, der: bytes) -> None:
-    """Note the certificate (in DER) that `redis` or `database` has shown for a new connection."""
+    """Record the certificate (DER) that `redis` or `database` presented on a new connection."""
     expiry = x509.load_der_x509_certificate(der).not_valid_after_utc
     _CERTIFICATE_EXPIRY.labels(peer).set(expiry.timestamp())
 
 
-# The series that are looked up with every command and every statement.
+# Cached series for every command and statement.
 
 
 @cache

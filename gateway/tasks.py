@@ -1,4 +1,4 @@
-"""Ending background tasks, and what a loop that talks to Redis does to be stoppable."""
+"""Cancel background tasks, and keep loops that use Redis cancellable."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,17 +10,17 @@ _background: set[asyncio.Task[None]] = set()
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:
-    """Run something to its end that nobody waits for."""
+    """Run a coroutine to its end in the background."""
     task = asyncio.ensure_future(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait until it has ended; how it ended does not matter any more.
+    """Cancel a task and wait until it has ended, whatever its outcome.
 
-    Once may not be enough: up to Python 3.11 asyncio.wait_for, in which the Redis client sends, can
-    swallow a cancellation.
+    One cancellation may not suffice: up to Python 3.11, asyncio.wait_for, which the Redis client
+    uses to send, can swallow it.
     """
     while not task.done():
         task.cancel()
@@ -28,10 +28,11 @@ async def end_task(task: asyncio.Task[Any]) -> None:
 
 
 def raise_if_cancelled() -> None:
-    """Raise CancelledError if this task was cancelled, even if nobody heard.
+    """Raise CancelledError if this task was cancelled, even if the cancellation was swallowed.
 
-    redis-py (8.1) sends with `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that comes just
-    when the sending is done. A loop that does not look would then run on, and the process never end.
+    redis-py (8.1) sends with `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that
+    arrives just when the send completes. A loop without this check would keep running, and the
+    process would never exit.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,4 +1,4 @@
-"""Every metric of a gateway process, but for those of its stores."""
+"""Metrics of a gateway process, except those of Redis and the database."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -9,7 +9,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from contract.metrics import LightHistogram
 
 OTHER: Final = "other"
-"""Label of whatever has none of its own: unknown routes and methods, tenants that are not set to be told."""
+"""Label for values without their own: unknown routes and methods, and tenants that are not
+listed."""
 REASONS_OF_LIMITS: Final = (
     "requests",
     "tokens",
@@ -19,13 +20,13 @@ REASONS_OF_LIMITS: Final = (
     "insufficient_quota",
     "overloaded",
 )
-"""Codes of refusals that are told from the start."""
+"""Rejection codes that are exported from process start."""
 REASONS_OF_MODELS: Final = ("no_worker", "model_loading")
-"""Those that are told of each model."""
+"""Rejection codes that are exported for each model."""
 LossReason = Literal[
     "lease_expired", "replies_lost", "adopted", "forgotten", "draining", "engine_died"
 ]
-"""Why an attempt of a job is over before the job is."""
+"""Why an attempt of a job ended before the job did."""
 ImageOutcome = Literal["fetched", "refused", "failed", "late"]
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
@@ -189,8 +190,8 @@ _LOOP_HOLDS = Counter(
     ["route"],
 )
 BACKGROUND: Final = "background"
-"""The route of work that belongs to no request."""
-# The metric has a value before anything is held.
+"""Route label for work that belongs to no request."""
+# Export the metric at 0 before anything blocks the loop.
 _LOOP_HOLDS.labels(BACKGROUND)
 REPLY_FRAMES = Counter(
     "sluice_gateway_reply_frames_total", "Reply frames read from workers, and from other gateways."
@@ -219,7 +220,7 @@ READY_WORKERS = Gauge(
     "sluice_queue_ready_workers", "Workers that claim jobs of a model.", ["model"]
 )
 OF_MODELS: Final = (WAITING_JOBS, OLDEST_WAIT, WAITING_TENANTS, LEASED_JOBS, READY_WORKERS)
-"""Gauges of which each known model has a series."""
+"""Gauges that have one series for each known model."""
 ANSWERS_TAKEN_OVER = Counter(
     "sluice_gateway_answers_taken_over_total",
     "Answers that this gateway went on with: running ones of a gateway that is gone, or left ones.",
@@ -232,7 +233,7 @@ _IMAGE_FETCHES = Counter(
 )
 
 
-# Told while they are 0, too: the first event of a series that begins with it is no growth to Prometheus.
+# Export these at 0: Prometheus sees no increase when a series begins with its first event.
 for _reason in REASONS_OF_LIMITS:
     REFUSED_REQUESTS.labels(_reason, "")
 for _reason in get_args(LossReason):
@@ -242,19 +243,19 @@ for _outcome in get_args(ImageOutcome):
 
 
 def model_known(name: str) -> None:
-    """Tell what is counted of a model also while it is 0."""
+    """Export the model's counters while they are still 0."""
     for reason in REASONS_OF_MODELS:
         REFUSED_REQUESTS.labels(reason, name)
 
 
 class TenantLabels:
-    """Which tenants have a label of their own: a set that the operator bounds."""
+    """The tenants that have their own label: a set that the operator limits."""
 
     def __init__(self) -> None:
         self._told: frozenset[str] = frozenset()
 
     def tell(self, tenant_ids: Iterable[str]) -> None:
-        """Give these tenants, and no others, a label of their own."""
+        """Give only these tenants their own label."""
         self._told = frozenset(tenant_ids)
 
     def of(self, tenant_id: str) -> str:
@@ -266,52 +267,52 @@ TENANTS: Final = TenantLabels()
 
 
 def attempt_over(reason: LossReason) -> None:
-    """Count an attempt that is over before its job is."""
+    """Count an attempt that ended before its job did."""
     _RESUMED_JOBS.labels(reason).inc()
 
 
 def image_named(outcome: ImageOutcome) -> None:
-    """Count an image that was named by URL."""
+    """Count an image that a request named by URL."""
     _IMAGE_FETCHES.labels(outcome).inc()
 
 
 def method_label(name: str) -> str:
-    """Return the label of an HTTP method, of which clients make up any number."""
+    """Return the label of an HTTP method; clients can invent any number of methods."""
     return name if name in _METHODS else OTHER
 
 
 def http_answered(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
-    """Count a request by its route's template and its `method`; without `seconds` if it was not understood."""
+    """Count a response by route template and `method`; without `seconds` if it was not parsed."""
     _http_requests(route, method, status).inc()
     if seconds is not None:
         _http_request_duration(route, method).observe(seconds)
 
 
 def route_label(scope: Mapping[str, Any]) -> str:
-    """Return the path of the route that was found for a request, with the names of its parameters."""
+    """Return the path template of the route that matched a request."""
     route = scope.get("route")
     return OTHER if route is None else str(route.path)
 
 
 def loop_held(route: str) -> None:
-    """Count that a request of a route has held the event loop for too long."""
+    """Count that a request of a route blocked the event loop for too long."""
     _LOOP_HOLDS.labels(route).inc()
 
 
 def tenant_answered(tenant_id: str, status: int) -> None:
-    """Count a generation request of a tenant."""
+    """Count a response to a generation request of a tenant."""
     _TENANT_REQUESTS.labels(TENANTS.of(tenant_id), str(status)).inc()
 
 
 def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:
-    """Count what an ended request has used."""
+    """Count the tokens of a request that has ended."""
     counters = _token_counters(model, TENANTS.of(tenant_id))
     for (by_model, by_tenant), tokens in zip(counters, (prompt, cached, completion), strict=True):
         by_model.inc(tokens)
         by_tenant.inc(tokens)
 
 
-# The series that are looked up with every request.
+# Cached series for every request.
 
 
 @cache
@@ -326,7 +327,7 @@ def _http_request_duration(route: str, method: str) -> Histogram:
 
 @cache
 def _token_counters(model: str, tenant: str) -> list[tuple[Counter, Counter]]:
-    """Return the counters by model and by tenant, for each kind of tokens."""
+    """Return the counters by model and by tenant, for each kind of token."""
     return [
         (by_model.labels(model), _TENANT_TOKENS.labels(tenant, kind))
         for by_model, kind in (

@@ -1,7 +1,8 @@
-"""The spans of a gateway process: one tracer for all of it, like the metrics of `gateway.telemetry`.
+"""OpenTelemetry spans of a gateway process, with one tracer for the whole process.
 
-While traces are off, and in requests that are not sampled, everything here does nothing, in a microsecond. Spans
-carry ids, counts and names; what clients wrote stands in them only if `shows_content`.
+While traces are off, and in requests that are not sampled, each function here does nothing, within
+a microsecond. Spans contain ids, counts and names; they contain client text only if
+`shows_content`.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "sluice-gateway"
 MOST_CONTENT: Final = 16_384
-"""Characters of content in one attribute; what is longer is cut off."""
+"""Maximum characters of content in one attribute; longer content is truncated."""
 
 Attributes = Mapping[str, str | bool | int | float]
 
@@ -45,7 +46,7 @@ _propagator = TraceContextTextMapPropagator()
 
 @dataclass(slots=True)
 class _Tracing:
-    """What traces are made with while they are on."""
+    """State for creating spans while traces are on."""
 
     provider: "TracerProvider | None" = None
     tracer: Tracer | None = None
@@ -56,7 +57,7 @@ _tracing = _Tracing()
 
 
 def start(settings: Settings) -> None:
-    """Begin to make spans, if the settings want it. Raises ValueError for an `OTEL_` variable that makes no sense."""
+    """Start creating spans, if enabled. Raises ValueError for an invalid `OTEL_` variable."""
     if settings.traces:
         provider = tracing.open_provider(SERVICE)
         _tracing.provider = provider
@@ -65,7 +66,7 @@ def start(settings: Settings) -> None:
 
 
 def stop() -> None:
-    """Make no more spans, and export those that wait, within seconds."""
+    """Stop creating spans, and export pending ones within seconds."""
     provider = _tracing.provider
     _tracing.provider, _tracing.tracer, _tracing.shows_content = None, None, False
     if provider is not None:
@@ -73,12 +74,12 @@ def stop() -> None:
 
 
 def is_on() -> bool:
-    """Whether spans are made."""
+    """Whether spans are created."""
     return _tracing.tracer is not None
 
 
 def shows_content() -> bool:
-    """Whether what clients wrote may stand in spans."""
+    """Whether spans may contain client text."""
     return _tracing.shows_content
 
 
@@ -86,15 +87,15 @@ def shows_content() -> bool:
 
 
 def span(name: str) -> AbstractContextManager[Span]:
-    """Return a block in which a new span is the current one. It belongs to the current one before.
+    """Return a context manager for a new current span, a child of the previous current span.
 
-    An error that leaves the block is named in the span, without its message.
+    If an error leaves the block, the span records its name without its message.
     """
     return span_in(here(), name)
 
 
 def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
-    """The same of a span that belongs to where `here` or `context_of` was called; none without a context."""
+    """Like `span`, with the parent from `here` or `context_of`; no span without a context."""
     if _tracing.tracer is None or context is None:
         return _NO_SPAN
     return _Current(_tracing.tracer.start_span(name, context))
@@ -103,9 +104,9 @@ def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
 def request_span(
     method: str, headers: Mapping[str, str], attributes: Attributes
 ) -> AbstractContextManager[Span]:
-    """Return the block of a whole HTTP request, which goes on with its client's trace if it has one.
+    """Return the context manager for a whole HTTP request; it continues any trace of the client.
 
-    What is not sampled has no span, and nothing in it will have one.
+    A request that is not sampled has no span, and creates no child spans.
     """
     if _tracing.tracer is None:
         return _NO_SPAN
@@ -117,9 +118,9 @@ def request_span(
 def attempt_span(
     traceparent: str, *, earlier: SpanContext | None, attributes: Attributes
 ) -> Span | None:
-    """Begin the span of an attempt of a job, in the trace that the job's request belongs to, if there is one.
+    """Start the span of a job's attempt, in the trace of the job's request, if there is one.
 
-    It is linked to the span of the attempt before it. End it by `end`.
+    The span links to the span of the previous attempt. End it with `end`.
     """
     parent = context_of(traceparent)
     if _tracing.tracer is None or parent is None:
@@ -137,41 +138,41 @@ def note(attributes: Attributes) -> None:
 
 
 def note_in(context: Context | None, attributes: Attributes) -> None:
-    """Set attributes of the span that a context is in, if there is one and it has not ended."""
+    """Set attributes of the span of a context, if it has one that has not ended."""
     if context is not None and (span := get_current_span(context)).is_recording():
         span.set_attributes(attributes)
 
 
 def fail(span: Span, error_type: str) -> None:
-    """Say that what a span stands for has failed, and by which code or class of error."""
+    """Mark a span as failed, with the code or class of the error."""
     span.set_attribute(tracing.ERROR_TYPE, error_type)
     span.set_status(StatusCode.ERROR)
 
 
-# --- where things stand --------------------------------------------------------------------------
+# --- context propagation -------------------------------------------------------------------------
 
 
 def current() -> Span:
-    """Return the current span; one that takes nothing if there is none."""
+    """Return the current span, or a span that ignores all calls if there is none."""
     return INVALID_SPAN if _tracing.tracer is None else get_current_span()
 
 
 def here() -> Context | None:
-    """Return what makes the current span the parent of one that begins later, in another task; None without one."""
+    """Return a context that makes the current span the parent of later ones; None without a span."""
     if _tracing.tracer is None or not get_current_span().is_recording():
         return None
     return get_current()
 
 
 def traceparent() -> str:
-    """Return how the current span is named in a job; empty if there is none."""
+    """Return the current span's identifier for a job; empty if there is none."""
     if _tracing.tracer is None:
         return ""
     return tracing.traceparent_of(get_current_span().get_span_context())
 
 
 def context_of(traceparent: str) -> Context | None:
-    """Return what makes the span that a job names a parent; None if it names none, or traces are off."""
+    """Return the context of the span that a job names; None if it names none, or traces are off."""
     if _tracing.tracer is None or not traceparent:
         return None
     named = tracing.span_of(traceparent)
@@ -179,12 +180,12 @@ def context_of(traceparent: str) -> Context | None:
 
 
 def exemplar() -> dict[str, str] | None:
-    """Return what a histogram remembers of the current request; None if nobody will find its trace."""
+    """Return the histogram exemplar of the current request; None if its trace is not recorded."""
     return None if _tracing.tracer is None else exemplar_of(get_current_span())
 
 
 def exemplar_of(span: Span | None) -> dict[str, str] | None:
-    """Return what a histogram remembers of what a span stands for; None if that is not sampled."""
+    """Return the histogram exemplar of a span; None if the span is not sampled."""
     if span is None:
         return None
     context = span.get_span_context()
@@ -197,7 +198,7 @@ def exemplar_of(span: Span | None) -> dict[str, str] | None:
 
 
 class _Current:
-    """A span that is the current one in a block, and ends with it."""
+    """A span that is current within a block and ends with it."""
 
     __slots__ = ("_span", "_token")
 
@@ -223,7 +224,7 @@ class _Current:
         if isinstance(error, asyncio.CancelledError):
             self._span.set_attribute(tracing.ERROR_TYPE, "cancelled")
         elif isinstance(error, ApiError) and error.status < 500:
-            # Refusing is what the gateway is there for.
+            # A rejection is normal operation of the gateway, not a failure.
             self._span.set_attribute(tracing.ERROR_TYPE, error.code)
         else:
             fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)

@@ -1,4 +1,4 @@
-"""Slots for work that costs processor time, shared fairly between tenants by the time that each has used."""
+"""Fair scheduling of processor time between tenants, by the time that each has used."""
 
 import asyncio
 import sys
@@ -12,7 +12,8 @@ from gateway.errors import OverloadedError, TenantQueueFullError
 
 RETRY_AFTER_SECONDS: Final = 1.0
 MOST_REMEMBERED: Final = 1_000
-"""Tenants whose used time is stored. Beyond them, idle tenants that have used no more than others are dropped."""
+"""Tenants whose used time is stored. Beyond them, idle tenants that used no more than others are
+dropped."""
 
 
 class _Waiting(NamedTuple):
@@ -21,10 +22,10 @@ class _Waiting(NamedTuple):
 
 
 class FairTurns:
-    """A fixed number of slots. Of the tenants that wait, the one that has used the least time is next.
+    """A fixed number of slots. The waiting tenant that has used the least time runs next.
 
-    With several slots, no tenant gets all of them, so that another one never waits for its work. An idle tenant
-    saves up no time.
+    With several slots, no tenant gets all of them, so that another tenant never waits for its work.
+    An idle tenant accumulates no credit.
     """
 
     def __init__(
@@ -36,15 +37,15 @@ class FairTurns:
         what: str,
         rests: bool = False,
     ) -> None:
-        """Begin with all slots free.
+        """Start with all slots free.
 
         Args:
-            places: How many tasks run at once.
-            most_waiting_size: The sum of the sizes of one tenant's tasks that may wait.
-            wait_seconds: How long a task may wait; None for any time.
-            what: What the tasks are, for errors.
-            rests: Whether a slot stays empty after each task for as long as the task took: for work that keeps
-                the event loop from running.
+            places: Maximum number of concurrent tasks.
+            most_waiting_size: Maximum total size of one tenant's waiting tasks.
+            wait_seconds: How long a task may wait; None for no limit.
+            what: Name of the tasks in error messages.
+            rests: Whether a slot stays empty after each task for as long as the task took. Use this
+                for work that blocks the event loop.
         """
         self._free = places
         self._most_of_tenant = max(1, places - 1)
@@ -57,13 +58,13 @@ class FairTurns:
         self._running: Counter[str] = Counter()
         self._used: dict[str, float] = {}
         self._floor = 0.0
-        """Used time of the tenant that ran last. New tenants begin with it."""
+        """Used time of the tenant that ran last. New tenants start with it."""
 
     async def take(self, tenant_id: str, *, size: int = 1) -> None:
-        """Wait for a slot. The caller gives it back.
+        """Wait for a slot. The caller must give it back.
 
-        Raises TenantQueueFullError if too much of this tenant waits already, and OverloadedError if its turn
-        does not come in time.
+        Raises TenantQueueFullError if too much work of this tenant is already waiting, and
+        OverloadedError if no slot becomes free in time.
         """
         if tenant_id not in self._running and tenant_id not in self._waiting:
             self._begin(tenant_id)
@@ -80,7 +81,7 @@ class FairTurns:
         await self._wait(tenant_id, _Waiting(asyncio.get_running_loop().create_future(), size))
 
     def give_back(self, tenant_id: str, *, seconds: float) -> None:
-        """Free a slot whose work took so much processor time."""
+        """Free a slot whose work took this much processor time."""
         self._used[tenant_id] += seconds
         self._running[tenant_id] -= 1
         if not self._running[tenant_id]:
@@ -154,10 +155,10 @@ class FairTurns:
 
 
 class LoopTurns:
-    """Turns for long work in the event loop, which is done in slices of about a millisecond.
+    """Turns for long work in the event loop, done in slices of about a millisecond.
 
-    One slice runs at a time, however many requests a tenant has. The loop then serves everything else for as
-    long as the slice took.
+    One slice runs at a time, however many requests a tenant has. After each slice, the loop serves
+    everything else for as long as the slice took.
     """
 
     def __init__(self) -> None:
@@ -167,7 +168,7 @@ class LoopTurns:
 
     @asynccontextmanager
     async def slice_of(self, tenant_id: str) -> AsyncIterator[None]:
-        """Wait for a tenant's turn. The context is the slice, and waits for nothing but a thread that does it."""
+        """Wait for a tenant's turn. The block is the slice; it may await only a thread that does it."""
         await self._turns.take(tenant_id)
         began = time.perf_counter()
         try:
