@@ -158,7 +158,7 @@ def current() -> Span:
 
 
 def here() -> Context | None:
-    """Return a context that makes the current span the parent of later ones; None without a span."""
+    """Return a context that makes the current span a later one's parent; None without a span."""
     if _tracing.tracer is None or not get_current_span().is_recording():
         return None
     return get_current()

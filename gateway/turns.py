@@ -168,7 +168,7 @@ class LoopTurns:
 
     @asynccontextmanager
     async def slice_of(self, tenant_id: str) -> AsyncIterator[None]:
-        """Wait for a tenant's turn. The block is the slice; it may await only a thread that does it."""
+        """Wait for a tenant's turn. The block is the slice and awaits at most a thread for it."""
         await self._turns.take(tenant_id)
         began = time.perf_counter()
         try:

@@ -1,1 +1,1 @@
-"""The commands of `sluice`, one module each."""
+"""Commands of the `sluice` command line, one module each."""

@@ -1,4 +1,4 @@
-"""`sluice audit`: who changed what, and whether that was tampered with."""
+"""`sluice audit`: list the audit log and detect tampering."""
 
 from typing import Any, TextIO
 
@@ -28,7 +28,7 @@ Examples:
 
 @click.group("audit", epilog=EPILOG)
 def command() -> None:
-    """List changes and check that their log is whole."""
+    """List changes and verify the audit log."""
 
 
 @command.command("list")
@@ -54,7 +54,7 @@ async def list_entries(
     as_json: bool,
     database_url: str | None,
 ) -> None:
-    """Show changes, newest first."""
+    """List changes, newest first."""
     wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
     async with open_accounts(database_url, None) as accounts:
         page = await AuditService(accounts.database).page(wanted, before=before, limit=limit)
@@ -89,11 +89,12 @@ async def verify(
     as_json: bool,
     database_url: str | None,
 ) -> None:
-    """Check every entry from the first on; exit code 1 if one was changed or is missing.
+    """Verify every entry from the first; exit code 1 if one was changed or is missing.
 
-    With SLUICE_AUDIT_KEY in the environment the signatures among the entries are checked, too: whoever could
-    only write the database cannot have made all hashes anew. That the end was cut off shows by what is kept
-    elsewhere: give it to --heads, or a head that was printed to --expect.
+    With SLUICE_AUDIT_KEY in the environment, the command also verifies the signatures among the
+    entries. A signature proves that nobody with only database access has recomputed all hashes. To
+    detect a truncated end, pass heads that are stored elsewhere with --heads, or a printed head
+    with --expect.
     """
     expected = None if expected_hash is None else expected_hash.strip().lower()
     keys = load_settings().audit_keys

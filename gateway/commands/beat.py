@@ -1,4 +1,4 @@
-"""`sluice beat`: schedules what `sluice jobs` runs."""
+"""`sluice beat`: schedules the background jobs of `sluice jobs`."""
 
 import logging
 
@@ -23,13 +23,13 @@ One of them is enough; a second one does no harm. Every setting is an environmen
     "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
 )
 def command(redis_url: str | None) -> None:
-    """Keep the timetable of background jobs until SIGTERM or Ctrl-C."""
+    """Schedule background jobs until SIGTERM or Ctrl-C."""
     settings = load_settings(redis_url=redis_url)
     from gateway.jobs.app import create_app, run_beat
 
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("beat")
     app = create_app(settings)
-    # It imports the jobs to know when they are due, but runs none of them.
+    # Import the jobs for their schedules; this process runs none of them.
     with answering(settings, app.conf.sluice_heartbeat.is_recent, registry=bare_registry()):
         run_beat(app)

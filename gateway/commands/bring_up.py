@@ -1,4 +1,4 @@
-"""The course of `sluice up`: start one thing after the other, wait until it answers, stop in order."""
+"""Startup sequence of `sluice up`: start each process, wait until it is ready, stop in order."""
 
 import asyncio
 import shlex
@@ -24,9 +24,9 @@ from gateway.redis_client import connect
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REDIS_SECONDS: Final = 15.0
-"""How long Redis may take to answer."""
+"""How long Redis may take to respond."""
 REMINDER_SECONDS: Final = 15.0
-"""How often it is said that the model is still being loaded."""
+"""Interval of the message that the model is still loading."""
 
 
 class BringUp:
@@ -39,7 +39,7 @@ class BringUp:
         self._stop_asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Start everything, and stop it on a signal or when something does not start."""
+        """Start everything, and stop it on a signal or if a process does not start."""
         supervisor = Supervisor(self._say)
         adopt_orphans()
         for number in SIGNALS:
@@ -81,9 +81,10 @@ class BringUp:
             spec.log.write_bytes(b"")
         await self._start_redis(supervisor)
         await schema.upgrade(plan.database_url)
-        # Started before everything that makes usage, and so stopped after it, with Redis still there.
+        # Start this before everything that creates usage, so that it stops later and Redis still
+        # runs.
         await supervisor.start(plan.jobs)
-        # The worker takes the longest, so it is not made to wait for the others.
+        # The worker takes longest, so do not delay it for the others.
         self._say(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
         await supervisor.start(plan.workers)
         key = await demo.prepare_key(plan.database_url, plan.redis_url, earlier_key)
@@ -145,7 +146,7 @@ def _echo(text: str) -> None:
     try:
         click.echo(text)
     except OSError:
-        # The terminal is gone; what is running still has to be stopped in order.
+        # The terminal is gone, but running processes must still be stopped in order.
         return
 
 

@@ -1,4 +1,4 @@
-"""One process that `sluice up` starts, in a process group of its own."""
+"""A child process of `sluice up`, in its own process group."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from typing import Final
 from gateway.settings import child_environment
 
 ORPHAN_SECONDS: Final = 3.0
-"""How long processes that a child left behind may take to end by themselves."""
+"""How long processes that a child leaves running may take to exit by themselves."""
 LOG_TAIL_LINES: Final = 15
 
 _POLL_SECONDS = 0.05
@@ -26,19 +26,19 @@ class ChildSpec:
     """How to start one process."""
 
     name: str
-    """As it is called in messages: `gateway 1`."""
+    """Name in messages, such as `gateway 1`."""
     command: tuple[str, ...]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables beside those of this process; they may carry passwords."""
+    """Environment variables in addition to those of this process; they may contain passwords."""
     configuration: str = field(default="", repr=False)
-    """What the process reads from its standard input."""
+    """Text for the process's standard input."""
     stop_seconds: float
-    """How long it may take to end after SIGTERM."""
+    """How long it may take to exit after SIGTERM."""
 
 
 class Child:
-    """A running process, and whatever it starts itself."""
+    """A running process and its descendants."""
 
     def __init__(self, spec: ChildSpec, process: Process) -> None:
         self.spec = spec
@@ -56,31 +56,32 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=child_environment(**spec.environment),
-                # Ctrl-C in the terminal then reaches only us, and we stop the children in order. A session
-                # for each would do that, too, but Linux shares the processor out between sessions, and on
-                # a small machine the gateway would then wait a tenth of a second beside a busy engine.
+                # Ctrl-C then reaches only this process, which stops the children in order. A
+                # session for each child would also do this. But Linux divides processor time
+                # between sessions, so on a small machine the gateway would wait a tenth of a second
+                # next to a busy engine.
                 process_group=0,
             )
         child = cls(spec, process)
         try:
             await child._feed()
         except asyncio.CancelledError:
-            # Nobody would know of the process, so nobody else could end it.
+            # Nothing else knows of the process, so nothing else could stop it.
             await child.stop()
             raise
         return child
 
     @property
     def pid(self) -> int:
-        """Id of the process, and of its group."""
+        """Id of the process and of its group."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Return the exit status once the process has ended; negative for a signal."""
+        """Wait for the process to exit and return its exit status; negative for a signal."""
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process and what it started: politely, and by force when its time is over."""
+        """Stop the process and its descendants: with SIGTERM, then with SIGKILL after a timeout."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -92,18 +93,18 @@ class Child:
         await self.end_orphans()
 
     def kill(self) -> None:
-        """End the whole group at once."""
+        """Kill the whole group immediately."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def end_orphans(self) -> None:
-        """End and reap what the process left behind in its group."""
+        """Stop and reap processes that the process left in its group."""
         if not await self._group_is_gone():
             self.kill()
             await self._group_is_gone()
 
     async def _group_is_gone(self) -> bool:
-        """Wait for the members to end; return whether they did in time."""
+        """Wait for the members to exit; return whether they did in time."""
         deadline = time.monotonic() + ORPHAN_SECONDS
         while time.monotonic() < deadline:
             if not _reap_group(self.pid):
@@ -115,7 +116,7 @@ class Child:
         pipe = self._process.stdin
         if pipe is None:
             return
-        # The process may be dead already, which is reported where it is waited for.
+        # The process may have exited already; its waiter reports that.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             pipe.write(self.spec.configuration.encode())
             await pipe.drain()
@@ -123,7 +124,7 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
-    """Return an exit status in words."""
+    """Describe an exit status in words."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -139,7 +140,7 @@ def log_tail(log: Path) -> str:
 
 
 def _reap_group(group: int) -> bool:
-    """Take the exit statuses of dead members; return whether the group has members still."""
+    """Reap dead members; return whether the group still has members."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""`sluice credits`: prepaid balances."""
+"""`sluice credits`: prepaid credit balances."""
 
 from datetime import datetime
 from typing import Any
@@ -55,7 +55,7 @@ async def grant(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Give TENANT (its id) AMOUNT dollars."""
+    """Grant AMOUNT dollars to TENANT (its id)."""
     async with open_accounts(database_url, redis_url) as accounts:
         granted = await _service(accounts).grant(
             tenant, amount, note=note, expires_at=expires_at, actor=accounts.actor
@@ -63,7 +63,7 @@ async def grant(
     _print(granted, as_json=as_json)
 
 
-# An amount such as -3.50 looks like an option.
+# Without this, an amount such as -3.50 is parsed as an option.
 @command.command(context_settings={"ignore_unknown_options": True})
 @click.argument("tenant")
 @click.argument("amount", type=Dollars())
@@ -81,7 +81,7 @@ async def adjust(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Add AMOUNT dollars to the balance of TENANT (its id) or, if it is negative, take them from it."""
+    """Add AMOUNT dollars to the balance of TENANT (its id), or deduct them if negative."""
     async with open_accounts(database_url, redis_url) as accounts:
         adjusted = await _service(accounts).adjust(tenant, amount, note=note, actor=accounts.actor)
     _print(adjusted, as_json=as_json)
@@ -93,7 +93,7 @@ async def adjust(
 @database_option
 @runs_async
 async def balance(tenant: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show what TENANT (its id) has left. Usage shows a few seconds after it ended."""
+    """Show the balance of TENANT (its id). Usage is included a few seconds after it ends."""
     async with open_accounts(database_url, None) as accounts:
         found = await _service(accounts).balance(tenant)
     if as_json:
@@ -116,7 +116,7 @@ async def balance(tenant: str, *, as_json: bool, database_url: str | None) -> No
 @database_option
 @runs_async
 async def list_credits(tenant: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show what changed the balance of TENANT (its id), apart from usage."""
+    """List the changes to the balance of TENANT (its id), except usage."""
     async with open_accounts(database_url, None) as accounts:
         found = await _service(accounts).list_all(tenant)
     if as_json:

@@ -1,4 +1,4 @@
-"""`sluice db`: the database's schema."""
+"""`sluice db`: the database schema."""
 
 import click
 
@@ -26,14 +26,14 @@ MEANINGS = {
 
 @click.group("db", epilog=EPILOG)
 def command() -> None:
-    """Create or upgrade the database's schema."""
+    """Create or upgrade the database schema."""
 
 
 @command.command()
 @database_option
 @runs_async
 async def upgrade(database_url: str | None) -> None:
-    """Create the schema, or bring it up to date. May be run at any time, also by several at once."""
+    """Create or upgrade the schema. Safe to run at any time, even several times at once."""
     settings = load_settings(database_url=database_url)
     await schema.upgrade(settings.database_url.get_secret_value())
     click.echo(MEANINGS[SchemaState.CURRENT])
@@ -44,7 +44,7 @@ async def upgrade(database_url: str | None) -> None:
 @database_option
 @runs_async
 async def status(*, as_json: bool, database_url: str | None) -> None:
-    """Tell whether the schema is current; exit code 1 when it has to be upgraded."""
+    """Show whether the schema is current; exit code 1 if it needs an upgrade."""
     settings = load_settings(database_url=database_url)
     database = Database(settings.database_url.get_secret_value())
     try:

@@ -1,4 +1,4 @@
-"""The tenant, the key and the file `demo.env` that `sluice up` prepares for a newcomer."""
+"""The demo tenant, its key and the file `demo.env`, which `sluice up` prepares."""
 
 import os
 import secrets
@@ -20,13 +20,13 @@ TENANT_ID: Final = "demo"
 
 
 class DemoFile:
-    """`demo.env`: three lines that a shell can read. The only place that keeps the demo key."""
+    """`demo.env`: three lines of shell variables. The only place that stores the demo key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def take(self) -> dict[str, str]:
-        """Return what the file says and remove it: it is there only while it is true."""
+        """Return the variables of the file and remove it: it exists only while it is valid."""
         try:
             lines = self.path.read_text().splitlines()
         except FileNotFoundError:
@@ -36,7 +36,7 @@ class DemoFile:
         return {name: "".join(shlex.split(value)) for name, _, value in pairs}
 
     def write(self, variables: Mapping[str, str]) -> None:
-        """Replace the file in one step, readable for its owner only."""
+        """Replace the file atomically, readable only by its owner."""
         text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""`sluice gateway`: one gateway process."""
+"""`sluice gateway`: run one gateway process."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ def command(
     redis_url: str | None,
     database_url: str | None,
 ) -> None:
-    """Run a gateway until SIGTERM or Ctrl-C; open streams may then go on for a while."""
+    """Run a gateway until SIGTERM or Ctrl-C; open streams may then continue for a while."""
     settings = load_settings(
         host=host,
         port=port,
@@ -57,7 +57,7 @@ def command(
 
 
 async def _check(settings: Settings) -> None:
-    """Raise what would stop the gateway later, while it can still be told in one sentence."""
+    """Raise errors that would stop the gateway later, while one sentence can still report them."""
     JwtVerifier.from_settings(settings)
     database = Database(settings.database_url.get_secret_value())
     try:

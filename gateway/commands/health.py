@@ -1,4 +1,4 @@
-"""Health checks and metrics of the processes of background jobs."""
+"""Health checks and metrics of the background job processes."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ def answering(
     *,
     registry: CollectorRegistry = REGISTRY,
 ) -> Iterator[None]:
-    """Answer /metrics and /healthz for the length of a block, if the settings name a port.
+    """Serve /metrics and /healthz within a block, if the settings name a port.
 
-    SIGTERM and SIGINT end the process with status 0 until Celery installs handlers of its own. Raises StartupError
-    if another process listens on the port.
+    SIGTERM and SIGINT exit the process with status 0 until Celery installs its own handlers. Raises
+    StartupError if another process listens on the port.
     """
     before = {number: signal.signal(number, _exit_at_once) for number in SIGNALS}
     try:
@@ -55,8 +55,9 @@ def _serve(
 
 
 def _exit_at_once(*_: Any) -> Never:
-    """Handle a signal where nothing is left to finish.
+    """Handle a signal when there is nothing to finish.
 
-    SystemExit could be raised anywhere, also in an import, where Python replaces it by other errors.
+    SystemExit could be raised anywhere, even in an import, where Python replaces it with other
+    errors.
     """
     os._exit(0)

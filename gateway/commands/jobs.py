@@ -1,4 +1,4 @@
-"""`sluice jobs`: a Celery worker for what happens in the background."""
+"""`sluice jobs`: Celery worker for background jobs."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ gateway needs none of them to serve. Every setting is an environment variable SL
 )
 @database_option
 def command(concurrency: str | None, redis_url: str | None, database_url: str | None) -> None:
-    """Run background jobs until SIGTERM or Ctrl-C; what runs then is finished first."""
+    """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
     settings = load_settings(
         jobs_concurrency=concurrency, redis_url=redis_url, database_url=database_url
     )
@@ -50,7 +50,7 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
     begin_metrics("jobs")
     with running(settings) as runner, answering(settings, runner.is_well):
         status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
-        # What gateways have settled until they stopped is not left in Redis.
+        # Drain the settlements of stopped gateways, so that none stay in Redis.
         runner.run(DRAIN)
     sys.exit(status)
 

@@ -1,4 +1,4 @@
-"""`sluice keys`: the tenants' API keys."""
+"""`sluice keys`: API keys of tenants."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -103,7 +103,7 @@ async def create(
     redis_url: str | None,
     **given: Any,
 ) -> None:
-    """Make an API key. It is shown once and cannot be shown again."""
+    """Create an API key. It is shown only once."""
     options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
         created = await accounts.keys.create(
@@ -118,7 +118,7 @@ async def create(
 @database_option
 @runs_async
 async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show the keys of a tenant, the revoked ones included."""
+    """List the keys of a tenant, including revoked ones."""
     async with open_accounts(database_url, None) as accounts:
         keys = await accounts.keys.list_of_tenant(tenant_id)
     if as_json:
@@ -134,7 +134,7 @@ async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) 
 @database_option
 @runs_async
 async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show everything that is set of KEY (its id or public prefix)."""
+    """Show all settings of KEY (its id or public prefix)."""
     async with open_accounts(database_url, None) as accounts:
         found = await accounts.keys.get(tenant_id, key)
     print_one(KeyBody.of(found), as_json=as_json)
@@ -181,7 +181,7 @@ async def set_options(
     redis_url: str | None,
     **given: Any,
 ) -> None:
-    """Change what is given of KEY (its id or public prefix), on every gateway within a second."""
+    """Change given settings of KEY (its id or public prefix) on every gateway within a second."""
     options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
         changed = await accounts.keys.update(tenant_id, key, actor=accounts.actor, **options)
@@ -216,7 +216,7 @@ async def rotate(
 ) -> None:
     """Give KEY (its id or public prefix) a new secret, which is shown once.
 
-    Id, limits and usage stay. A secret before the present one ends at once.
+    Id, limits and usage remain. Any secret older than the current one stops working at once.
     """
     async with open_accounts(database_url, redis_url) as accounts:
         rotated = await accounts.keys.rotate(tenant_id, key, grace=grace, actor=accounts.actor)
@@ -232,14 +232,14 @@ async def rotate(
 async def revoke(
     tenant_id: str, key: str, *, database_url: str | None, redis_url: str | None
 ) -> None:
-    """End KEY (its id or public prefix) on every gateway, within a second."""
+    """Revoke KEY (its id or public prefix) on every gateway within a second."""
     async with open_accounts(database_url, redis_url) as accounts:
         await accounts.keys.revoke(tenant_id, key, actor=accounts.actor)
     click.echo(f"Revoked {public_name(key)}.")
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given; `none` takes one away."""
+    """Return the given options; `none` removes a value."""
     options = {name: value for name, value in given.items() if value not in (None, ())}
     if "scopes" in options:
         options["scopes"] = frozenset(map(Scope, options["scopes"]))

@@ -1,4 +1,4 @@
-"""What the commands for tenants, projects, members and keys share."""
+"""Shared code of the commands for tenants, projects, members and keys."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +65,7 @@ class Duration(click.ParamType[timedelta | str]):
 
 
 def to_limits(given: Iterable[str]) -> LimitChanges:
-    """Return the limits that are given as NAME=VALUE."""
+    """Parse limits given as NAME=VALUE."""
     return read_limit_changes(dict(map(_pair, given)))
 
 
@@ -85,13 +85,13 @@ def _pair(text: str) -> tuple[str, int | str | None]:
 
 
 def show_limits(limits: LimitValues) -> str:
-    """Return own limits for a table."""
+    """Format an entity's own limits for a table."""
     texts = (f"{name}={NONE if value is None else value}" for name, value in limits.items())
     return ",".join(texts) or "-"
 
 
 def print_one(body: BaseModel, *, as_json: bool) -> None:
-    """Print everything about one thing: a line for each member, or JSON."""
+    """Print one entity: a line for each field, or JSON."""
     fields = body.model_dump(mode="json")
     if as_json:
         print_json(fields)

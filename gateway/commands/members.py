@@ -1,4 +1,4 @@
-"""`sluice members`: the people of a tenant."""
+"""`sluice members`: the members of a tenant."""
 
 import click
 
@@ -36,7 +36,7 @@ _role_option: Decorator = click.option(
 
 @click.group("members", epilog=EPILOG)
 def command() -> None:
-    """Add, change, list and remove the people of a tenant."""
+    """Add, change, list and remove the members of a tenant."""
 
 
 @command.command()
@@ -58,7 +58,7 @@ async def add(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Make the person whose tokens have the claim `sub` SUBJECT a member."""
+    """Add the person whose tokens have SUBJECT as their `sub` claim as a member."""
     async with open_accounts(database_url, redis_url) as accounts:
         member = await _service(accounts).add(
             tenant_id, subject=subject, role=Role(role), name=name, actor=accounts.actor
@@ -83,7 +83,7 @@ async def set_role(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Give MEMBER (id or subject) another role; the last owner keeps its role."""
+    """Change the role of MEMBER (id or subject); the last owner keeps its role."""
     async with open_accounts(database_url, redis_url) as accounts:
         changed = await _service(accounts).set_role(
             tenant_id, member, role=Role(role), actor=accounts.actor
@@ -97,7 +97,7 @@ async def set_role(
 @database_option
 @runs_async
 async def list_members(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show the members of a tenant."""
+    """List the members of a tenant."""
     async with open_accounts(database_url, None) as accounts:
         members = await _service(accounts).list_of_tenant(tenant_id)
     if as_json:
@@ -115,7 +115,7 @@ async def list_members(tenant_id: str, *, as_json: bool, database_url: str | Non
 async def remove(
     tenant_id: str, member: str, *, database_url: str | None, redis_url: str | None
 ) -> None:
-    """Take the role of MEMBER (id or subject) away; the last owner stays."""
+    """Remove MEMBER (id or subject) from the tenant; the last owner stays."""
     async with open_accounts(database_url, redis_url) as accounts:
         removed = await _service(accounts).remove(tenant_id, member, actor=accounts.actor)
     click.echo(f"Removed {removed.id} ({removed.subject}).")

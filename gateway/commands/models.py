@@ -1,4 +1,4 @@
-"""`sluice models`: which models gateways know, and how to make them forget one."""
+"""`sluice models`: list known models and remove unserved ones."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,10 +28,10 @@ redis_option = click.option(
 
 @click.group("models", epilog=EPILOG)
 def command() -> None:
-    """List models, and forget those that are gone.
+    """List models, and remove those that are no longer served.
 
-    A model is known from the first announcement of a worker on. While nobody serves it, requests for it are told
-    to come back later.
+    A model is known from its first announcement by a worker. While no worker serves it, requests
+    for it receive an error that says to retry later.
     """
 
 
@@ -40,7 +40,7 @@ def command() -> None:
 @redis_option
 @runs_async
 async def list_models(*, as_json: bool, redis_url: str | None) -> None:
-    """Show every known model: who serves it, and what it has to do."""
+    """Show every known model, its workers and its load."""
     async with _catalogue(redis_url) as catalogue:
         models = catalogue.models
     if as_json:
@@ -55,9 +55,9 @@ async def list_models(*, as_json: bool, redis_url: str | None) -> None:
 @redis_option
 @runs_async
 async def remove(*, model: str, redis_url: str | None) -> None:
-    """Forget a model that nobody serves any more: requests for it get 404 instead of 503.
+    """Remove a model that no worker serves any more: requests for it get 404 instead of 503.
 
-    It is known again as soon as a worker announces it.
+    It becomes known again as soon as a worker announces it.
     """
     async with _catalogue(redis_url) as catalogue:
         known = catalogue.known(model)
@@ -75,7 +75,7 @@ async def remove(*, model: str, redis_url: str | None) -> None:
 
 @asynccontextmanager
 async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
-    """Open what workers have announced. Raises StoreUnavailableError."""
+    """Open the catalogue of models that workers have announced. Raises StoreUnavailableError."""
     settings = load_settings(redis_url=redis_url)
     redis = connect(settings.redis_url, max_connections=MOST_FLUSHES)
     try:

@@ -1,4 +1,4 @@
-"""Amounts of money and points in time on the command line."""
+"""Command-line parameter types for amounts of money and times."""
 
 import re
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ _DOLLARS: Final = re.compile(r"(-?)\$?([0-9]{1,12})(?:\.([0-9]{1,6}))?")
 
 
 class Dollars(click.ParamType[int]):
-    """An exact amount with at most six decimals, such as 0.15; becomes micro-dollars."""
+    """An exact amount with at most six decimals, such as 0.15; converted to micro-dollars."""
 
     name = "dollars"
 
@@ -33,7 +33,7 @@ class Dollars(click.ParamType[int]):
 
 
 class Time(click.ParamType[datetime]):
-    """A date or a time as ISO 8601; without a zone it is in UTC."""
+    """A date or time in ISO 8601; UTC if it has no zone."""
 
     name = "time"
 
@@ -53,7 +53,7 @@ class Time(click.ParamType[datetime]):
 
 
 def show_dollars(micros: int) -> str:
-    """Return an amount of micro-dollars exactly, in dollars with two to six decimals."""
+    """Format an amount of micro-dollars exactly, in dollars with two to six decimals."""
     whole, rest = divmod(abs(micros), MICRO)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{'-' if micros < 0 else ''}${whole:,}.{decimals}"

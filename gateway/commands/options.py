@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they open."""
+"""Options that several commands share, and the resources that they open."""
 
 import asyncio
 import getpass
@@ -38,7 +38,7 @@ json_option: Decorator = click.option(
 )
 
 NONE: Final = "none"
-"""What takes an option of a tenant or a key away again."""
+"""The value that unsets an option of a tenant or a key."""
 
 dialect_option: Decorator = click.option(
     "--dialect",
@@ -53,34 +53,34 @@ changed_dialect_option: Decorator = click.option(
 
 
 def to_dialect(name: str | None) -> Dialect | None:
-    """Return the dialect that an option names; None for NONE and for an option that was not given."""
+    """Return the dialect that an option names; None for NONE and for a missing option."""
     return None if name in (None, NONE) else Dialect(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """What the management commands work with."""
+    """Resources of the management commands."""
 
     database: Database
     announcer: ChangeAnnouncer
     redis: Redis
     actor: str
-    """Who is audited: `cli:USER`."""
+    """Actor in the audit log: `cli:USER`."""
 
     @property
     def tenants(self) -> TenantService:
-        """The rules of tenants."""
+        """The service for tenants."""
         return TenantService(self.database, self.announcer)
 
     @property
     def keys(self) -> KeyService:
-        """The rules of keys."""
+        """The service for keys."""
         return KeyService(self.database, self.announcer)
 
 
 @asynccontextmanager
 async def open_accounts(database_url: str | None, redis_url: str | None) -> AsyncIterator[Accounts]:
-    """Open the database and Redis that the options or the environment name."""
+    """Open the database and Redis from the options or the environment."""
     settings = load_settings(database_url=database_url, redis_url=redis_url)
     database = Database(settings.database_url.get_secret_value())
     redis = connect(settings.redis_url, max_connections=1)

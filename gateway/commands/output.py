@@ -1,4 +1,4 @@
-"""How commands show what they found: a table for people, JSON for programs."""
+"""Output of commands: a table for people, JSON for programs."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,7 +14,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns that line up, or say that there is nothing."""
+    """Print aligned columns, or a message that there is nothing."""
     if not rows:
         click.echo("None.")
         return
@@ -25,5 +25,5 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_time(time: datetime | None, *, missing: str = "never") -> str:
-    """Return a time for a table, in UTC."""
+    """Format a time for a table, in UTC."""
     return missing if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"

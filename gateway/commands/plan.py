@@ -1,4 +1,4 @@
-"""What `sluice up` starts: programs, ports, files."""
+"""The plan of `sluice up`: programs, ports and files."""
 
 import importlib.util
 import secrets
@@ -19,24 +19,24 @@ from gateway.settings import Settings
 SLUICE: Final = (sys.executable, "-P", "-m", "gateway.cli")
 DEFAULT_PORT: Final = 8080
 DEFAULT_OPERATOR_PORT: Final = 9463
-"""Default port of operators: before the metrics ports of background jobs and workers."""
+"""Default operator port: before the metrics ports of background jobs and workers."""
 DEMO_MODEL_NAME: Final = "sluice-tiny"
 DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
-"""Those of the demo model's answers."""
+"""Parsers for the output of the demo model."""
 REDIS_MEMORY: Final = "512mb"
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
-"""A worker gives its jobs half a minute, and then its engine has to end."""
+"""A worker gives its jobs 30 seconds; then its engine must exit."""
 DRAIN_MARGIN_SECONDS: Final = 15.0
-"""A gateway has to tell what is left then, settle it, and close."""
+"""After the drain, a gateway must report errors to remaining requests, settle them and close."""
 JOBS_STOP_SECONDS: Final = 20.0
-"""Background jobs have five seconds, and then what is left of usage goes to the ledger."""
+"""Background jobs have five seconds; then the remaining usage is written to the ledger."""
 BEAT_STOP_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What the person asked for."""
+    """Command-line options of `sluice up`."""
 
     port: int | None
     operator_port: int | None
@@ -52,24 +52,24 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is settled before the first process starts."""
+    """Everything that is determined before the first process starts."""
 
     folder: Path
     model_name: str
     redis_url: str
     redis: ChildSpec | None
-    """None where an existing server is used."""
+    """None if an existing server is used."""
     database_url: str
     ports: list[int]
     operator_ports: list[int]
     jobs: list[ChildSpec]
-    """The background jobs and their timetable."""
+    """The background jobs and their scheduler."""
     gateways: list[ChildSpec]
     workers: list[ChildSpec]
 
 
 def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
-    """Choose ports and spell out the commands; nothing is started."""
+    """Choose ports and build the commands without starting anything."""
     redis, redis_url = _plan_redis(options, folder / "logs")
     database_url = options.database_url or _sqlite_url(folder / "sluice.db")
     environment = {"SLUICE_REDIS_URL": redis_url, "SLUICE_DATABASE_URL": database_url}
@@ -91,7 +91,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> Plan:
             ChildSpec(
                 name=name,
                 command=(*SLUICE, command),
-                # Both would take the port that the environment may name; one of them can have it.
+                # The environment may name a port, which only one of the two processes can use.
                 environment=environment
                 | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
                 log=folder / "logs" / f"{command}.log",
@@ -137,8 +137,8 @@ def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
     if options.redis_url is not None:
         return None, options.redis_url
     port, password = any_port(), secrets.token_hex(16)
-    # Anybody on this machine can reach the port, so the server asks for a password. It is read from
-    # standard input, where the list of processes does not show it.
+    # Any user of this machine can connect to the port, so the server requires a password. It comes
+    # from standard input, so that the process list does not show it.
     configuration = "\n".join(
         (
             f"bind {LOOPBACK}",
@@ -146,9 +146,10 @@ def _plan_redis(options: UpOptions, logs: Path) -> tuple[ChildSpec | None, str]:
             f"requirepass {password}",
             f"dir {logs.parent}",
             'save ""',
-            # Usage that is not in the database yet survives.
+            # Keep usage that is not in the database yet.
             "appendonly yes",
-            # A full Redis rejects new requests; without a bound the machine would run out of memory.
+            # A full Redis rejects new requests; without a limit the machine would run out of
+            # memory.
             f"maxmemory {REDIS_MEMORY}",
             "maxmemory-policy noeviction",
         )

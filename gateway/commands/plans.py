@@ -104,7 +104,7 @@ async def set_options(
     redis_url: str | None,
     **limits: tuple[str, ...],
 ) -> None:
-    """Change what is given of PLAN, on every gateway within a second."""
+    """Change the given settings of PLAN on every gateway within a second."""
     scoped = _scoped(limits)
     async with open_accounts(database_url, redis_url) as accounts:
         changed = await _service(accounts).update(
@@ -118,7 +118,7 @@ async def set_options(
 @database_option
 @runs_async
 async def list_plans(*, as_json: bool, database_url: str | None) -> None:
-    """Show all plans."""
+    """List all plans."""
     async with open_accounts(database_url, None) as accounts:
         plans = await _service(accounts).list_all()
     if as_json:
@@ -133,7 +133,7 @@ async def list_plans(*, as_json: bool, database_url: str | None) -> None:
 @database_option
 @runs_async
 async def show(plan: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show PLAN with all of its limits."""
+    """Show PLAN with all its limits."""
     async with open_accounts(database_url, None) as accounts:
         found = await _service(accounts).get(plan)
     if as_json:

@@ -1,4 +1,4 @@
-"""Finds TCP ports on the loopback interface that nobody listens on."""
+"""Find free TCP ports on the loopback interface."""
 
 import socket
 from collections.abc import Collection
@@ -11,7 +11,7 @@ TRIED_PORTS: Final = 100
 
 
 def require_ports(first: int, count: int, *, option: str = "--port") -> list[int]:
-    """Return `count` ports from `first` on, or raise StartupError naming the one that is taken, and the option."""
+    """Return `count` ports from `first`, or raise StartupError naming the port in use and `option`."""
     ports = list(range(first, first + count))
     for port in ports:
         if not _is_free(port):
@@ -23,7 +23,7 @@ def require_ports(first: int, count: int, *, option: str = "--port") -> list[int
 
 
 def find_ports(first: int, count: int, *, apart_from: Collection[int] = ()) -> list[int]:
-    """Return `count` free ports in a row, at `first` or soon after it, none of them of `apart_from`."""
+    """Return `count` consecutive free ports, at `first` or soon after it, none in `apart_from`."""
     for start in range(first, first + TRIED_PORTS):
         ports = list(range(start, start + count))
         if all(port not in apart_from and _is_free(port) for port in ports):
@@ -35,7 +35,7 @@ def find_ports(first: int, count: int, *, apart_from: Collection[int] = ()) -> l
 
 
 def any_port() -> int:
-    """Return a free port that the system chose."""
+    """Return a free port chosen by the system."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -44,7 +44,7 @@ def any_port() -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # Without this a port whose last connections are still winding down would look taken.
+        # Without this, a port whose last connections are still closing would look occupied.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))

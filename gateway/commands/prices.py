@@ -1,4 +1,4 @@
-"""`sluice prices`: what models cost."""
+"""`sluice prices`: model prices."""
 
 from datetime import datetime
 from typing import Any
@@ -34,7 +34,7 @@ Amounts are dollars per million tokens, exact, with at most six decimals. A mode
 
 @click.group("prices", epilog=EPILOG)
 def command() -> None:
-    """Add and list what models cost."""
+    """Add and list model prices."""
 
 
 @command.command()
@@ -72,7 +72,7 @@ async def add(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Set what MODEL costs. Older prices stay in the history; what was used before is charged by them."""
+    """Set the price of MODEL. The history keeps older prices; earlier usage is charged by them."""
     async with open_accounts(database_url, redis_url) as accounts:
         price = await _service(accounts).add(
             model,
@@ -98,7 +98,7 @@ async def add(
 async def list_prices(
     *, model: str | None, history: bool, as_json: bool, database_url: str | None
 ) -> None:
-    """Show the prices in force."""
+    """List the prices in force."""
     async with open_accounts(database_url, None) as accounts:
         service = _service(accounts)
         prices = await (service.list_history(model) if history else service.list_current(model))

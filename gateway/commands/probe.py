@@ -1,4 +1,4 @@
-"""Asks a gateway whether it serves, as a client would."""
+"""Readiness probe: query a gateway as a client would."""
 
 import asyncio
 import http.client
@@ -15,7 +15,7 @@ POLL_SECONDS: Final = 0.2
 
 
 async def wait_until_ready(port: int) -> None:
-    """Return once the gateway's /readyz answers 200."""
+    """Return once the gateway's /readyz returns 200."""
     await _until(lambda: _request(port, "GET", "/readyz")[0] == 200)
 
 
@@ -44,7 +44,7 @@ def _lists(port: int, key: str, model: str) -> bool:
 def _completes(port: int, key: str, model: str) -> bool:
     body = {"model": model, "prompt": "Hello", "max_tokens": 1}
     status, answer = _request(port, "POST", "/v1/completions", key=key, body=body)
-    # Before the worker is ready the model is unknown or not served yet.
+    # Before the worker is ready, the model is unknown or not served yet.
     if status not in (0, 200, 404, 503):
         raise StartupError(f"A trial completion failed with status {status}: {_text(answer)}")
     return status == 200
@@ -53,7 +53,7 @@ def _completes(port: int, key: str, model: str) -> bool:
 def _request(
     port: int, method: str, path: str, *, key: str = "", body: Any = None
 ) -> tuple[int, Any]:
-    """Return status and decoded body; status 0 where nobody answers."""
+    """Return status and decoded body; status 0 if there is no response."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=REQUEST_TIMEOUT_SECONDS)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     content = None

@@ -1,4 +1,4 @@
-"""`sluice projects`: parts of a tenant, with keys and limits of their own."""
+"""`sluice projects`: parts of a tenant with their own keys and limits."""
 
 import click
 
@@ -57,7 +57,7 @@ async def create(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Add a project called NAME to a tenant."""
+    """Create a project called NAME for a tenant."""
     async with open_accounts(database_url, redis_url) as accounts:
         project = await _service(accounts).create(
             tenant_id, name=name, limits=to_limits(limits), actor=accounts.actor
@@ -84,7 +84,7 @@ async def set_options(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Change what is given of PROJECT (its id), on every gateway within a second."""
+    """Change the given settings of PROJECT (its id) on every gateway within a second."""
     options = ProjectChanges()
     if name is not None:
         options["name"] = name
@@ -103,7 +103,7 @@ async def set_options(
 @database_option
 @runs_async
 async def list_projects(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show the projects of a tenant, the archived ones included."""
+    """List the projects of a tenant, including archived ones."""
     async with open_accounts(database_url, None) as accounts:
         projects = await _service(accounts).list_of_tenant(tenant_id)
     if as_json:
@@ -122,7 +122,7 @@ async def list_projects(tenant_id: str, *, as_json: bool, database_url: str | No
 async def archive(
     tenant_id: str, project: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
-    """Refuse requests with the keys of PROJECT (its id) from now on."""
+    """Archive PROJECT (its id): reject requests with its keys from now on."""
     async with open_accounts(database_url, redis_url) as accounts:
         archived = await _service(accounts).archive(tenant_id, project, actor=accounts.actor)
     _print_changed(archived, as_json=as_json)
@@ -138,7 +138,7 @@ async def archive(
 async def activate(
     tenant_id: str, project: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
-    """Let the keys of the archived PROJECT (its id) work again."""
+    """Activate the archived PROJECT (its id): its keys work again."""
     async with open_accounts(database_url, redis_url) as accounts:
         activated = await _service(accounts).activate(tenant_id, project, actor=accounts.actor)
     _print_changed(activated, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Keeps the processes of `sluice up` running, and stops them in order."""
+"""Supervisor that keeps the processes of `sluice up` running and stops them in order."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ from gateway.errors import StartupError
 FIRST_RESTART_SECONDS: Final = 1.0
 LAST_RESTART_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 60.0
-"""A process that ran for this long is restarted without a longer pause than the first."""
+"""A process that ran this long is restarted after only the initial pause."""
 
 
 class ChildDiedError(StartupError):
-    """A process ended while everything was being started."""
+    """A process exited during startup."""
 
     def __init__(self, spec: ChildSpec, status: int) -> None:
         super().__init__(
@@ -28,7 +28,7 @@ class Supervisor:
     """The children, in the order in which they were started.
 
     Args:
-        say: tells the person in front of the terminal.
+        say: Shows a message to the user at the terminal.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ class Supervisor:
         self._is_settled = False
 
     async def start(self, specs: Sequence[ChildSpec]) -> None:
-        """Start processes that will be stopped together, before those started earlier."""
+        """Start processes that stop together, before those started earlier."""
         group: list[Child] = []
         self._children.append(group)
         for spec in specs:
@@ -47,7 +47,7 @@ class Supervisor:
             self._watchers.append(asyncio.create_task(self._watch(group, len(group) - 1)))
 
     async def while_alive(self, waiting: asyncio.Task[None]) -> None:
-        """Wait for something, or raise ChildDiedError as soon as a process ends."""
+        """Wait for a task, or raise ChildDiedError as soon as a process exits."""
         try:
             await asyncio.wait({waiting, self._died}, return_when=asyncio.FIRST_COMPLETED)
             if self._died.done():
@@ -58,11 +58,11 @@ class Supervisor:
             await asyncio.gather(waiting, return_exceptions=True)
 
     def settle(self) -> None:
-        """Restart processes that end from now on: everything is up."""
+        """Restart processes that exit from now on; startup is complete."""
         self._is_settled = True
 
     async def stop(self) -> None:
-        """Stop all processes, the ones started last first."""
+        """Stop all processes, the last started first."""
         await _end(self._watchers)
         for group in reversed(self._children):
             await asyncio.gather(*(child.stop() for child in group))
@@ -70,7 +70,7 @@ class Supervisor:
             self._died.exception()
 
     def kill(self) -> None:
-        """End all processes at once; `stop` then returns soon."""
+        """Kill all processes immediately; `stop` then returns soon."""
         for group in self._children:
             for child in group:
                 child.kill()

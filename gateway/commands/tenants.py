@@ -1,4 +1,4 @@
-"""`sluice tenants`: the paying customers."""
+"""`sluice tenants`: the customers of this deployment."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ async def create(
     redis_url: str | None,
     **given: Any,
 ) -> None:
-    """Add a tenant called NAME."""
+    """Create a tenant called NAME."""
     options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
         tenant = await accounts.tenants.create(
@@ -128,7 +128,7 @@ async def create(
 async def set_options(
     tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None, **given: Any
 ) -> None:
-    """Change what is given of TENANT (its id), on every gateway within a second."""
+    """Change the given settings of TENANT (its id) on every gateway within a second."""
     options = _changes(given)
     async with open_accounts(database_url, redis_url) as accounts:
         changed = await accounts.tenants.update(tenant, actor=accounts.actor, **options)
@@ -140,7 +140,7 @@ async def set_options(
 @database_option
 @runs_async
 async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
-    """Show all tenants."""
+    """List all tenants."""
     async with open_accounts(database_url, None) as accounts:
         tenants = await accounts.tenants.list_all()
     if as_json:
@@ -155,7 +155,7 @@ async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
 @database_option
 @runs_async
 async def show(tenant: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show everything that is set of TENANT (its id)."""
+    """Show all settings of TENANT (its id)."""
     async with open_accounts(database_url, None) as accounts:
         found = await accounts.tenants.get(tenant)
     print_one(TenantBody.of(found), as_json=as_json)
@@ -170,7 +170,7 @@ async def show(tenant: str, *, as_json: bool, database_url: str | None) -> None:
 async def suspend(
     tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
-    """Refuse all requests of TENANT (its id) from now on."""
+    """Suspend TENANT (its id): reject all its requests from now on."""
     async with open_accounts(database_url, redis_url) as accounts:
         suspended = await accounts.tenants.suspend(tenant, actor=accounts.actor)
     _print_changed(suspended, as_json=as_json)
@@ -185,14 +185,14 @@ async def suspend(
 async def activate(
     tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
-    """Serve TENANT (its id) again."""
+    """Activate TENANT (its id): serve its requests again."""
     async with open_accounts(database_url, redis_url) as accounts:
         activated = await accounts.tenants.activate(tenant, actor=accounts.actor)
     _print_changed(activated, as_json=as_json)
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given; `none` takes one away."""
+    """Return the given options; `none` removes a value."""
     options = {name: value for name, value in given.items() if value not in (None, ())}
     for name in ("default_model", "plan_id"):
         if options.get(name) == NONE:

@@ -1,10 +1,10 @@
-"""Starts a program that ends when the process that started it does, however that came about.
+"""Run a program that ends when its parent process ends, whatever the reason.
 
     python -m gateway.commands.tether PARENT_PID PROGRAM ARGUMENT...
 
-Linux can send a signal to a process when its parent dies; the process has to ask for it itself, and
-keeps it when it becomes another program. To Linux the parent is the thread that started the process, so
-that must be one that stays, such as the main thread.
+Linux can send a signal to a process when its parent dies. The process must request this itself, and
+the request survives exec. To Linux the parent is the thread that started the process, so that
+thread must keep running; use, for example, the main thread.
 """
 
 import ctypes
@@ -27,14 +27,14 @@ def main() -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when the one that started it ends; at once, if it has ended already."""
+    """End this process when its parent ends, or at once if the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit("The process that started this one is gone already.")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever our children leave behind, so that it can be ended and reaped."""
+    """Become the parent of processes that our children leave running, to stop and reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,4 +1,4 @@
-"""`sluice up`: everything on this machine, for a newcomer."""
+"""`sluice up`: run a complete deployment on this machine."""
 
 import asyncio
 import fcntl
@@ -111,7 +111,7 @@ def command(
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it however this process ends."""
+    """Hold the folder's lock; the system releases it however this process ends."""
     with (folder / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""`sluice usage`: what was used and what it cost."""
+"""`sluice usage`: usage and its cost."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
@@ -140,7 +140,7 @@ async def list_requests(
     as_json: bool,
     database_url: str | None,
 ) -> None:
-    """Show single requests, newest first."""
+    """List single requests, newest first."""
     wanted = _wanted(tenant, project, key=key, model=model)
     async with open_accounts(database_url, None) as accounts:
         page = await UsageService(accounts.database).requests(
@@ -165,7 +165,7 @@ async def list_requests(
 @database_option
 @runs_async
 async def export(*, tenant: str, month: str, output: TextIO, database_url: str | None) -> None:
-    """Write every request of a tenant in a month as CSV, newest first."""
+    """Export all requests of a tenant in a month as CSV, newest first."""
     span = read_month(month)
     async with open_accounts(database_url, None) as accounts:
         await accounts.tenants.get(tenant)
@@ -180,9 +180,10 @@ async def export(*, tenant: str, month: str, output: TextIO, database_url: str |
 @redis_option
 @runs_async
 async def reconcile_all(*, as_json: bool, database_url: str | None, redis_url: str | None) -> None:
-    """Take what is on its way to the ledger there; then find and heal differences.
+    """Write pending usage records to the ledger; then find and repair differences.
 
-    What limits remember in Redis is compared with the ledger, and the ledger's sums with its rows.
+    The command compares the counters of limits in Redis with the ledger, and the ledger's sums with
+    its rows.
     """
     settings = load_settings(database_url=database_url, redis_url=redis_url)
     try:

@@ -1,4 +1,4 @@
-"""`sluice webhooks`: who is told of budgets that are nearly used up."""
+"""`sluice webhooks`: notifications of budgets that are nearly used up."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ async def create(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Tell URL of TENANT's (its id) budgets, and show the secret that signs what is sent."""
+    """Notify URL of the budgets of TENANT (its id), and show the secret that signs the events."""
     async with open_accounts(database_url, redis_url) as accounts:
         webhook = await _service(accounts).create(
             tenant, url, thresholds=thresholds, actor=accounts.actor
@@ -81,7 +81,7 @@ async def create(
 @database_option
 @runs_async
 async def list_webhooks(tenant: str, *, as_json: bool, database_url: str | None) -> None:
-    """Show the webhooks of TENANT (its id)."""
+    """List the webhooks of TENANT (its id)."""
     async with open_accounts(database_url, None) as accounts:
         webhooks = await _service(accounts).list_of_tenant(tenant)
     if as_json:
@@ -107,7 +107,7 @@ async def list_webhooks(tenant: str, *, as_json: bool, database_url: str | None)
 @database_option
 @runs_async
 async def test(tenant: str, webhook: str, *, database_url: str | None) -> None:
-    """Have an event sent to WEBHOOK (its id) that only shows whether it works."""
+    """Send a test event to WEBHOOK (its id)."""
     async with open_accounts(database_url, None) as accounts:
         event = await _service(accounts).test(tenant, webhook)
     click.echo(f"The event {event.id} will be sent within seconds.")
@@ -119,7 +119,7 @@ async def test(tenant: str, webhook: str, *, database_url: str | None) -> None:
 @database_option
 @runs_async
 async def remove(tenant: str, webhook: str, *, database_url: str | None) -> None:
-    """Tell WEBHOOK (its id) nothing any more."""
+    """Remove WEBHOOK (its id): it receives no further events."""
     async with open_accounts(database_url, None) as accounts:
         await _service(accounts).remove(tenant, webhook, actor=accounts.actor)
     click.echo(f"Removed {webhook}.")

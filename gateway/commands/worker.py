@@ -1,6 +1,6 @@
-"""`sluice worker`: becomes a worker process.
+"""`sluice worker`: run a worker process.
 
-The gateway's code never imports the worker's, so this starts it as a program.
+The gateway's code never imports the worker's code, so this command starts it as a program.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 import click
 
 PROGRAM = (sys.executable, "-P", "-m", "worker")
-"""`-P` keeps a folder called `worker` in the current folder from being taken for ours."""
+"""With `-P`, Python does not import a folder called `worker` in the current folder by mistake."""
 
 
 @click.command(
