@@ -1,6 +1,6 @@
-"""The dashboards as code: `python -m ops.dashboards` writes ops/grafana/dashboards/*.json.
+"""Grafana dashboards as code: `python -m ops.dashboards` writes ops/grafana/dashboards/*.json.
 
-Each dashboard is a module that reads like its table of contents. `panels` says what a panel looks like, `promql`
-writes the queries that come again and again, `frame` adds what all dashboards have, and `limits` takes the limits
-of alerts and objectives from ops/prometheus/rules, so that a threshold is drawn where the alert begins.
+Each dashboard is a module that lists its rows and panels. `panels` builds panels, `promql` builds
+common queries, `frame` adds what all dashboards share, and `limits` reads the limits of alerts and
+objectives from ops/prometheus/rules. So each threshold line matches its alert.
 """

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1] / "grafana" / "dashboards"
 
 
 def main() -> None:
-    """Write them all, and say which files."""
+    """Write all dashboards, and print their paths."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     for build in DASHBOARDS:

@@ -1,4 +1,4 @@
-"""Every dashboard there is, from what customers see to what machines do."""
+"""List of all dashboards, from customer-facing metrics to machine metrics."""
 
 from collections.abc import Callable
 from typing import Final

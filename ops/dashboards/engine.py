@@ -1,4 +1,4 @@
-"""What workers hold, what their engines do in each step, and how full they are."""
+"""Engine dashboard: jobs of workers, work of each engine step, and utilization."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 

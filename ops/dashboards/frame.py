@@ -1,4 +1,4 @@
-"""What all dashboards have: variables, links to each other, marks where something changed, rows."""
+"""Shared parts of all dashboards: variables, links, annotations and rows."""
 
 import json
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ from ops.dashboards.promql import NAMESPACE
 
 TAG: Final = "sluice"
 ALL: Final = ".*"
-"""Also finds what has no such label: one deployment needs no namespace, one pool no name."""
+"""Also matches series without the label: one deployment needs no namespace, one pool no name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Something to choose from, above a dashboard."""
+    """A dashboard variable with a drop-down list."""
 
     name: str
     label: str
     values: str
-    """Query of its values."""
+    """Query that returns its values."""
 
 
 VARIABLES: Final = (
@@ -46,19 +46,19 @@ MARKS: Final = {
         f'max by (alertname, severity) (ALERTS{{alertname=~"Sluice.+", alertstate="firing", {NAMESPACE}}})',
     ),
 }
-"""Name to colour and query of what is marked in every graph."""
+"""Annotations of every graph: color and query by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a heading."""
+    """A titled row of panels."""
 
     title: str
     panels: tuple[Panel, ...]
 
 
 def row(title: str, *panels: Panel) -> Row:
-    """Return panels under a heading."""
+    """Return a titled row of panels."""
     return Row(title, panels)
 
 
@@ -69,7 +69,7 @@ def dashboard(
     *rows: Row,
     variables: Sequence[Variable] = (),
 ) -> Dashboard:
-    """Return a dashboard; `variables` are those that it has besides everybody's."""
+    """Return a dashboard; `variables` are added to the common ones."""
     frame = grafana.Dashboard(f"Sluice / {title}").uid(uid).description(description)
     frame.tags([TAG]).readonly().timezone("browser").time("now-3h", "now").refresh("30s")
     frame.tooltip(DashboardCursorSync.CROSSHAIR)
@@ -106,7 +106,7 @@ def dashboard(
 
 
 def to_json(made: Dashboard) -> str:
-    """Return a dashboard as Grafana reads it, the same text each time."""
+    """Return a dashboard as Grafana JSON; the output is deterministic."""
     return json.dumps(made, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What gateways answer, what they refuse, and how fast."""
+"""Gateway dashboard: responses, rejections and latency."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 

@@ -1,4 +1,4 @@
-"""The limits of alerts and objectives, read from the rules: there is no second place for a number."""
+"""Limits of alerts and objectives, read from the Prometheus rules as their only source."""
 
 import re
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ import yaml
 
 RULES: Final = Path(__file__).parents[1] / "prometheus" / "rules"
 RUNBOOKS: Final = "https://sluice.example.com/runbooks"
-"""Where runbooks are read; whoever installs Sluice puts an address of their own in its place."""
+"""Base URL of the runbooks; an installation replaces it with its own."""
 
 _COMPARISON = re.compile(r"([<>]) (\d+(?:\.\d+)?)\s*(?:$|or\b)")
-"""At the end of an expression, or of a branch of it: others guard divisions."""
+"""Matches at the end of an expression, or of a branch of it: other comparisons guard divisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where something begins to be bad."""
+    """A threshold beyond which a value is bad."""
 
     value: float
     is_minimum: bool = False
-    """Whether it is bad below the value, not above."""
+    """Whether values below the limit, not above it, are bad."""
 
 
 @cache
 def alerts() -> dict[str, list[dict[str, Any]]]:
-    """Return the rules of every alert by its name; one with two severities has two."""
+    """Return the rules of every alert by name; an alert with two severities has two rules."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RULES.glob("*.yaml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
@@ -41,7 +41,7 @@ def alert_limit(alert: str) -> Limit:
     """Return the limit of an alert.
 
     Raises:
-        ValueError: its expression does not end with a comparison with one number.
+        ValueError: The alert's expression does not end with a comparison with one number.
     """
     expressions = [rule["expr"] for rule in alerts()[alert]]
     match [found for expr in expressions for found in _COMPARISON.findall(expr)]:
@@ -52,28 +52,28 @@ def alert_limit(alert: str) -> Limit:
 
 
 def runbook(alert: str) -> str:
-    """Return the address of an alert's runbook."""
+    """Return the URL of an alert's runbook."""
     (address,) = {rule["annotations"]["runbook_url"] for rule in alerts()[alert]}
     return str(address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What share of something is to be good over thirty days. `ops/prometheus/rules/slo.yaml` has its rules."""
+    """A service level objective over 30 days. `ops/prometheus/rules/slo.yaml` has its rules."""
 
     alert: str
     bad: str
-    """Recorded share of what was bad, without the window at its end."""
+    """Recording rule of the error ratio, without the window suffix."""
     target: float
 
     @property
     def budget(self) -> float:
-        """The share that may be bad."""
+        """The error budget as a share."""
         return round(1 - self.target, 6)
 
 
 PAGING_BURN_RATES: Final = {"1h": 14.4, "6h": 6.0}
-"""By window: how many times as often as the objective allows errors may come before somebody is woken."""
+"""Burn rates that page, by window: errors as a multiple of the rate that the objective allows."""
 AVAILABILITY: Final = Objective(
     alert="SluiceAvailabilityBudgetBurn",
     bad="namespace:sluice_gateway_failed_requests:ratio_rate",

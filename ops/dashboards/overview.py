@@ -1,4 +1,4 @@
-"""Whether customers are served, and if not, where to look: a row for each of the other dashboards."""
+"""Overview dashboard: whether customers are served, with one row for each other dashboard."""
 
 from typing import Final
 
@@ -189,7 +189,7 @@ def _worst(objective: Objective, window: str, where: str) -> str:
 
 
 def _kept(title: str, objective: Objective, where: str, what: str) -> Panel:
-    """Return which share was good in the dashboard's time, of the worst model or namespace."""
+    """Return a panel with the good share over the time range, of the worst model or namespace."""
     return number(
         title,
         "percentunit",
@@ -202,7 +202,7 @@ def _kept(title: str, objective: Objective, where: str, what: str) -> Panel:
 
 
 def _burn(title: str, objective: Objective, where: str, what: str) -> Panel:
-    """Return how many times as often as allowed errors come; an alert pages above the limit."""
+    """Return a panel with the burn rate; an alert pages above the limit."""
     return graph(
         f"{title}: burn rate",
         "suffix:x",

@@ -1,4 +1,4 @@
-"""What a panel looks like. Each has a title, a unit and a description, in this order, and then its queries."""
+"""Panel builders. Each takes a title, a unit and a description, in this order, then its queries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 GRAPH_HEIGHT: Final = 8
 NUMBER_HEIGHT: Final = 4
 THIRD: Final = 8
-"""Of the width of a dashboard, which is 24."""
+"""One third of a dashboard's width of 24 columns."""
 
 Panel: TypeAlias = timeseries.Panel | stat.Panel | heatmap.Panel
 _Panel = TypeVar("_Panel", timeseries.Panel, stat.Panel, heatmap.Panel)
@@ -30,24 +30,24 @@ _Panel = TypeVar("_Panel", timeseries.Panel, stat.Panel, heatmap.Panel)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query, and what its lines are called, in Grafana's form: `{{model}}`."""
+    """A query and the legend of its lines in Grafana's format, such as `{{model}}`."""
 
     expr: str
     legend: str = ""
     has_exemplars: bool = False
-    """Whether dots show single requests and lead to their traces."""
+    """Whether dots mark single requests and link to their traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a panel leads to."""
+    """A link from a panel."""
 
     title: str
     url: str
 
 
 def drill_down(title: str, uid: str) -> Link:
-    """Return a link to another dashboard, which keeps the time and the variables."""
+    """Return a link to another dashboard that keeps the time range and the variables."""
     return Link(title, f"/d/{uid}?${{__url_time_range}}&${{__all_variables}}")
 
 
@@ -63,19 +63,19 @@ def graph(
     width: int = THIRD,
     is_stacked: bool = False,
 ) -> Panel:
-    """Return lines over time.
+    """Return a time series panel.
 
     Args:
-        title: What is shown.
+        title: Panel title.
         unit: Grafana's name of the unit.
-        description: What it means, and what to make of it.
-        queries: What is drawn.
-        alert: The alert whose limit is drawn and whose runbook is linked.
+        description: What the panel means and how to read it.
+        queries: Queries to draw.
+        alert: Alert whose limit is drawn and whose runbook is linked.
         runbooks: Further alerts whose runbooks are linked.
-        limit: A limit that is no alert's.
-        link: Where a click on the title leads, besides runbooks.
-        width: Columns, of 24.
-        is_stacked: Whether lines add up to a whole.
+        limit: A limit that belongs to no alert.
+        link: Link of the title in addition to the runbooks.
+        width: Width in columns, of 24.
+        is_stacked: Whether lines are stacked.
     """
     panel = _panel(timeseries.Panel(), title, unit, description, _links(alert, runbooks, link))
     panel.height(GRAPH_HEIGHT).span(width)
@@ -118,7 +118,7 @@ def number(
     decimals: int | None = None,
     width: int = 4,
 ) -> Panel:
-    """Return the newest value as a number, red where it is bad; arguments as of `graph`."""
+    """Return a panel with the latest value, red if it is bad; same arguments as `graph`."""
     panel = _panel(stat.Panel(), title, unit, description, _links(alert, runbooks, link))
     panel.height(NUMBER_HEIGHT).span(width).with_target(_target(query, "A"))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -139,7 +139,7 @@ def heat(
     link: Link | None = None,
     width: int = THIRD,
 ) -> Panel:
-    """Return how a histogram's observations are spread over time; `query` is by `le`."""
+    """Return a heat map of a histogram over time; `query` is grouped by `le`."""
     panel = _panel(heatmap.Panel(), title, unit, description, _links(None, (), link))
     panel.height(GRAPH_HEIGHT).span(width)
     panel.with_target(_target(query, "A").format(PromQueryFormat.HEATMAP))
@@ -187,6 +187,7 @@ def _thresholds(limit: Limit | None) -> grafana.ThresholdsConfig:
     elif limit.is_minimum:
         steps = [Threshold(None, "red"), Threshold(limit.value, "green")]
     else:
-        # Grafana colours from a value on, an alert begins above it: of a count that may not be there, at 1.
+        # Grafana colors values from the threshold on, an alert fires only above it.
+        # So a count that should be 0 turns red at 1.
         steps = [Threshold(None, "green"), Threshold(limit.value, "red")]
     return grafana.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)

@@ -1,33 +1,33 @@
-"""The queries that come again and again.
+"""Builders for common PromQL queries.
 
-`where` is a list of label matchers: NAMESPACE, MODEL, POOL, ENGINE or TENANT below, with others behind it.
-Counters and histograms are read over `$__rate_interval`.
+`where` is a list of label matchers: NAMESPACE, MODEL, POOL, ENGINE or TENANT below, followed by
+others. Counters and histograms use `$__rate_interval`.
 """
 
 from typing import Final
 
 NAMESPACE: Final = 'namespace=~"$namespace"'
 MODEL: Final = f'{NAMESPACE}, model=~"$model"'
-"""What gateways tell by model."""
+"""Gateway metrics with a model label."""
 POOL: Final = f'{NAMESPACE}, pool=~"$pool"'
-"""What workers tell: Prometheus gives their pool to everything that it reads from them."""
+"""Worker metrics; Prometheus adds the pool label to everything that it scrapes from workers."""
 ENGINE: Final = f'{POOL}, model_name=~"$model"'
-"""What vLLM tells."""
+"""vLLM metrics."""
 TENANT: Final = f'{NAMESPACE}, tenant=~"$tenant"'
 
 
 def rate(counter: str, where: str, *by: str) -> str:
-    """Return how much is counted in a second."""
+    """Return the rate of a counter per second."""
     return f"{_sum(by)} (rate({counter}{{{where}}}[$__rate_interval]))"
 
 
 def increase(counter: str, where: str, *by: str) -> str:
-    """Return how much was counted in the dashboard's whole time."""
+    """Return the increase of a counter over the dashboard's whole time range."""
     return f"{_sum(by)} (increase({counter}{{{where}}}[$__range]))"
 
 
 def quantile(share: float, histogram: str, where: str, *by: str) -> str:
-    """Return what `share` of the observations of a histogram do not exceed."""
+    """Return the quantile `share` of a histogram."""
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', where, *by, 'le')})"
 
 
@@ -37,18 +37,18 @@ def mean(histogram: str, where: str, *by: str) -> str:
 
 
 def total(gauge: str, where: str, *by: str) -> str:
-    """Return the sum of what processes tell."""
+    """Return the sum of a gauge over all processes."""
     return f"{_sum(by)} ({gauge}{{{where}}})"
 
 
 def highest(gauge: str, where: str, *by: str) -> str:
-    """Return the largest of what processes tell: of things that they all see, the newest."""
+    """Return the maximum of a gauge over all processes; the newest, for values that all see."""
     by_clause = f"max by ({', '.join(by)})" if by else "max"
     return f"{by_clause} ({gauge}{{{where}}})"
 
 
 def ratio(part: str, whole: str) -> str:
-    """Return `part` divided by `whole`, and nothing while the whole is nothing."""
+    """Return `part` divided by `whole`, and no value while `whole` is zero."""
     return f"{part} / ({whole} > 0)"
 
 

@@ -1,4 +1,4 @@
-"""Who waits, for how long, and whether tenants get their shares."""
+"""Queue dashboard: waiting jobs, wait times, and fair shares of tenants."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 

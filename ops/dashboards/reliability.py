@@ -1,4 +1,4 @@
-"""What broke, what streams noticed of it, and what everything stands on."""
+"""Reliability dashboard: failures, their effect on streams, and the infrastructure."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 

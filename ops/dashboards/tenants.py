@@ -1,4 +1,4 @@
-"""Who uses how much, and whether what is used reaches the ledger."""
+"""Tenant dashboard: usage by tenant, and whether usage reaches the ledger."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
