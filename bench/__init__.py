@@ -1,1 +1,1 @@
-"""Measures what Sluice costs, side by side with vLLM's own API server: `python -m bench --help`."""
+"""Benchmarks of Sluice, side by side with vLLM's own API server: `python -m bench --help`."""

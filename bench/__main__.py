@@ -1,4 +1,4 @@
-"""The command line: `python -m bench`, or `make bench ARGS=...`."""
+"""Command line of the benchmarks: `python -m bench`, or `make bench ARGS=...`."""
 
 import signal
 import sys
@@ -62,7 +62,7 @@ gives both the same prompts. Run it on a quiet machine: the report says what oth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the person asked for."""
+    """Command-line options."""
 
     rounds: int
     seed: str
@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(slots=True)
 class Results:
-    """What was measured so far."""
+    """Measurements so far."""
 
     measurements: list[Measurement] = field(default_factory=list)
     fairness: list[FairnessMeasurement] = field(default_factory=list)
@@ -233,7 +233,7 @@ def run(
 
 
 def _deployment(scenario: Scenario | FairnessScenario, options: Options) -> Deployment:
-    """Return how the systems have to be set up for a scenario."""
+    """Return the deployment that a scenario needs."""
     scripted = scenario.engine is Engine.SCRIPTED
     many = scripted and isinstance(scenario, Scenario)
     return Deployment(
@@ -246,7 +246,7 @@ def _deployment(scenario: Scenario | FairnessScenario, options: Options) -> Depl
 
 @contextmanager
 def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[System]]:
-    """Start Sluice and, if asked for, vLLM's server; stop both at the end."""
+    """Start Sluice and, if requested, vLLM's server; stop both at the end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
         click.echo(f"Starting Sluice with the {deployment.engine} engine ...")
@@ -258,7 +258,7 @@ def _systems(deployment: Deployment, *, against_vllm: bool) -> Iterator[list[Sys
 
 
 def _publish(report: Report, folder: Path) -> None:
-    """Print and write what there is; end with a failure if a request failed."""
+    """Print and write the results; exit with a failure if a request failed."""
     if not (report.loads or report.fairness or report.samplers):
         sys.exit(1)
     click.echo("\n" + report.markdown())

@@ -1,8 +1,8 @@
-"""What it costs to admit a request: authentication, reservation, settlement.
+"""Cost of admitting a request: authentication, reservation, settlement.
 
-A key with every limit there is, on itself, its project and its tenant, takes turns with a key that has none,
-and with the gateway of an earlier checkout if one is given. LiteLLM's proxy, if a virtual environment with it
-is given, does the same work in front of a backend that answers at once.
+A key with every available limit (on itself, its project and its tenant) takes turns with a key that
+has none, and with the gateway of an earlier checkout, if given. LiteLLM's proxy, if given a virtual
+environment with it, does the same work in front of a backend that responds at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ _QUICK_REQUESTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the person asked for."""
+    """Options of a run."""
 
     rounds: int
     quick: bool
@@ -75,18 +75,18 @@ class Options:
     """A virtual environment with LiteLLM's proxy."""
 
     def sized(self, scenario: Scenario) -> Scenario:
-        """Return the scenario, as short as can be for a quick look."""
+        """Return the scenario, shortened for a quick run."""
         return replace(scenario, requests=_QUICK_REQUESTS) if self.quick else scenario
 
     @property
     def idle_seconds(self) -> float:
-        """How long the background jobs are watched."""
+        """How long the background jobs are observed."""
         return 2.0 if self.quick else 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two systems that did the same, whose difference is told."""
+    """Two systems with the same load, whose difference is reported."""
 
     scenario: str
     more: str
@@ -95,7 +95,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class AdmissionMeasurement:
-    """Everything that was measured."""
+    """All measurements of a run."""
 
     loads: list[Measurement] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -104,11 +104,11 @@ class AdmissionMeasurement:
     """CPU of one authentication in microseconds, round by round."""
     background: BackgroundCost | None = None
     skipped: list[str] = field(default_factory=list)
-    """Sentences on what was left out."""
+    """Sentences about what was left out."""
 
 
 def measure(options: Options, folder: Path, *, found: AdmissionMeasurement, tell: Tell) -> None:
-    """Measure everything; what is measured is added to `found`. Raises StartError or MeasureError."""
+    """Measure everything and add the results to `found`. Raises StartError or MeasureError."""
     run = _Run(options, found, tell)
     with running_postgres() as postgres, ExitStack() as stack:
         now = stack.enter_context(_sluice(folder / "now", REPOSITORY, postgres))
@@ -130,7 +130,7 @@ class _Run:
         self._tell = tell
 
     def measure_own(self, own: Sequence[Credential]) -> None:
-        """Measure keys of this checkout and, where there is one, of the earlier one."""
+        """Measure keys of this checkout and, if given, of the earlier one."""
         if self._options.before is None:
             self._found.skipped.append("No earlier checkout was given (`--before PATH`).")
         for load in (_BUSY, _PACED):
@@ -141,7 +141,7 @@ class _Run:
         self._found.authentication_us = authentication.measure(url, key)
 
     def measure_proxy(self, own: Sequence[Credential], folder: Path, postgres: Postgres) -> None:
-        """Measure LiteLLM's proxy, beside our own keys where the times are compared."""
+        """Measure LiteLLM's proxy, next to our own keys where the times are compared."""
         if self._options.litellm is None:
             self._found.skipped.append(
                 "LiteLLM's proxy was left out: no virtual environment with it was given "
@@ -168,7 +168,7 @@ class _Run:
             self._count(proxy.limited, proxy.redis_port)
 
     def measure_background(self, credential: Credential) -> None:
-        """Measure what `sluice jobs` and `sluice beat` cost."""
+        """Measure the cost of `sluice jobs` and `sluice beat`."""
         self._tell("admission: background jobs")
         self._found.background = measure_background(
             credential,
@@ -199,7 +199,7 @@ class _Run:
 
 @contextmanager
 def _sluice(folder: Path, repository: Path, postgres: Postgres) -> Iterator[Sluice]:
-    """Run a checkout with a database of its own."""
+    """Run a checkout with its own database."""
     folder.mkdir()
     url = f"postgresql+asyncpg://{postgres.create_database(folder.name)}"
     with running_sluice(_DEPLOYMENT, folder, repository=repository, database_url=url) as sluice:

@@ -1,4 +1,4 @@
-"""Turns what was measured of admission into tables for people."""
+"""Format the admission measurements as tables."""
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -16,7 +16,7 @@ Difference = Callable[[Pair], float]
 
 
 def section(found: AdmissionMeasurement) -> str:
-    """Return everything but the loads' own tables."""
+    """Return everything except the loads' own tables."""
     lines = ["## admission: what it adds\n", *(f"- {sentence}" for sentence in found.skipped), ""]
     lines += table(
         ["load", "difference", "of", "median", "round by round"],
@@ -52,7 +52,7 @@ def _rows(comparison: Comparison, loads: Sequence[Measurement]) -> Iterator[list
 
 
 def _differences(pair: Pair) -> Iterator[tuple[str, Difference]]:
-    """Yield what can be compared: CPU of each part, and times if the load had a pace of its own."""
+    """Yield all comparable figures: CPU of each part, and times if the load had a fixed pace."""
     for group in pair[0].used.cpu_seconds:
         if group not in (CLIENT, ENGINE_GROUP):
             yield f"CPU us/request, {group}", _cpu(group)
@@ -61,7 +61,7 @@ def _differences(pair: Pair) -> Iterator[tuple[str, Difference]]:
 
 
 def _cpu(group: str) -> Difference:
-    """Return the difference of a part's CPU per request; a part that one does not have costs it nothing."""
+    """Return the difference of a part's CPU per request; a missing part costs nothing."""
 
     def difference(pair: Pair) -> float:
         more, less = (

@@ -1,9 +1,9 @@
-"""What one key can do to the other tenants of a gateway: `python -m bench.attacks [NAME...]`.
+"""Effect of one hostile key on other tenants of a gateway: `python -m bench.attacks [NAME...]`.
 
-One tenant sends the same hostile requests again and again, from a process of its own, while another one asks for one
-token at a time. Printed are the first tokens of the other tenant, what it was refused, and the memory of the
-gateway before, at its most, and after the attack. Goals: p99 under 50 ms, nothing refused, and memory back to
-within 20 %.
+One tenant sends the same hostile requests repeatedly from its own process, while another one
+requests one token at a time. The output shows the other tenant's time to first token and its
+rejections. It also shows the memory of the gateway before the attack, at its peak and after the
+attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ GOAL_MS: Final = 50.0
 GOAL_MEMORY: Final = 1.2
 BODY_BYTES: Final = 8_000_000
 BEGIN_SECONDS: Final = 60.0
-"""How long the attacker may take to start, which is not measured."""
+"""How long the attacker may take to start; this time is not measured."""
 AFTER_SECONDS: Final = 20.0
-"""How long after an attack its memory must be back. What was accepted is done by then."""
+"""How long after an attack its memory must be free. Accepted requests have ended by then."""
 PAUSE_SECONDS: Final = 0.01
-"""Between two requests of the other tenant, and after what the attacker is refused."""
+"""Pause between two requests of the other tenant, and after a rejection of the attacker."""
 _RESPONSE_SECONDS: Final = 120.0
 _COMPLETIONS: Final = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """Requests of one kind."""
+    """One kind of attack."""
 
     name: str
     connections: int
     bodies: Callable[[], Iterator[bytes]]
-    """The bodies of one connection, one after the other."""
+    """Yields the request bodies of one connection, in order."""
     path: str = _COMPLETIONS
 
 
@@ -105,13 +105,13 @@ _KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "bac
 
 @dataclass(slots=True)
 class Seen:
-    """What the other tenant has seen."""
+    """Observations of the other tenant."""
 
     first_token_ms: list[float] = field(default_factory=list)
     refused: Counter[int] = field(default_factory=Counter)
 
     def row(self) -> str:
-        """Return the percentiles as cells of a table."""
+        """Return the percentiles as table cells."""
         if len(self.first_token_ms) < 2:
             return "- | - | -"
         cuts = quantiles(self.first_token_ms, n=100)
@@ -119,8 +119,9 @@ class Seen:
 
 
 def attack(name: str, url: str, key: str, has_begun: Event) -> None:
-    """Attack until this process is ended."""
-    # Attackers have machines of their own: their work must not take processors from the deployment.
+    """Attack until this process is terminated."""
+    # Real attackers use their own machines, so their work must not take processors from the
+    # deployment.
     os.nice(19)
     work = _read_again if name == READERS else partial(_send, name)
     asyncio.run(work(url, key, has_begun))
@@ -148,7 +149,7 @@ async def _read_again(url: str, key: str, has_begun: Event) -> None:
     async with _client(url, key, connections=8) as client:
         begun = await client.post(_COMPLETIONS, json={"model": MODEL} | _KEPT)
         kept = f"{_COMPLETIONS}/{begun.raise_for_status().json()['id']}"
-        # What the engine needs for it is not what is measured.
+        # The engine's own work for it is not the subject of the measurement.
         while True:
             answer = (await client.get(kept)).raise_for_status().json()
             if answer.get("status") not in {"queued", "in_progress"}:
@@ -181,7 +182,7 @@ def _client(url: str, key: str, *, connections: int) -> httpx.AsyncClient:
 
 
 async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -> Seen:
-    """Ask for one token at a time, and look at the deployment in between."""
+    """Request one token at a time, and call `look` in between."""
     seen, end = Seen(), time.monotonic() + seconds
     body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 1, "stream": True}
     async with _client(url, key, connections=1) as client:
@@ -200,7 +201,7 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
 
 
 def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
-    """Attack a deployment, print a row of the table, and return whether the goals were met."""
+    """Attack a deployment, print a table row, and return whether the goals were met."""
     (url,) = sluice.urls(1)
     (gateway,) = sluice.groups(1)["gateway"]
     own, other = sluice.key(ATTACKER), sluice.key(OTHER)
@@ -210,7 +211,7 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
         nonlocal most
         most = max(most, resident_mib(gateway))
 
-    # What every request shares is loaded before memory is looked at.
+    # Load everything that requests share before measuring memory.
     asyncio.run(ask(url, other, seconds=2.0, look=look))
     before = most = resident_mib(gateway)
     context = multiprocessing.get_context("spawn")
@@ -243,7 +244,7 @@ def measure(sluice: Sluice, name: str, *, seconds: float) -> bool:
     help="Measure what rejected requests cost without the limit that a key has for them.",
 )
 def main(*, names: tuple[str, ...], seconds: float, unlimited: bool) -> None:
-    """Attack a gateway with the scripted engine, in each way or in those that are named."""
+    """Attack a gateway with the scripted engine, with all attacks or with the named ones."""
     deployment = Deployment(
         engine=Engine.SCRIPTED, max_sequences=256, context_window=2048, step_seconds=0.001
     )

@@ -1,4 +1,4 @@
-"""What it costs to authenticate a request whose key the gateway knows already."""
+"""Cost of authenticating a request whose key the gateway has cached."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ _TIMES: Final = 10_000
 
 
 def measure(database_url: str, api_key: str) -> list[float]:
-    """Return the CPU time of one authentication in microseconds, a figure for each of some rounds."""
+    """Return the CPU time of one authentication in microseconds, one figure for each round."""
     return asyncio.run(_measure(database_url, f"Bearer {api_key}"))
 
 

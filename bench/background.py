@@ -1,4 +1,4 @@
-"""What the background jobs cost: when there is nothing to do, and for each usage record."""
+"""Cost of the background jobs: when idle, and for each usage record."""
 
 import time
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from bench.starting import Server
 from contract import keys
 
 _START_SECONDS: Final = 5.0
-"""After which the programs have imported what they import."""
+"""Time after which the programs have finished their imports."""
 _DRAIN_SECONDS: Final = 120.0
 """How long a drain may take."""
 _LOOK_SECONDS: Final = 0.25
@@ -22,12 +22,12 @@ _LOOK_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundCost:
-    """CPU of `sluice jobs` and `sluice beat`, and of Redis because of them."""
+    """CPU of `sluice jobs` and `sluice beat`, and the CPU that they cause in Redis."""
 
     idle_seconds: float
     """Length of each of the two idle measurements."""
     without: Consumption
-    """Redis alone, with a gateway and a worker, and nothing to do."""
+    """Idle baseline: Redis alone, with a gateway and a worker."""
     idle: Consumption
     """The same with the jobs running."""
     records: int
@@ -35,14 +35,14 @@ class BackgroundCost:
     draining: Consumption
     """From the first of them until the last record was in the ledger."""
     drained_seconds: float
-    """How long after the last request."""
+    """Time from the last request until the last record was in the ledger."""
 
     def idle_percent(self, part: str) -> float:
-        """CPU of a part in percent of one core, with nothing to do."""
+        """CPU of a part when idle, in percent of one core."""
         return 100 * self.idle.cpu_seconds[part] / self.idle.wall_seconds
 
     def us_per_record(self, part: str) -> float:
-        """CPU of a part for each record, beyond what it uses when there is none, in microseconds."""
+        """CPU of a part for each record in microseconds, minus its idle CPU."""
         own, idle = self.draining, self.idle
         share = idle.cpu_seconds[part] / idle.wall_seconds * own.wall_seconds
         return 1e6 * (own.cpu_seconds[part] - share) / self.records
@@ -51,7 +51,7 @@ class BackgroundCost:
 def measure_background(
     credential: Credential, load: Scenario, *, idle_seconds: float, seed: str
 ) -> BackgroundCost:
-    """Run the jobs beside a deployment that is otherwise idle, and then send it a load.
+    """Run the jobs next to an otherwise idle deployment, then send a load to it.
 
     Raises StartError or MeasureError.
     """
@@ -91,7 +91,7 @@ def _idle(meter: Meter, seconds: float) -> Consumption:
 
 
 def _wait_until_drained(redis: "Redis", servers: list[Server]) -> None:
-    """Wait until no usage record waits for the ledger."""
+    """Wait until no usage record is pending for the ledger."""
     deadline = time.monotonic() + _DRAIN_SECONDS
     while waiting := sum(redis.xlen(keys.usage(bucket)) for bucket in range(keys.BUCKETS)):
         for server in servers:

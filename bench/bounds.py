@@ -1,7 +1,8 @@
-"""Times that Sluice promises, measured on two gateways with the scripted engine: `python -m bench.bounds`.
+"""Check guaranteed time limits on two gateways with the scripted engine: `python -m bench.bounds`.
 
-A beat in this process shows how long the machine, or this process, held everything up. That is subtracted from what
-was measured at the same time. The program exits with 1 if a bound is exceeded in more than one round of ten.
+A heartbeat task in this process measures how long the machine, or this process, delayed everything.
+This delay is subtracted from concurrent measurements. The program exits with 1 if a limit is
+exceeded in more than one round of ten.
 """
 
 import asyncio
@@ -34,10 +35,10 @@ from gateway.auth.key_service import KeyService
 
 TENANT: Final = "bounds"
 SINGLE: Final = "single"
-"""A tenant that may have one request at a time."""
+"""A tenant with at most one concurrent request."""
 STREAMS: Final = 16
 HOSTILE: Final = "(a|b)*a(a|b){20}"
-"""A regex whose automaton takes more than a request may use of a processor."""
+"""A regex whose automaton needs more processor time than a request may use."""
 _LONG_TOKENS: Final = 900
 _BEAT_SECONDS: Final = 0.01
 _POLL_SECONDS: Final = 0.005
@@ -46,12 +47,12 @@ _PATIENCE_SECONDS: Final = 60.0
 
 @dataclass
 class Beat:
-    """How late a task that sleeps for a hundredth of a second woke up, at worst."""
+    """Worst wake-up delay of a task that sleeps for a hundredth of a second."""
 
     worst: float = 0.0
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Sleep and measure until cancelled."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(_BEAT_SECONDS)
@@ -60,18 +61,18 @@ class Beat:
 
 @dataclass
 class Bound:
-    """A promised time."""
+    """A guaranteed time limit."""
 
     text: str
     seconds: float
     measure: Callable[["Clients"], Awaitable[float]]
-    """Measures it once, in seconds."""
+    """Performs one measurement, in seconds."""
     measured: list[float] = field(default_factory=list)
     held_up: list[float] = field(default_factory=list)
 
     @property
     def exceeded(self) -> int:
-        """Rounds in which it took longer, without what the machine held up."""
+        """Rounds over the limit, after subtracting delays of the machine."""
         pairs = zip(self.measured, self.held_up, strict=True)
         return sum(took - lost > self.seconds for took, lost in pairs)
 
@@ -88,7 +89,7 @@ class Bound:
 
 
 class Clients:
-    """Sends what the bounds are measured with."""
+    """Client operations that measure the limits."""
 
     def __init__(self, sluice: Sluice, http: httpx.AsyncClient, single_key: str) -> None:
         self.sluice = sluice
@@ -98,7 +99,7 @@ class Clients:
         self._single_key = single_key
 
     async def give_back_a_place(self) -> float:
-        """Return the time from a client's end until its tenant's only place is free."""
+        """Return the time from a client's disconnect until its tenant's only slot is free."""
         async with self._stream(self._single_key):
             _expect(429, await self._status(self.urls[1], self._single_key))
         return await self._seconds_until(
@@ -106,7 +107,7 @@ class Clients:
         )
 
     async def stop_generating(self) -> float:
-        """Return the time from a client's end until the worker runs nothing."""
+        """Return the time from a client's disconnect until the worker runs nothing."""
         async with self._stream(self._key):
             pass
         return await self._seconds_until(self._is_worker_idle)
@@ -131,7 +132,7 @@ class Clients:
             await database.aclose()
 
     async def reject_without_redis(self) -> float:
-        """Return how long a request takes to be rejected while Redis does not answer."""
+        """Return the time until a request is rejected while Redis does not respond."""
         (redis,) = self.sluice.groups(1)["redis"]
         os.kill(redis, signal.SIGSTOP)
         try:
@@ -189,7 +190,7 @@ class Clients:
 
     @asynccontextmanager
     async def _stream(self, key: str) -> AsyncIterator[asyncio.StreamReader]:
-        """Receive the first event of a stream; close the connection at the end, as a killed client does."""
+        """Receive a stream's first event; at the end, close the connection like a killed client."""
         host, port = self.urls[0].removeprefix("http://").split(":")
         content = json.dumps(self._body(max_tokens=_LONG_TOKENS, stream=True)).encode()
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -245,7 +246,7 @@ async def _measure(sluice: Sluice, rounds: int, single_key: str) -> list[Bound]:
 @click.command("bounds")
 @click.option("--rounds", type=click.IntRange(1, 100), default=10, show_default=True)
 def main(*, rounds: int) -> None:
-    """Measure each promised time and print a table."""
+    """Measure each guaranteed time and print a table."""
     deployment = Deployment(
         engine=Engine.SCRIPTED, max_sequences=64, context_window=1024, step_seconds=0.02
     )

@@ -1,7 +1,7 @@
-"""What rendering the chunk of one delta costs a gateway: `python -m bench.chunks`.
+"""Gateway cost of rendering the chunk of one delta: `python -m bench.chunks`.
 
-Deltas come one at a time, which is the dearest way. Of several rounds the quickest is told, in
-microseconds of CPU for each delta: anything slower was somebody else's.
+Deltas arrive one at a time, which is the most expensive case. The result is the fastest of several
+rounds, in microseconds of CPU per delta; other programs on the machine slow down the other rounds.
 """
 
 import time
@@ -45,7 +45,7 @@ _CASES: dict[str, tuple[dict[str, Any], Delta]] = {
 
 
 def main() -> None:
-    """Measure every kind of delta and print what it costs."""
+    """Measure every kind of delta and print its cost."""
     for name, (fields, delta) in _CASES.items():
         replies = [Reply(0, delta)]
         best = min(_seconds(_completion(**fields), replies) for _ in range(ROUNDS))
@@ -54,7 +54,7 @@ def main() -> None:
 
 def _seconds(completion: Completion, replies: Sequence[Reply]) -> float:
     renderer = ChunkRenderer(completion)
-    renderer.render(replies)  # Tells the role.
+    renderer.render(replies)  # Renders the role.
     began = time.process_time()
     for _ in range(DELTAS):
         renderer.render(replies)

@@ -1,7 +1,7 @@
-"""The load client: keep-alive connections, each sending its next request when the last one has ended.
+"""HTTP load client: keep-alive connections that send one request after the other.
 
-It checks what it measures: a stream has to end with `[DONE]`, and every answer's usage has to count
-exactly the tokens that were asked for.
+It verifies what it measures: a stream must end with `[DONE]`, and the usage of every response must
+count exactly the requested tokens.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from bench.processes import Consumption, Meter
 _EVENT = b"data: {"
 _DONE = b"data: [DONE]\n"
 _TAIL_BYTES = 2048
-"""Enough for the last two chunks of a stream, where usage is."""
+"""Enough for the last two chunks of a stream, which contain the usage."""
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One completion to ask for; exactly `completion_tokens` tokens are expected."""
+    """One completion request; exactly `completion_tokens` tokens are expected."""
 
     model: str
     prompt: str
     completion_tokens: int
     streamed: bool
     temperature: float | None = None
-    """None leaves it out of the request: the server's default, 1."""
+    """None omits it from the request, for the server's default of 1."""
 
     def body(self) -> bytes:
         """Return the request's JSON."""
@@ -56,16 +56,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a connection sends its requests, however long the answers take."""
+    """When a connection sends its requests, regardless of response times."""
 
     first_seconds: float
-    """After the start of the load."""
+    """Time after the start of the load."""
     every_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one connection sends, one request after the other."""
+    """The requests of one connection, in order."""
 
     url: str
     """Base URL of the server."""
@@ -74,27 +74,27 @@ class Lane:
     requests: Iterable[Request]
     tenant: str = ""
     pace: Pace | None = None
-    """None sends each request as soon as the last one has ended."""
+    """None sends each request as soon as the previous one has ended."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for one request; times are `time.perf_counter` seconds."""
+    """The response to one request; times are `time.perf_counter` seconds."""
 
     request: Request
     tenant: str
     sent: float
-    """When it was sent; with a pace, when it should have been, had the last answer not come late."""
+    """Send time. With a pace, the scheduled time, even if a late response delayed the request."""
     reads: list[float] = field(default_factory=list)
-    """When chunks of the stream arrived; chunks that came together count once."""
+    """Arrival times of the stream's chunks; chunks that arrive together count once."""
     ended: float = 0.0
     completion_tokens: int = 0
     error: str = ""
-    """Empty if everything was as it should be."""
+    """Empty if the response is correct."""
 
     @property
     def ttft_seconds(self) -> float:
-        """Time to the first chunk, or to the whole answer if it was not streamed."""
+        """Time to the first chunk, or to the whole response if it was not streamed."""
         return (self.reads[0] if self.reads else self.ended) - self.sent
 
 
@@ -106,7 +106,7 @@ class Load:
         self._connections: list[_Connection] = []
 
     async def open(self) -> None:
-        """Connect all lanes; nothing is sent yet."""
+        """Connect all lanes without sending anything."""
         self._connections = await asyncio.gather(*(_connect(lane) for lane in self._lanes))
 
     def start(self) -> None:
@@ -121,25 +121,25 @@ class Load:
             await asyncio.gather(*(connection.ended for connection in self._connections))
 
     def close(self) -> None:
-        """Close all connections; what is under way is cancelled by the server."""
+        """Close all connections; the server cancels requests in progress."""
         for connection in self._connections:
             connection.close()
 
     @property
     def answers(self) -> list[Answer]:
-        """Answers that have come to their end, failed ones included."""
+        """Completed responses, including failed ones."""
         return [answer for connection in self._connections for answer in connection.answers]
 
     @property
     def begun(self) -> int:
-        """Number of requests that have got their first chunk."""
+        """Number of requests that have received their first chunk."""
         return sum(connection.begun for connection in self._connections)
 
 
 async def run(
     lanes: Sequence[Lane], *, meter: Meter, timeout_seconds: float
 ) -> tuple[list[Answer], Consumption]:
-    """Drive lanes to their end while a meter runs."""
+    """Run lanes to their end while a meter measures."""
     load = Load(lanes)
     gc.collect()
     gc.disable()
@@ -166,7 +166,7 @@ async def _connect(lane: Lane) -> "_Connection":
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection and the answers that came over it."""
+    """One keep-alive connection and the responses that it received."""
 
     def __init__(self, lane: Lane, ended: "asyncio.Future[None]") -> None:
         self.ended = ended
@@ -255,7 +255,7 @@ class _Connection(asyncio.Protocol):
         if not answer.request.streamed:
             self._body += part
             return
-        # A marker may be cut by the end of a read, so the end of what came before is looked at again.
+        # The end of a read may split a marker, so include the end of the previous data.
         if (self._body[1 - len(_EVENT) :] + part).find(_EVENT) >= 0:
             if not answer.reads:
                 self.begun += 1
@@ -273,7 +273,7 @@ class _Connection(asyncio.Protocol):
             self._end()
 
     def _check(self, answer: Answer, status: int) -> str:
-        """Return what is wrong with an answer."""
+        """Return the error of a response."""
         shown = self._body[-_ERROR_CHARACTERS:].decode(errors="replace")
         if status != 200:
             return f"status {status}: {shown}"

@@ -1,4 +1,4 @@
-"""API keys of a deployment, with limits and without, as systems that take turns."""
+"""API keys of a deployment, with and without limits, as systems that take turns."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +29,7 @@ class Credential:
     sluice: Sluice
 
     def urls(self, number: int) -> list[str]:
-        """Return base URLs of that many gateways, started if they are not running yet."""
+        """Return base URLs of `number` gateways; starts missing ones."""
         return self.sluice.urls(number)
 
     def key(self, tenant: str) -> str:
@@ -43,7 +43,7 @@ class Credential:
 
 
 def limited(sluice: Sluice, name: str) -> Credential:
-    """Return a new key that has every limit there is, as have its project and its tenant; with a price."""
+    """Return a new key with all limits on itself, its project and its tenant, and with a price."""
     limits = [text for limit in _LIMITS for text in ("--limit", f"{limit}={_ENOUGH}")]
     sluice.create("tenants", "create", "limited", "--id", "limited", *limits)
     project = sluice.create("projects", "create", "bench", "--tenant", "limited", *limits)

@@ -1,8 +1,9 @@
-"""How long a small tenant waits while another one has many jobs queued.
+"""Fairness between tenants: how long a small tenant waits while another has many queued jobs.
 
-The other tenant keeps the engine's batch full and some jobs waiting behind it. The small tenant sends one
-request at a time: alone, then beside that load. Then the same requests are sent with a key of the loaded
-tenant, whose queue is first in, first out: what everybody would get without fairness between tenants.
+The other tenant keeps the engine's batch full and further jobs waiting. The small tenant sends one
+request at a time: first alone, then during that load. Then the same requests use a key of the
+loaded tenant, whose queue is first in, first out. This shows the wait without fairness between
+tenants.
 """
 
 import asyncio
@@ -26,26 +27,26 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessScenario:
-    """A queue of one tenant, and another tenant beside it."""
+    """A queue of one tenant, and another tenant with single requests."""
 
     engine: Engine
     step_seconds: float = 0.02
     """Scripted engine: time between two steps."""
     waiting_jobs: int = 200
-    """Jobs that the big tenant has in the queue at any moment, beside those in the batch."""
+    """Jobs that the big tenant always has in the queue, in addition to those in the batch."""
     fewest_tokens: int = 16
     most_tokens: int = 128
-    """Completion tokens of the big tenant's jobs, even between these bounds, so that they do not end
-    all in one step."""
+    """Completion tokens of the big tenant's jobs, spread evenly between these bounds, so that they
+    do not all end in one step."""
     probes: int = 20
-    """Requests of the small tenant, alone and beside the load."""
+    """Requests of the small tenant, alone and during the load."""
     queue_probes: int = 5
     """Requests at the end of the big tenant's queue."""
     probe_tokens: int = 8
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Title in reports."""
         return f"fairness: {self.waiting_jobs} queued jobs of another tenant, {self.engine} engine"
 
 
@@ -56,13 +57,13 @@ class FairnessMeasurement:
     scenario: str
     alone: Quantiles
     beside: Quantiles
-    """Of the small tenant while the other one's jobs wait."""
+    """Of the small tenant while the big tenant's jobs wait."""
     queued: Quantiles
     """At the end of the big tenant's own queue."""
     tokens_per_second: float
-    """Of the big tenant, while the small one was measured beside it."""
+    """Of the big tenant, while the small tenant was measured."""
     expected_queue_milliseconds: float
-    """Tokens of the waiting jobs over that rate: the wait in one queue for all."""
+    """Tokens of the waiting jobs divided by that rate: the wait in one shared queue."""
     failures: list[str]
 
 
@@ -101,7 +102,7 @@ class _Run:
         try:
             await load.open()
             load.start()
-            # Past the first wave, the jobs in the batch end one by one.
+            # After the first wave, the jobs in the batch end one by one.
             await _wait_until_begun(load, 3 * max_sequences)
             before, began = _tokens(load), time.perf_counter()
             beside = await self._probe(_SMALL, scenario.probes)
@@ -123,7 +124,7 @@ class _Run:
         )
 
     async def _probe(self, tenant: str, number: int) -> list[Answer]:
-        """Send requests one after the other over one connection."""
+        """Send requests sequentially over one connection."""
         requests = [self._request(self._scenario.probe_tokens) for _ in range(number)]
         load = Load([Lane(self._url, self._keys[tenant], requests)])
         try:

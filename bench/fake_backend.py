@@ -1,6 +1,6 @@
-"""A server that answers like an OpenAI-compatible backend, at once and for next to nothing.
+"""Fake OpenAI-compatible backend that responds at once and with almost no CPU.
 
-Proxies are measured in front of it: `python -m bench.fake_backend PORT`.
+It is the backend when proxies are measured: `python -m bench.fake_backend PORT`.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _events(request: dict[str, Any]) -> list[bytes]:
-    """Return the chunks of a stream: a token each, the end, and usage if it is asked for."""
+    """Return the chunks of a stream: one token each, the end, and usage if requested."""
     tokens: int = request.get("max_tokens", 16)
     completion = _completion(request)
     objects = [completion | {"choices": [_choice(" token", None)]} for _ in range(tokens)]
@@ -69,7 +69,7 @@ def _whole(request: dict[str, Any]) -> bytes:
 
 
 def _completion(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what every chunk says; the id is a new one, since proxies keep books by it."""
+    """Return the common fields of all chunks; the id is new, as proxies use it for accounting."""
     return {
         "id": f"cmpl-{next(_NUMBERS)}",
         "object": "text_completion",

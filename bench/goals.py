@@ -1,4 +1,4 @@
-"""What the project promises about its speed, and whether a run kept it."""
+"""Performance goals of the project, and whether a run met them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from bench.sluice import Sluice
 from bench.vllm_server import VllmServer
 
 Pair = tuple[Measurement, Measurement]
-"""Two systems in one round; one of them twice for a goal that needs no comparison."""
+"""Two systems in one round; the same one twice for a goal without a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A bound on a figure, for each variant of a scenario."""
+    """A limit on a figure, for each variant of a scenario."""
 
     scenario: str
     text: str
     figure: Callable[[Pair], float]
     system: str = Sluice.name
     beside: str | None = VllmServer.name
-    """What it is compared with; None for a figure that needs no comparison."""
+    """The system to compare with; None for a figure without a comparison."""
     least: float = float("-inf")
     most: float = float("inf")
 
     def judge(self, measurements: Sequence[Measurement]) -> Iterator[list[str]]:
-        """Yield a row for each variant that was measured: goal, median over the rounds, whether met."""
+        """Yield a row for each measured variant: goal, median over the rounds, whether met."""
         own = [each for each in measurements if each.scenario.startswith(f"{self.scenario}:")]
         for title in dict.fromkeys(each.scenario for each in own):
             rounds = [each for each in own if each.scenario == title]
@@ -39,7 +39,7 @@ class Goal:
             yield [f"{self.text} ({title})", f"{middle:.2f}", met]
 
     def _pairs(self, rounds: Iterable[Measurement]) -> list[Pair]:
-        """Return the rounds in which everything was measured that is compared."""
+        """Return the rounds in which both compared systems were measured."""
         by_turn = {(each.round, each.system): each for each in rounds}
         beside = self.beside or self.system
         return [

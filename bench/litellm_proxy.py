@@ -1,6 +1,6 @@
-"""Starts LiteLLM's proxy as its documentation sets it up for production: PostgreSQL, Redis, keys, limits.
+"""LiteLLM's proxy with its documented production setup: PostgreSQL, Redis, keys, limits.
 
-In front of a backend that answers at once, and with one worker process, as one gateway is measured.
+It runs in front of a backend that responds at once, with one worker process, like one gateway.
 """
 
 import json
@@ -29,7 +29,7 @@ _LIMITS = {"rpm_limit": _ENOUGH, "tpm_limit": _ENOUGH, "max_budget": _ENOUGH}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteLlm:
-    """One way to reach the backend: through the proxy with some key, or directly."""
+    """One route to the backend: through the proxy with some key, or directly."""
 
     name: str
     url: str
@@ -37,7 +37,7 @@ class LiteLlm:
     parts: Callable[[], dict[str, list[int]]]
 
     def urls(self, number: int) -> list[str]:
-        """Return the base URL; there is one front door only."""
+        """Return the base URL; there is only one front end."""
         if number != 1:
             raise ValueError(f"number: there is 1 front door. Given: {number}")
         return [self.url]
@@ -48,14 +48,14 @@ class LiteLlm:
         return self.api_key
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
-        """Return the process ids of each part, those of the backend apart."""
+        """Return the process ids of each part, with the backend separate."""
         del front_doors
         return self.parts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rivals:
-    """What LiteLLM's proxy is measured by."""
+    """The systems with which LiteLLM's proxy is measured."""
 
     direct: LiteLlm
     unlimited: LiteLlm
@@ -66,13 +66,13 @@ class Rivals:
 
     @property
     def all(self) -> list[LiteLlm]:
-        """Every one of them."""
+        """All systems."""
         return [self.direct, self.unlimited, self.limited]
 
 
 @contextmanager
 def running_litellm(venv: Path, folder: Path, postgres: Postgres) -> Iterator[Rivals]:
-    """Run the proxy of a virtual environment for the length of a block."""
+    """Run the proxy of a virtual environment within a block."""
     started: list[Server] = []
     try:
         redis_port, backend_port, port = free_port(), free_port(), free_port()
@@ -127,7 +127,7 @@ def _rivals(
 
 
 def _parts_of(proxy: Server) -> dict[str, list[int]]:
-    """Return the proxy's own processes, and apart from them the one that speaks to its database."""
+    """Return the proxy's own processes and, separately, the one that connects to its database."""
     pids = [proxy.pid, *descendants(proxy.pid)]
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
     engine = [pid for pid in pids if b"query-engine" in commands[pid]]
@@ -150,7 +150,7 @@ def _environment(venv: Path, database_url: str, master_key: str) -> dict[str, st
 
 
 def _configuration(redis_port: int, backend_port: int) -> dict[str, Any]:
-    """Return the proxy's configuration; JSON is YAML as well."""
+    """Return the proxy's configuration; JSON is valid YAML."""
     redis = {"host": "127.0.0.1", "port": redis_port}
     return {
         "model_list": [
@@ -169,7 +169,7 @@ def _configuration(redis_port: int, backend_port: int) -> dict[str, Any]:
             "num_retries": 0,
             "telemetry": False,
             "cache": True,
-            # Counters and keys are kept in Redis; answers are not.
+            # Redis stores counters and keys, but not responses.
             "cache_params": {"type": "redis", **redis, "supported_call_types": []},
         },
         "router_settings": {f"redis_{name}": value for name, value in redis.items()},
@@ -178,14 +178,14 @@ def _configuration(redis_port: int, backend_port: int) -> dict[str, Any]:
 
 
 class _Keys:
-    """Makes keys by the proxy's own API."""
+    """Creates keys with the proxy's own API."""
 
     def __init__(self, url: str, master_key: str) -> None:
         self._url = url
         self._master_key = master_key
 
     def unlimited(self) -> str:
-        """Return a key that may do everything."""
+        """Return a key without restrictions."""
         return self._create_key({})
 
     def limited(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs a scenario on one system or on two in turns, and sums up what was seen."""
+"""Run a scenario on one system, or on two in turns, and summarize the measurements."""
 
 import time
 from collections import defaultdict
@@ -18,16 +18,16 @@ TIMEOUT_SECONDS = 180.0
 """How long one measurement may take."""
 
 _SETTLE_SECONDS = 2.0
-"""An engine of vLLM spins for a second after its last step; the other system is measured after that."""
+"""A vLLM engine spins for a second after its last step; the next system is measured after that."""
 _WARM_UP_TOKENS = 16
 
 Tell = Callable[[str], None]
-"""Tells the person who waits what is going on."""
+"""Reports progress to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of durations, in milliseconds."""
+    """Quantiles of durations, in milliseconds."""
 
     p50: float
     p99: float
@@ -46,7 +46,7 @@ class Measurement:
     completion_tokens: int
     failures: list[str]
     ttft: Quantiles
-    """Of a request that is not streamed: the time to the whole answer."""
+    """For a request that is not streamed: the time to the whole response."""
     gap: Quantiles | None
     """Between successive reads of one stream."""
     tokens_per_read: float | None
@@ -55,22 +55,22 @@ class Measurement:
 
     @property
     def tokens_per_second(self) -> float:
-        """Completion tokens of all requests, over the time from the first sent to the last ended."""
+        """Completion tokens of all requests, divided by the time from first send to last end."""
         return self.completion_tokens / self.used.wall_seconds
 
     @property
     def requests_per_second(self) -> float:
-        """Requests that came to their end, per second."""
+        """Completed requests per second."""
         return self.requests / self.used.wall_seconds
 
     @property
     def front_groups(self) -> list[str]:
-        """The parts of the system that are not the engine's own processes."""
+        """The parts of the system other than the engine's own processes."""
         return [name for name in self.used.cpu_seconds if name not in (CLIENT, ENGINE_GROUP)]
 
     @property
     def front_us_per_token(self) -> float:
-        """CPU time of these parts together for each completion token, in microseconds."""
+        """Total CPU time of these parts for each completion token, in microseconds."""
         return sum(map(self.cpu_us_per_token, self.front_groups))
 
     def cpu_us_per_token(self, group: str) -> float:
@@ -83,13 +83,13 @@ class Measurement:
 
 
 class MeasureError(Exception):
-    """A system did not do what was to be measured."""
+    """A system did not behave as the measurement requires."""
 
 
 def measure_in_turns(
     scenario: Scenario, systems: Sequence[System], *, rounds: int, seed: str, tell: Tell
 ) -> list[Measurement]:
-    """Return a measurement of each system in each round (A B, B A, A B, ...); all are warmed up before."""
+    """Measure each system in each round (A B, B A, A B, ...), after warming up all of them."""
     for system in systems:
         _warm_up(scenario, system, seed=seed)
     measurements = []
@@ -117,7 +117,7 @@ def drive(scenario: Scenario, system: System, *, seed: str) -> tuple[list[Answer
 
 
 def quantiles(seconds: Iterable[float]) -> Quantiles:
-    """Return the quantiles of some durations. Raises ValueError if there are none."""
+    """Return the quantiles of durations. Raises ValueError if there are none."""
     values = sorted(1e3 * value for value in seconds)
     if not values:
         raise ValueError("nothing was measured")
@@ -129,7 +129,7 @@ def quantiles(seconds: Iterable[float]) -> Quantiles:
 
 
 def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
-    """Send one short request over each connection, with prompts that are not used again."""
+    """Send one short request over each connection, with prompts that are not reused."""
     short = replace(
         scenario, requests=1, completion_tokens=min(_WARM_UP_TOKENS, scenario.completion_tokens)
     )
@@ -138,7 +138,7 @@ def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
 
 
 def _measure(scenario: Scenario, system: System, *, number: int, seed: str) -> Measurement:
-    """Measure one round; the prompts are the same for every system in it."""
+    """Measure one round; all systems in it get the same prompts."""
     time.sleep(_SETTLE_SECONDS)
     answers, used = drive(scenario, system, seed=f"{seed} {scenario.title} {number}")
     _refuse_failures(answers, system, most=len(answers) - 1)

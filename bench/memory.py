@@ -1,7 +1,8 @@
-"""What requests take in Redis, in a gateway and in PostgreSQL: `python -m bench.memory`, for docs/capacity.md.
+"""Memory per request in Redis, a gateway and PostgreSQL: `python -m bench.memory`, for
+docs/capacity.md.
 
-Redis and the gateway are looked at before and while many requests are in one state; the difference, divided by
-their number, is what is printed. Scripted engine, one gateway.
+The program measures Redis and the gateway before and while many requests are in one state. It
+prints the difference divided by their number. It uses the scripted engine and one gateway.
 """
 
 import asyncio
@@ -29,10 +30,10 @@ COMPLETION_TOKENS: Final = 500
 STEP_SECONDS: Final = 0.02
 ROWS: Final = 2_000
 SETTLE_SECONDS: Final = 3.0
-"""After which the last journals are written, and gateways have told Redis all they had to."""
+"""Time after which the last journals are written, and gateways have sent all updates to Redis."""
 LOOK_SECONDS: Final = 0.5
 MOST_LOOKS: Final = 120
-"""At the ledger, until every record is in it."""
+"""Checks of the ledger until it has every record."""
 _VOCABULARY: Final = 2_000
 _KIBIBYTE: Final = 1024
 
@@ -68,14 +69,14 @@ async def _running(sluice: Sluice) -> None:
     (gateway,) = sluice.groups(1)["gateway"]
     redis = Redis(port=sluice.redis_port)
     async with _client(sluice, url) as client:
-        # The first ones load what every later one shares: tokenizer, key, price.
+        # The first requests load what all later ones share: tokenizer, key, price.
         await _complete(client, number=STREAMS, tokens=1)
         await asyncio.sleep(SETTLE_SECONDS)
         in_redis, in_gateway = _used(redis), resident_mib(gateway)
         streams = [
             asyncio.create_task(_ask(client, tokens=COMPLETION_TOKENS)) for _ in range(STREAMS)
         ]
-        # Nearly at their end, where a journal is longest.
+        # Close to their end, when a journal is longest.
         await asyncio.sleep(COMPLETION_TOKENS * STEP_SECONDS * 0.9)
         _print("running stream, Redis", _used(redis) - in_redis, STREAMS)
         mebibytes = resident_mib(gateway) - in_gateway

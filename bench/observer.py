@@ -1,8 +1,8 @@
-"""Stands in for what reads telemetry: `python -m bench.observer PORT URL ...`.
+"""Stand-in for telemetry consumers: `python -m bench.observer PORT URL ...`.
 
-Takes spans by OTLP over HTTP on a port of loopback and throws them away, and reads /metrics of each base URL
-again and again. A process of its own, as collector and Prometheus are, on the same machine as what is measured: what it
-uses itself is counted against telemetry.
+Receives OTLP spans over HTTP on a loopback port and drops them, and repeatedly scrapes /metrics of
+each base URL. It is a separate process on the measured machine, like a collector and Prometheus. So
+its own CPU counts as a cost of telemetry.
 """
 
 import sys
@@ -15,18 +15,18 @@ from typing import Final
 from typing_extensions import override
 
 SCRAPE_SECONDS: Final = 5.0
-"""Three times as often as the chart's monitors do."""
+"""Three times as often as the chart's monitors scrape."""
 
 
 class _Collector(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Say that it is ready."""
+        """Report readiness."""
         self._answer()
 
     def do_POST(self) -> None:
-        """Take some spans."""
+        """Receive spans."""
         self.rfile.read(int(self.headers["content-length"]))
         self._answer()
 
@@ -42,7 +42,7 @@ class _Collector(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Observe until the process is ended; it ends by itself, with an error, if metrics cannot be read."""
+    """Observe until the process is terminated; exits with an error if metrics cannot be read."""
     port, urls = int(sys.argv[1]), sys.argv[2:]
     collector = ThreadingHTTPServer(("127.0.0.1", port), _Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()

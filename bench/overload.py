@@ -1,8 +1,8 @@
-"""Memory, queue and refusals while clients ask for ten times what a deployment can do: `python -m bench.overload`.
+"""Memory, queue and rejections at ten times a deployment's capacity: `python -m bench.overload`.
 
-Every client asks, waits exactly as long as it is told where it is refused, and asks again at once when it was
-served. What is printed once a second must stay level: waiting jobs at their bound, memory where it was after the
-first seconds.
+Every client sends a request. After a rejection it waits exactly as long as Retry-After says; after
+a response it sends again at once. The values printed each second must stay level: waiting jobs at
+their limit, memory where it was after the first seconds.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ _REFUSALS = (429, 503)
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients have seen so far."""
+    """Results of all clients so far."""
 
     served: int = 0
     refused: int = 0
     others: Counter[int] = field(default_factory=Counter)
-    """Answers that are neither, by status."""
+    """Other responses, by status."""
     refused_ms: list[float] = field(default_factory=list)
-    """How long a refusal took."""
+    """How long a rejection took."""
     told_seconds: list[float] = field(default_factory=list)
     served_after: Counter[int] = field(default_factory=Counter)
-    """Requests that were served, by how often they had been refused before."""
+    """Served requests, by how often they had been rejected before."""
 
 
 class Client:
@@ -57,7 +57,7 @@ class Client:
         ).encode() + body
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Send requests until cancelled."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
         refusals = 0
         try:
@@ -92,7 +92,7 @@ class Client:
 async def press(
     sluice: Sluice, *, clients: int, seconds: float, tokens: int, prompt_words: int
 ) -> Tally:
-    """Let that many clients ask, and print once a second how the deployment is doing."""
+    """Run this many clients, and print the state of the deployment once a second."""
     tally, key = Tally(), await asyncio.to_thread(sluice.key, _TENANT)
     urls = await asyncio.to_thread(sluice.urls, 1)
     prompt = "word " * prompt_words
@@ -139,7 +139,7 @@ def main(
     tokens: int,
     prompt_words: int,
 ) -> None:
-    """Press a deployment with the scripted engine."""
+    """Overload a deployment with the scripted engine."""
     deployment = Deployment(
         engine=Engine.SCRIPTED, max_sequences=sequences, context_window=1024, step_seconds=0.02
     )

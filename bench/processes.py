@@ -1,4 +1,4 @@
-"""CPU time and memory of groups of processes, and of the machine around them, from /proc (Linux)."""
+"""CPU time and memory of process groups, and of the rest of the machine, from /proc (Linux)."""
 
 import os
 import time
@@ -20,17 +20,17 @@ _PARENT, _USER, _SYSTEM, _RESIDENT = 1, 11, 12, 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumption:
-    """What was used between `Meter.start` and `Meter.stop`."""
+    """Resources used between `Meter.start` and `Meter.stop`."""
 
     wall_seconds: float
     cpu_seconds: dict[str, float]
-    """User and system time of each group, the load client's included."""
+    """User and system time of each group, including the load client."""
     resident_mib: dict[str, float]
     """Resident memory of each group at the end."""
     other_seconds: float
-    """CPU time of the machine outside every group: what disturbed the measurement."""
+    """CPU time of the machine outside every group, which disturbs the measurement."""
     client_wait_seconds: float
-    """How long the load client was ready to run and had no core: its times are late by this."""
+    """How long the load client was runnable without a core: its times are late by this."""
     steal_seconds: float
     """Time that the hypervisor gave to other machines."""
 
@@ -46,20 +46,20 @@ class Consumption:
 
 
 class Meter:
-    """Reads the counters of some groups of processes twice and tells the difference."""
+    """Reads the counters of groups of processes twice and returns the difference."""
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
         self._groups = {**groups, CLIENT: [os.getpid()]}
 
     def start(self) -> None:
-        """Begin."""
+        """Start measuring."""
         self._cpu = self._read_cpu()
         self._busy, self._steal = _machine_seconds()
         self._waited = _wait_seconds()
         self._began = time.perf_counter()
 
     def stop(self) -> Consumption:
-        """Return what was used since `start`."""
+        """Return the resources used since `start`."""
         wall = time.perf_counter() - self._began
         busy, steal = _machine_seconds()
         waited = _wait_seconds()
@@ -80,13 +80,13 @@ class Meter:
 
 
 def resident_mib(pid: int) -> float:
-    """Return the memory of a process, 0 if it is gone."""
+    """Return the memory of a process; 0 if it has exited."""
     fields = _stat(pid)
     return int(fields[_RESIDENT]) * _PAGE_BYTES / _MEBIBYTE if fields else 0.0
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and theirs."""
+    """Return all descendants of a process."""
     children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdigit() and (fields := _stat(int(folder.name))):
@@ -100,7 +100,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the command's name; none if the process is gone."""
+    """Return the fields of /proc/PID/stat after the command's name; none if it has exited."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -113,7 +113,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _wait_seconds() -> float:
-    """Return how long this thread has waited for a core since it began."""
+    """Return how long this thread has waited for a core since it started."""
     return int((_PROC / "thread-self" / "schedstat").read_text().split()[1]) / 1e9
 
 

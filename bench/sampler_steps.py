@@ -1,8 +1,8 @@
-"""A process with two engines of vLLM, with and without the sampler chain; `bench.samplers` starts it.
+"""Process with two vLLM engines, with and without the sampler chain; `bench.samplers` starts it.
 
-Both engines run inside this process, so that nothing but the engine's step is timed. It takes the number
-of rounds, of tokens and of the vocabulary (0: that of the demo model), and prints a line of JSON for
-each measurement.
+Both engines run inside this process, so that only the engine's step is timed. The arguments are the
+number of rounds, of tokens and of vocabulary entries (0: the demo model's). It prints one line of
+JSON for each measurement.
 """
 
 import json
@@ -49,7 +49,7 @@ _CHAINS = {
 
 
 def main() -> None:
-    """Measure everything there is, round by round."""
+    """Measure everything, round by round."""
     rounds, tokens, vocabulary = map(int, sys.argv[1:4])
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -62,14 +62,14 @@ def main() -> None:
     cases = [(plain, "not loaded", 0), (chained, "no chain", 0)]
     cases += [(chained, chain, users) for chain in _CHAINS for users in (1, SEQUENCES)]
     for number in range(rounds + 1):
-        # Every round goes the other way, so that nobody is always first.
+        # Reverse the order every round, so that no engine is always first.
         for engine, chain, users in cases[:: 1 if number % 2 else -1]:
             seconds = _run(engine, list(_params(chain, users, tokens)))
             if number:  # The first round only warms up.
                 step = 1e3 * seconds / tokens
                 print(json.dumps({"chain": chain, "users": users, "milliseconds": step}))
     sys.stdout.flush()
-    os._exit(0)  # Whatever vLLM would still tidy up goes with the process.
+    os._exit(0)  # Skip vLLM's cleanup.
 
 
 def _engine(vocabulary: int, processors: Sequence[str]) -> Any:
@@ -88,7 +88,7 @@ def _engine(vocabulary: int, processors: Sequence[str]) -> Any:
 
 
 def _params(chain: str, users: int, tokens: int) -> Iterator[Any]:
-    """Yield the sampling of each sequence; the first `users` have the chain."""
+    """Yield the sampling parameters of each sequence; the first `users` have the chain."""
     from vllm import SamplingParams
 
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -109,7 +109,7 @@ def _params(chain: str, users: int, tokens: int) -> Iterator[Any]:
 
 
 def _run(engine: Any, params: Sequence[Any]) -> float:
-    """Return the seconds that it takes to generate a full batch."""
+    """Return the seconds to generate a full batch."""
     from vllm.inputs import tokens_input
 
     random = Random(0)

@@ -1,6 +1,7 @@
-"""What the sampler chain adds to an engine's step, in a full batch of 64.
+"""Cost of the sampler chain in an engine's step, in a full batch of 64.
 
-One process holds two engines, one with the chain's processor loaded and one without, which take turns.
+One process holds two engines, one with the chain's processor loaded and one without. They take
+turns.
 """
 
 import json
@@ -19,24 +20,24 @@ _LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerScenario:
-    """How long to measure, and on how large a vocabulary."""
+    """How long to measure, and with how large a vocabulary."""
 
     rounds: int
     tokens: int
     """Steps of each measurement."""
     vocabulary: int = 0
-    """Entries of a vocabulary with random weights; 0 takes the demo model as it is."""
+    """Entries of a vocabulary with random weights; 0 uses the demo model as it is."""
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Title in reports."""
         size = f"{self.vocabulary:,} tokens" if self.vocabulary else "the demo model's 2,048 tokens"
         return f"samplers: {SEQUENCES} sequences, vocabulary of {size}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """How long a step took while `users` sequences had a chain."""
+    """Step durations while `users` sequences had a chain."""
 
     chain: str
     users: int
@@ -52,7 +53,7 @@ class SamplerMeasurement:
     steps: list[StepTimes]
 
     def rows(self) -> list[list[str]]:
-        """Return the cells of a table: medians, and ratios taken round by round."""
+        """Return table cells: medians, and ratios for each round."""
         bare = self.steps[0].milliseconds
         return [
             [
@@ -66,7 +67,7 @@ class SamplerMeasurement:
 
 
 def scenarios(*, quick: bool, rounds: int) -> list[SamplerScenario]:
-    """Return what is measured."""
+    """Return the scenarios to measure."""
     if quick:
         return [SamplerScenario(rounds=1, tokens=16)]
     return [
@@ -76,7 +77,7 @@ def scenarios(*, quick: bool, rounds: int) -> list[SamplerScenario]:
 
 
 def measure(scenario: SamplerScenario, *, tell: Tell) -> SamplerMeasurement:
-    """Run a scenario. Raise StartError with the end of its output if it fails."""
+    """Run a scenario. Raises StartError with the end of its output if it fails."""
     numbers = [scenario.rounds, scenario.tokens, scenario.vocabulary]
     done = subprocess.run(
         [sys.executable, "-m", "bench.sampler_steps", *map(str, numbers)],

@@ -1,4 +1,4 @@
-"""The scenarios, as data."""
+"""Load scenarios, defined as data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,12 +53,12 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A load: every connection sends some requests, one after the other."""
+    """A load: every connection sends requests, one after the other."""
 
     name: str
-    """As given on the command line."""
+    """Name on the command line."""
     variant: str
-    """Tells scenarios of one name apart."""
+    """Distinguishes scenarios with the same name."""
     streams: int
     """Connections."""
     requests: int
@@ -76,7 +76,8 @@ class Scenario:
     gateways: int = 1
     tenants: int = 1
     per_second: float | None = None
-    """Requests of all connections per second; None sends each as soon as the last one has ended."""
+    """Requests of all connections per second; None sends each as soon as the previous one has
+    ended."""
 
     @property
     def title(self) -> str:
@@ -170,18 +171,18 @@ QUICK = (
         against_vllm=False,
     ),
 )
-"""A look at whether everything works, without the real engine."""
+"""A quick check that everything works, without the real engine."""
 
 
 def prompts(seed: str, words: int) -> Iterator[str]:
-    """Yield prompts without end: the same for the same seed, and no two alike."""
+    """Yield an endless series of prompts, repeatable for a seed, and no two alike."""
     rng = Random(seed)
     while True:
         yield " ".join(rng.choices(_WORDS, k=words))
 
 
 def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
-    """Return what each connection sends, spread over gateways and tenants in turn."""
+    """Return what each connection sends, distributed over gateways and tenants in turn."""
     urls = system.urls(scenario.gateways)
     texts = prompts(seed, scenario.prompt_words)
     result = []
@@ -197,14 +198,14 @@ def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
             )
             for _ in range(scenario.requests)
         ]
-        # Of the tenant's connections, every other one goes through the other gateway.
+        # Every second connection of a tenant goes through the other gateway.
         url = urls[number // scenario.tenants % len(urls)]
         result.append(Lane(url, system.key(tenant), requests, tenant, _pace(scenario, number)))
     return result
 
 
 def _pace(scenario: Scenario, number: int) -> Pace | None:
-    """Spread the requests of all connections evenly over the time."""
+    """Distribute the requests of all connections evenly over the time."""
     if scenario.per_second is None:
         return None
     return Pace(number / scenario.per_second, scenario.streams / scenario.per_second)

@@ -1,4 +1,5 @@
-"""Starts Sluice: Redis, gateways and one worker, as processes on loopback, with SQLite or another database."""
+"""Sluice deployment for benchmarks: Redis, gateways and one worker on loopback, SQLite by
+default."""
 
 import asyncio
 import json
@@ -50,11 +51,11 @@ class Sluice:
     """A running deployment.
 
     Args:
-        folder: takes its files.
-        name: what reports call it.
-        repository: the checkout whose code runs.
-        database_url: as in SLUICE_DATABASE_URL; a SQLite file in `folder` if none is given.
-        settings: more environment variables of all its processes.
+        folder: Folder for its files.
+        name: Name in reports.
+        repository: Checkout whose code runs.
+        database_url: Same format as SLUICE_DATABASE_URL; by default a SQLite file in `folder`.
+        settings: Additional environment variables of all its processes.
     """
 
     name = "Sluice"
@@ -89,7 +90,7 @@ class Sluice:
         self._redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
 
     def open(self, deployment: Deployment) -> None:
-        """Start everything but the gateways, and wait until the worker is ready."""
+        """Start everything except the gateways, and wait until the worker is ready."""
         self.command("db", "upgrade")
         port = free_port()
         options = {
@@ -102,7 +103,7 @@ class Sluice:
             "health-port": str(port),
         }
         if deployment.engine is Engine.SCRIPTED:
-            # What a token costs that comes by itself: nothing is gathered.
+            # Send every token by itself, to measure the cost of a single token.
             options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
         self._worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
@@ -110,7 +111,7 @@ class Sluice:
         self._worker.wait_until_ready(f"{self._worker_url}/readyz", seconds=_ENGINE_READY_SECONDS)
 
     def close(self) -> None:
-        """Stop everything: Redis last, since the others say goodbye to it."""
+        """Stop everything, Redis last, because the others use it during shutdown."""
         for _, gateway in self._gateways:
             gateway.stop()
         if self._worker is not None:
@@ -118,24 +119,24 @@ class Sluice:
         self._redis.stop()
 
     def urls(self, number: int) -> list[str]:
-        """Return base URLs of that many gateways, started if they are not running yet."""
+        """Return base URLs of `number` gateways; starts missing ones."""
         while len(self._gateways) < number:
             self._gateways.append(self._start_gateway(len(self._gateways) + 1))
         return [url for url, _ in self._gateways[:number]]
 
     def metrics_urls(self) -> list[str]:
-        """Return base URLs of the worker and of one gateway, where /metrics is."""
+        """Return base URLs of /metrics for the worker and one gateway."""
         self.urls(1)
         return [self._worker_url, self._operator_urls[0]]
 
     def key(self, tenant: str) -> str:
-        """Return an API key of a tenant, which is made when it is first asked for."""
+        """Return an API key of a tenant, created on first use."""
         if tenant not in self._keys:
             self._keys[tenant] = asyncio.run(self._create_key(tenant))
         return self._keys[tenant]
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
-        """Return the process ids of each part; gateways beyond `front_doors` are left out."""
+        """Return the process ids of each part, without gateways beyond `front_doors`."""
         if self._worker is None:
             raise RuntimeError("Sluice is not open")
         groups = {
@@ -147,7 +148,7 @@ class Sluice:
         return groups | ({ENGINE_GROUP: engine} if engine else {})
 
     def command(self, *arguments: str) -> str:
-        """Run `sluice` with some arguments and return what it prints. Raises StartError."""
+        """Run `sluice` with arguments and return its output. Raises StartError."""
         done = subprocess.run(
             [*_PROGRAM, *arguments],
             cwd=self._repository,
@@ -161,11 +162,11 @@ class Sluice:
         return done.stdout
 
     def create(self, *arguments: str) -> Any:
-        """Run a command that makes something and return what it says of it, read from JSON."""
+        """Run a command that creates something and return its parsed JSON output."""
         return json.loads(self.command(*arguments, "--json"))
 
     def start_command(self, *arguments: str) -> Server:
-        """Start `sluice` with some arguments as a part that runs until the caller stops it."""
+        """Start `sluice` with arguments as a part that runs until the caller stops it."""
         return self._start(arguments[0], [*_PROGRAM, *arguments])
 
     def _start_gateway(self, number: int) -> tuple[str, Server]:
@@ -173,7 +174,7 @@ class Sluice:
         url = f"http://127.0.0.1:{port}"
         self._operator_urls.append(f"http://127.0.0.1:{operator_port}")
         command = [*_PROGRAM, "gateway", "--port", str(port)]
-        # Not as an option, which an earlier checkout may not have.
+        # An environment variable, because an earlier checkout may lack the option.
         operators = {"SLUICE_OPERATOR_PORT": str(operator_port)}
         gateway = self._start(f"gateway {number}", command, operators)
         gateway.wait_until_ready(f"{url}/readyz", seconds=_READY_SECONDS)
@@ -214,7 +215,7 @@ def running_sluice(
     database_url: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sluice]:
-    """Run a deployment for the length of a block."""
+    """Run a deployment within a block."""
     sluice = Sluice(
         folder, name=name, repository=repository, database_url=database_url, settings=settings
     )

@@ -1,4 +1,4 @@
-"""Servers as child processes: start them, wait for them, leave nothing behind."""
+"""Servers as child processes: start, wait until ready, stop without leftovers."""
 
 import contextlib
 import os
@@ -23,12 +23,12 @@ _ORPHAN_SECONDS = 10.0
 
 
 class StartError(Exception):
-    """A server did not come up."""
+    """A server did not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running program, leader of a process group of its own."""
+    """A running program, leader of its own process group."""
 
     name: str
     process: "subprocess.Popen[bytes]"
@@ -36,11 +36,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Id of the program's first process, and of the group."""
+        """Id of the program's first process and of the group."""
         return self.process.pid
 
     def wait_until_ready(self, url: str, *, seconds: float) -> None:
-        """Wait until a GET of `url` answers 200. Raise StartError with the end of the log if it never does."""
+        """Wait until a GET of `url` returns 200. Raises StartError with the end of the log."""
         deadline = time.monotonic() + seconds
         while http_status(url) != 200:
             self.check()
@@ -51,12 +51,12 @@ class Server:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Raise StartError with the end of the log if the program has ended."""
+        """Raise StartError with the end of the log if the program has exited."""
         if self.process.poll() is not None:
             raise StartError(f"{self.name} ended:\n{self._log_tail()}")
 
     def stop(self, *, seconds: float = 30.0) -> None:
-        """End the program by SIGTERM, then whatever is left of its group by SIGKILL."""
+        """Stop the program with SIGTERM, then the rest of its group with SIGKILL."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -79,7 +79,7 @@ def start(
 ) -> Server:
     """Start a program that ends with this one, with the modules of `repository`.
 
-    Its output goes to `folder`/`name`.log.
+    Its output is written to `folder`/`name`.log.
     """
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("ab") as output:
@@ -90,16 +90,17 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # A group of its own, so that Ctrl-C reaches only us and we stop the servers in order. But
-            # no setsid: Linux shares the CPU out between those units first (sched_autogroup), and a
-            # client in another one than a busy engine waits up to 170 ms before it may read.
+            # Use a separate group, so that Ctrl-C reaches only this process, which stops the
+            # servers in order. Do not use setsid: Linux first divides CPU time between sessions
+            # (sched_autogroup), and a client in another session than a busy engine waits up to 170
+            # ms before it may read.
             process_group=0,
         )
     return Server(name, process, log)
 
 
 def free_port() -> int:
-    """Return a TCP port on loopback that nobody listens on."""
+    """Return a free TCP port on loopback."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -107,7 +108,7 @@ def free_port() -> int:
 
 
 def http_status(url: str) -> int:
-    """Return the status of a GET, or 0 while nobody answers."""
+    """Return the status of a GET, or 0 without a response."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - our own servers
             status: int = response.status
@@ -119,6 +120,6 @@ def http_status(url: str) -> int:
 
 
 def _end_group(group: int) -> None:
-    """Kill what a server left behind, such as the processes of its engine."""
+    """Kill what a server left running, such as the processes of its engine."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)

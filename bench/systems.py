@@ -1,4 +1,4 @@
-"""What is measured: a server under test, and how it is to be set up."""
+"""Systems under test, and how to deploy them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from enum import StrEnum
 from typing import Protocol
 
 ENGINE_GROUP = "engine"
-"""Group of an engine's own processes, which both systems share and which is therefore left out of sums."""
+"""Group of an engine's own processes, which both systems share; excluded from sums."""
 
 
 class Engine(StrEnum):
-    """What continues the prompts."""
+    """The engine that generates the completions."""
 
-    VLLM = "vllm"  # The real one.
+    VLLM = "vllm"  # The real engine.
     SCRIPTED = "scripted"  # Words at a steady pace, without a model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What has to be the same in both systems."""
+    """Parameters that must be equal in both systems."""
 
     engine: Engine
     max_sequences: int
-    """Sequences in the engine's batch, at most."""
+    """Maximum number of sequences in the engine's batch."""
     context_window: int
     """Tokens."""
     step_seconds: float = 0.0
@@ -34,17 +34,17 @@ class System(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
         ...
 
     def urls(self, number: int) -> list[str]:
-        """Return base URLs of that many front doors, started if they are not running yet."""
+        """Return base URLs of `number` front ends; starts missing ones."""
         ...
 
     def key(self, tenant: str) -> str:
-        """Return an API key of a tenant; empty where none is needed."""
+        """Return an API key of a tenant; empty if none is needed."""
         ...
 
     def groups(self, front_doors: int) -> Mapping[str, list[int]]:
-        """Return the process ids of each part, those of the engine apart."""
+        """Return the process ids of each part, with the engine separate."""
         ...

@@ -1,8 +1,9 @@
-"""What telemetry costs: Sluice with all of it beside Sluice with none, in turns, and beside an earlier checkout.
+"""Cost of telemetry: Sluice with all telemetry, with none, and an earlier checkout, in turns.
 
-All of it: requests are traced from end to end and their spans exported, logs are JSON, metrics are read every few
-seconds. As many requests are traced as the chart sets, and then every one. What cannot be switched off, counting itself, shows
-beside a checkout from before it.
+With all telemetry, requests are traced from end to end and their spans exported, logs are JSON, and
+metrics are scraped every few seconds. One run traces as many requests as the chart configures,
+another traces every request. Counting itself cannot be disabled; its cost shows in the comparison
+with a checkout from before it.
 """
 
 import sys
@@ -26,7 +27,7 @@ BEFORE: Final = "the earlier checkout"
 
 _CHARTS_RATIO: Final = "0.1"
 _READY_SECONDS: Final = 20.0
-# Short rounds, of which there should be many: a machine that others use, too, changes its speed in between.
+# Short rounds, but many: on a shared machine, the speed changes over time.
 _SCENARIOS: Final = (
     Scenario(
         name=NAME,
@@ -47,7 +48,7 @@ _SCENARIOS: Final = (
 
 
 def scenarios(*, quick: bool) -> Sequence[Scenario]:
-    """Return the loads; only that of the scripted engine if it is to be quick."""
+    """Return the loads; for a quick run only that of the scripted engine."""
     return [each for each in _SCENARIOS if not quick or each.engine is Engine.SCRIPTED]
 
 
@@ -77,7 +78,7 @@ def measure(
 
 @contextmanager
 def _observed(name: str, deployment: Deployment, folder: Path, *, ratio: str) -> Iterator[Sluice]:
-    """Run Sluice with all telemetry, and what reads it; `ratio` of the requests are traced."""
+    """Run Sluice with all telemetry and its consumer; `ratio` of the requests are traced."""
     port = free_port()
     settings = {
         "SLUICE_LOG_FORMAT": "json",

@@ -1,4 +1,4 @@
-"""Starts vLLM's own OpenAI API server on the same model, with the engine flags of Sluice's worker."""
+"""vLLM's own OpenAI API server on the same model, with the engine flags of Sluice's worker."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
-"""What the worker's engine sets for itself (worker/engine/vllm.py)."""
+"""Flags that the worker's engine sets for itself (worker/engine/vllm.py)."""
 
 
 class VllmServer:
@@ -31,25 +31,25 @@ class VllmServer:
         self._url = url
 
     def urls(self, number: int) -> list[str]:
-        """Return its base URL; there is one front door only."""
+        """Return its base URL; there is only one front end."""
         if number != 1:
             raise ValueError(f"number: vLLM's server has 1 front door. Given: {number}")
         return [self._url]
 
     def key(self, tenant: str) -> str:
-        """Return no key: it knows no tenants."""
+        """Return an empty key: the server has no tenants."""
         del tenant
         return ""
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
-        """Return the API server's process, and apart from it those of its engine."""
+        """Return the API server's process and, separately, those of its engine."""
         del front_doors
         return {"API server": [self._server.pid], ENGINE_GROUP: descendants(self._server.pid)}
 
 
 @contextmanager
 def running_vllm_server(deployment: Deployment, folder: Path) -> Iterator[VllmServer]:
-    """Run the server for the length of a block."""
+    """Run the server within a block."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
