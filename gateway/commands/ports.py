@@ -11,7 +11,7 @@ TRIED_PORTS: Final = 100
 
 
 def require_ports(first: int, count: int, *, option: str = "--port") -> list[int]:
-    """Return `count` ports from `first`, or raise StartupError naming the port in use and `option`."""
+    """Return `count` ports from `first`. Raises StartupError if one is in use, with `option`."""
     ports = list(range(first, first + count))
     for port in ports:
         if not _is_free(port):
