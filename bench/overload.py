@@ -1,8 +1,8 @@
 """Memory, queue and rejections at ten times a deployment's capacity: `python -m bench.overload`.
 
-Every client sends a request. After a rejection it waits exactly as long as Retry-After says; after
-a response it sends again at once. The values printed each second must stay level: waiting jobs at
-their limit, memory where it was after the first seconds.
+Every client sends a request. After a rejection it waits exactly as long as the response says;
+after a success it sends again at once. The values printed each second must stay level: waiting jobs
+at their limit, memory where it was after the first seconds.
 """
 
 import asyncio

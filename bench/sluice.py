@@ -1,5 +1,4 @@
-"""Sluice deployment for benchmarks: Redis, gateways and one worker on loopback, SQLite by
-default."""
+"""Sluice deployment for benchmarks: Redis, gateways, one worker and a database, on loopback."""
 
 import asyncio
 import json
