@@ -40,7 +40,7 @@ class Server:
         return self.process.pid
 
     def wait_until_ready(self, url: str, *, seconds: float) -> None:
-        """Wait until a GET of `url` returns 200. Raises StartError with the end of the log."""
+        """Wait until a GET of `url` returns 200; on timeout raise StartError with the log end."""
         deadline = time.monotonic() + seconds
         while http_status(url) != 200:
             self.check()
