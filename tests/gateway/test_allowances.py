@@ -177,6 +177,14 @@ async def test_bytes_of_a_large_body_count_unless_it_is_paid(
     message_of(refused, status=429, kind="rate_limit_error", code="unpaid_requests")
 
 
+async def test_bytes_of_an_estimate_that_fails_count_once(gateway: Management) -> None:
+    key = await gateway.key("acme", Scope.COMPLETIONS)
+    path, content = "/v1/completions:estimate", json.dumps(ASK | {"n": 0}).encode()
+    content += b" " * (UNPAID // 2 * BYTES_OF_USE - len(content))
+    assert (await gateway.call(key, "POST", path, content=content)).status_code == 400
+    assert (await gateway.call(key, "POST", path, ASK)).status_code == 200
+
+
 async def test_wrong_credentials_are_limited_for_each_address_but_known_keys_are_served(
     gateway: Management,
 ) -> None:
