@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -183,6 +184,34 @@ async def test_bytes_of_an_estimate_that_fails_count_once(gateway: Management) -
     content += b" " * (UNPAID // 2 * BYTES_OF_USE - len(content))
     assert (await gateway.call(key, "POST", path, content=content)).status_code == 400
     assert (await gateway.call(key, "POST", path, ASK)).status_code == 200
+
+
+async def test_bytes_count_of_a_body_whose_client_leaves(gateway: Management) -> None:
+    key = await gateway.key("acme", Scope.COMPLETIONS)
+    body = b" " * UNPAID * BYTES_OF_USE
+    received: list[dict[str, Any]] = [
+        {"type": "http.request", "body": body, "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return received.pop(0)
+
+    async def send(_: object) -> None:
+        """Nobody reads."""
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {key}".encode())],
+        "client": ("127.0.0.1", 1),
+    }
+    await gateway.app(scope, receive, send)
+    refused = await gateway.call(key, "POST", "/v1/completions", ASK)
+    message_of(refused, status=429, kind="rate_limit_error", code="unpaid_requests")
 
 
 async def test_wrong_credentials_are_limited_for_each_address_but_known_keys_are_served(
