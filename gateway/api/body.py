@@ -1,8 +1,6 @@
 """Read a request body within limits of size, structure and time."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from fastapi import Request
 
@@ -29,17 +27,22 @@ async def read_json_body(
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(most)
+    meter = StructureMeter(most_items=settings.max_body_items)
     try:
         async with asyncio.timeout(settings.body_timeout.total_seconds()):
-            return await _read(request, context, sender, most)
+            await _read(request, context, sender, most, meter)
     except TimeoutError:
         seconds = settings.body_timeout.total_seconds()
         raise RequestTimeoutError(f"The body did not arrive within {seconds:g} seconds.") from None
+    finally:
+        request.state.body_bytes = len(meter.text)
+    return meter.text
 
 
-async def _read(request: Request, context: ProcessContext, sender: str, most: int) -> bytearray:
-    meter = StructureMeter(most_items=context.settings.max_body_items)
-    with context.intake.body_of(sender) as add, _noting_size(request, meter):
+async def _read(
+    request: Request, context: ProcessContext, sender: str, most: int, meter: StructureMeter
+) -> None:
+    with context.intake.body_of(sender) as add:
         async for part in request.stream():
             if len(meter.text) + len(part) > most:
                 raise _too_large(most)
@@ -53,15 +56,6 @@ async def _read(request: Request, context: ProcessContext, sender: str, most: in
             while meter.is_in_doubt:
                 async with context.loop_turns.slice_of(sender):
                     meter.count()
-    return meter.text
-
-
-@contextmanager
-def _noting_size(request: Request, meter: StructureMeter) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        request.state.body_bytes = len(meter.text)
 
 
 def _too_large(most: int) -> PayloadTooLargeError:

@@ -44,19 +44,28 @@ async def read_call(request: Request, *, is_paid: bool = False) -> Call:
     context = context_of(request)
     principal = await authorize(request, Scope.COMPLETIONS)
     allow_unpaid(request, principal, is_paid=is_paid)
-    try:
-        content = await read_json_body(request, context, sender=principal.tenant_id)
-    except ClientDisconnect:
-        count_unpaid(request)
-        raise
-    if not is_paid:
-        count_unpaid(request)
+    content = await read_body(request, principal.tenant_id)
     beside = context.large_work.of(principal.tenant_id, size=len(content))
     body: dict[str, Any] = await beside(partial(parse_object, content))
     header = request.headers.get(DIALECT_HEADER)
     profile = await profile_of(context, principal, body, header=header)
     request.state.error_style = profile.error_style
     return Call(context, principal, profile, body, beside)
+
+
+async def read_body(request: Request, tenant_id: str) -> bytearray:
+    """Read the body of a request for which `allow_unpaid` was called, and count it if unpaid.
+
+    Raises the errors of `read_json_body`.
+    """
+    try:
+        content = await read_json_body(request, context_of(request), sender=tenant_id)
+    except ClientDisconnect:
+        count_unpaid(request)
+        raise
+    if not request.state.is_paid:
+        count_unpaid(request)
+    return content
 
 
 async def authorize(request: Request, *scopes: Scope) -> Principal:

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request, Response
 from gateway.accounts.scopes import Scope
 from gateway.answers.answers import Answer, AnswerState
 from gateway.api.answering import answer_streamed, answer_whole, measured
-from gateway.api.body import read_json_body
-from gateway.api.call import allow_unpaid, authorize
+from gateway.api.call import allow_unpaid, authorize, read_body
 from gateway.api.context import ProcessContext, context_of
 from gateway.api.endpoint import ENDPOINTS, Endpoint
 from gateway.api.event_ids import Position, read_position, read_stream
@@ -57,7 +56,7 @@ async def continue_stream(
     The request's own body is not run.
     """
     answer = await _find(request, endpoint, position.request_id)
-    await read_json_body(request, context_of(request), sender=answer.head.tenant_id)
+    await read_body(request, answer.head.tenant_id)
     return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
 
 
