@@ -49,10 +49,10 @@ def judge_stories(
             found.append(Violation("ends", "nothing ended it", story))
         elif story.transcript.error is not None:
             what = f"it failed with {story.transcript.error.get('code')}"
-            found.append(Violation("goes on", what, story))
+            found.append(Violation("resumes", what, story))
         elif story.farewell and not _is_excused(story.stretches[-1], faults):
             what = f"its gateway gave it up with {story.farewell}"
-            found.append(Violation("goes on", what, story))
+            found.append(Violation("resumes", what, story))
         if story.longest_gap > (allowed := _longest_pause(story, faults, standstills)):
             what = f"a pause of {story.longest_gap:.1f} s, of which {allowed:.1f} s are explained"
             found.append(Violation("soon", what, story))

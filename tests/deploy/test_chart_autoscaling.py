@@ -1,4 +1,4 @@
-"""What KEDA and the HorizontalPodAutoscaler are told, and that their numbers come from docs/capacity.md."""
+"""Settings of KEDA and the HorizontalPodAutoscaler, and their numbers in docs/capacity.md."""
 
 import math
 import re
@@ -122,27 +122,30 @@ def default(path: str) -> Any:
 
 
 def test_defaults_are_those_of_the_capacity_page() -> None:
-    told = {row[0].strip("`"): row[1] for row in rows("The chart's defaults")}
-    assert len(told) >= 15
-    assert told.pop("worker.defaults.autoscaling.jobsPerReplica") == "four fifths of `maxSequences`"
+    documented = {row[0].strip("`"): row[1] for row in rows("The chart's defaults")}
+    assert len(documented) >= 15
+    assert (
+        documented.pop("worker.defaults.autoscaling.jobsPerReplica")
+        == "four fifths of `maxSequences`"
+    )
     assert default("worker.defaults.autoscaling.jobsPerReplica") is None
-    assert {path: str(default(path)) for path in told} == told
+    assert {path: str(default(path)) for path in documented} == documented
 
 
 def test_worked_example_follows_from_its_formulas() -> None:
-    told = {row[0]: row[-1] for row in rows("Worked example")}
+    documented = {row[0]: row[-1] for row in rows("Worked example")}
     requests, prompt, completion, gap, first = 40, 1200, 400, 0.025, 0.5
     at_once = requests * (first + completion * gap)
-    assert told["run at once, `N`"] == f"{at_once:.0f}"
+    assert documented["run at once, `N`"] == f"{at_once:.0f}"
     bytes_per_token = 2 * 32 * 8 * 128 * 2
-    assert told["KV bytes a token"] == f"{bytes_per_token:,}"
+    assert documented["KV bytes a token"] == f"{bytes_per_token:,}"
     tokens = (79.6 * 0.9 - 15 - 2) * 2**30 / bytes_per_token
-    assert told["KV tokens"] == f"{tokens:,.0f}"
+    assert documented["KV tokens"] == f"{tokens:,.0f}"
     sequences = min(int(tokens / (prompt + completion)), MOST_SEQUENCES)
-    assert told["sequences, `S`"] == str(sequences) == str(MOST_SEQUENCES)
+    assert documented["sequences, `S`"] == str(sequences) == str(MOST_SEQUENCES)
     jobs = sequences * 4 // 5
-    assert told["jobs for each worker"] == str(jobs)
-    assert told["workers"] == str(math.ceil(at_once / jobs) + 1)
+    assert documented["jobs for each worker"] == str(jobs)
+    assert documented["workers"] == str(math.ceil(at_once / jobs) + 1)
     cores = requests * (3050 + completion * 14.4) / 1e6
-    assert told["gateway CPU"] == f"{cores:.2f} cores"
-    assert told["gateways"] == str(max(2, math.ceil(cores / 0.6)))
+    assert documented["gateway CPU"] == f"{cores:.2f} cores"
+    assert documented["gateways"] == str(max(2, math.ceil(cores / 0.6)))

@@ -183,8 +183,8 @@ async def test_without_a_budget_nobody_is_told_that_one_is_exceeded(
     assert (await request(stack.url, free.text, body())).status == 200
     refused = await request(stack.url, bound.text, body())
     assert (refused.status, refused.error["scope"]) == (429, "key")
-    told = await office.limits(stack.url, free)
-    budgets = {scope["scope"]: scope["limits"]["budget_micros"] for scope in told["scopes"]}
+    limits = await office.limits(stack.url, free)
+    budgets = {scope["scope"]: scope["limits"]["budget_micros"] for scope in limits["scopes"]}
     assert all(each["limit"] is None and each["remaining"] is None for each in budgets.values())
 
 
@@ -225,8 +225,8 @@ async def test_who_leaves_pays_for_what_was_generated_no_more_and_no_less(
     assert 20 <= row["completion_tokens"] < 2 * 1_900
     assert row["prompt_tokens"] == PROMPT_TOKENS
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, row["completion_tokens"])
-    told = await office.limits(stack.url, key)
-    assert told["credits"]["remaining_micros"] == granted - row["cost_micros"]
+    limits = await office.limits(stack.url, key)
+    assert limits["credits"]["remaining_micros"] == granted - row["cost_micros"]
 
 
 @both_ways
