@@ -4,8 +4,8 @@ import asyncio
 import time
 from typing import Final
 
-from gateway.accounts.database import Database
 from gateway.auth.authenticator import Authenticator
+from gateway.database.engine import Database
 
 _ROUNDS: Final = 5
 _TIMES: Final = 10_000

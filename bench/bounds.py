@@ -29,9 +29,9 @@ from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
 from bench.systems import Deployment, Engine
 from bench.tables import table
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.management.keys.service import KeyService
+from gateway.tenancy.changes import ChangeAnnouncer
 
 TENANT: Final = "bounds"
 SINGLE: Final = "single"

@@ -11,8 +11,8 @@ from typing import Any
 from contract.dialect import Dialect
 from contract.messages import CallPiece, Delta, TokenLogprob, encode_logprobs
 from contract.sampling import SamplingSpec
-from gateway.dialects.profile import PROFILES
-from gateway.dialects.request import ChatRequest, ContextLengthBehavior, GenerationRequest
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior
+from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.dispatch.generation import Reply
 from gateway.stream.completion import Completion
 from gateway.stream.sse import ChunkRenderer

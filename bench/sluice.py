@@ -26,10 +26,10 @@ from bench.starting import (
     start,
 )
 from bench.systems import ENGINE_GROUP, Deployment, Engine
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
 
 _REDIS_OPTIONS = (
     "--bind",

@@ -18,7 +18,7 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
-"""Flags that the worker's engine sets for itself (worker/engine/vllm.py)."""
+"""Flags that the worker's engine sets for itself (worker/engine/vllm/engine.py)."""
 
 
 class VllmServer:

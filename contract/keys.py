@@ -168,7 +168,7 @@ def background_answers(gateway: str) -> str:
 def answer(request_id: str) -> str:
     """Hash with expiry: the state any gateway needs to replay or resume an answer.
 
-    See `gateway.answers`.
+    See `gateway.responses`.
     """
     return f"{{r:{request_id}}}:answer"
 

@@ -1,10 +1,11 @@
 """The `sluice` command line.
 
-Each command is a module of `gateway.commands` that is imported when the command runs. This lets
+The module of a command is imported when the command runs. This lets
 `sluice worker` run where only the worker's dependencies are installed.
 """
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -14,26 +15,57 @@ from typing_extensions import override
 
 from gateway.errors import ApiError, StartupError
 
-COMMANDS: Final[Mapping[str, str]] = {
-    "up": "Start everything on this machine, for a first look.",
-    "gateway": "Run a gateway.",
-    "worker": "Run a worker.",
-    "jobs": "Run background jobs: usage into the ledger, expiries, webhooks.",
-    "beat": "Tell background jobs when to run.",
-    "tenants": "Create, change, list, suspend and activate tenants.",
-    "projects": "Create, change, list, archive and activate a tenant's projects.",
-    "members": "Add, change, list and remove a tenant's people.",
-    "keys": "Create, change, list, rotate and revoke API keys.",
-    "models": "List models and how they are served, and forget those that are gone.",
-    "plans": "Create, change and list plans: default limits for groups of tenants.",
-    "prices": "Add and list what models cost.",
-    "credits": "Grant, adjust and show prepaid credits.",
-    "webhooks": "Register, list, test and remove a tenant's webhooks.",
-    "usage": "Show, list, export and reconcile usage.",
-    "audit": "List changes and check that their log is whole.",
-    "db": "Create or upgrade the database's schema.",
+PROGRAM: Final = (sys.executable, "-P", "-m", "gateway.cli")
+"""The program of this command line, for commands that start others. With `-P`, Python ignores a
+folder called `gateway` in the current folder."""
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "up": ("gateway.launch.up", "Start everything on this machine, for a first look."),
+    "gateway": ("gateway.commands.gateway", "Run a gateway."),
+    "worker": ("gateway.commands.worker", "Run a worker."),
+    "jobs": (
+        "gateway.commands.jobs",
+        "Run background jobs: usage into the ledger, expiries, webhooks.",
+    ),
+    "beat": ("gateway.commands.beat", "Tell background jobs when to run."),
+    "tenants": (
+        "gateway.management.tenants.command",
+        "Create, change, list, suspend and activate tenants.",
+    ),
+    "projects": (
+        "gateway.management.projects.command",
+        "Create, change, list, archive and activate a tenant's projects.",
+    ),
+    "members": (
+        "gateway.management.members.command",
+        "Add, change, list and remove a tenant's people.",
+    ),
+    "keys": (
+        "gateway.management.keys.command",
+        "Create, change, list, rotate and revoke API keys.",
+    ),
+    "models": (
+        "gateway.commands.models",
+        "List models and how they are served, and forget those that are gone.",
+    ),
+    "plans": (
+        "gateway.management.plans.command",
+        "Create, change and list plans: default limits for groups of tenants.",
+    ),
+    "prices": ("gateway.management.prices.command", "Add and list what models cost."),
+    "credits": ("gateway.management.credits.command", "Grant, adjust and show prepaid credits."),
+    "webhooks": (
+        "gateway.management.webhooks.command",
+        "Register, list, test and remove a tenant's webhooks.",
+    ),
+    "usage": ("gateway.management.usage.command", "Show, list, export and reconcile usage."),
+    "audit": (
+        "gateway.management.audit.command",
+        "List changes and check that their log is whole.",
+    ),
+    "db": ("gateway.commands.db", "Create or upgrade the database's schema."),
 }
-"""Command name (also the name of its module) and its line in `sluice --help`."""
+"""For each command, its module and its line in `sluice --help`."""
 
 EPILOG = """\
 \b
@@ -61,7 +93,7 @@ class SluiceGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            module = importlib.import_module(f"gateway.commands.{cmd_name}")
+            module = importlib.import_module(COMMANDS[cmd_name][0])
         except ModuleNotFoundError as error:
             raise click.ClickException(
                 f"`sluice {cmd_name}` needs the package {error.name}: "
@@ -73,7 +105,7 @@ class SluiceGroup(click.Group):
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -91,7 +123,7 @@ class SluiceGroup(click.Group):
     "sluice",
     cls=SluiceGroup,
     epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "obj": PROGRAM},
 )
 @click.version_option(package_name="sluice")
 def main() -> None:

@@ -17,7 +17,7 @@ from contract.metrics import UNKNOWN
 from contract.redis_url import redis_client
 from contract.scripts import LuaScript
 from gateway import store_telemetry
-from gateway.tasks import end_task
+from gateway.concurrency.tasks import end_task
 
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0

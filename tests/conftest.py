@@ -23,8 +23,8 @@ from typing_extensions import override
 from xdist.remote import Producer
 
 from gateway import redis_client
-from gateway.accounts import schema
-from gateway.accounts.database import Database
+from gateway.database import schema
+from gateway.database.engine import Database
 from tests.support.databases import create_sqlite, make_template, sqlite_url
 from tests.support.deployment import attach, place, uses_deployment
 from tests.support.kinds import DATABASE_PARAMETERS, REDIS_KINDS, REDIS_PARAMETERS

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings
 import gateway.settings
 import worker.settings
 from gateway import errors
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.refused import REFUSED, REFUSED_IN_CHATS
 from tests.support.cases import all_cases

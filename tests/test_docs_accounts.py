@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from contract.tier import ServiceTier
-from gateway.accounts.limits import LimitName
-from gateway.accounts.roles import ROLE_SCOPES
-from gateway.accounts.scopes import Scope
-from gateway.accounts.usage import Outcome
-from gateway.accounts.usage_parts import Dimension
-from gateway.accounts.usage_periods import Bucket
-from gateway.app import create_app, create_operator_app
 from gateway.cli import COMMANDS
 from gateway.jobs.schedule import JOBS
 from gateway.jobs.webhooks import signature
+from gateway.management.usage.parts import Dimension
+from gateway.management.usage.periods import Bucket
+from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.roles import ROLE_SCOPES
+from gateway.tenancy.scopes import Scope
+from gateway.tenancy.usage_record import Outcome
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
 

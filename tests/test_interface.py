@@ -18,8 +18,8 @@ from pydantic_settings import BaseSettings
 
 from contract.metrics import LightHistogram
 from gateway import cli, errors
-from gateway.app import create_app, create_operator_app
 from gateway.jobs.app import create_app as create_celery
+from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
 from worker.settings import Settings as WorkerSettings
 

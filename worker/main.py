@@ -26,11 +26,11 @@ from contract.queue import JobQueue
 from contract.redis_url import redis_client
 from worker import telemetry, tracing
 from worker.backoff import keep_doing
-from worker.catalogue import ANNOUNCE_SECONDS, Catalogue
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.link import Link
-from worker.runner import Runner
+from worker.execution.runner import Runner
+from worker.queue.link import Link
+from worker.registration import ANNOUNCE_SECONDS, Catalogue
 from worker.settings import Settings
 from worker.supervisor import Supervisor
 from worker.tasks import cancel
@@ -57,7 +57,7 @@ def run(settings: Settings) -> int:
 def make_engine(settings: Settings) -> Engine:
     """Return the engine selected by the settings, not started."""
     if settings.engine == "vllm":
-        from worker.engine.vllm import VllmEngine
+        from worker.engine.vllm.engine import VllmEngine
 
         return VllmEngine(settings)
     script = Script(

@@ -8,10 +8,21 @@ from typing import Final, TypedDict
 
 from contract import clock
 from contract.tier import ServiceTier
-from gateway.accounts.database import Database
-from gateway.accounts.key_store import KeyOwner, KeyStore
-from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.records import (
+from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
+from gateway.auth.cache import LookupCache
+from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
+from gateway.auth.principal import Principal
+from gateway.auth.store import Caller, KeyOwner, find_caller, find_owner
+from gateway.database.engine import Database
+from gateway.errors import (
+    AccountSuspendedError,
+    AuthenticationError,
+    ExpiredCredentialError,
+    PermissionDeniedError,
+)
+from gateway.settings import Settings
+from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.tenancy.records import (
     Billing,
     KeyRecord,
     Plan,
@@ -20,20 +31,8 @@ from gateway.accounts.records import (
     Tenant,
     TenantStatus,
 )
-from gateway.accounts.roles import ROLE_SCOPES
-from gateway.accounts.tenant_store import Caller, TenantStore
-from gateway.accounts.times import to_ms
-from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
-from gateway.auth.cache import LookupCache
-from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
-from gateway.auth.principal import Principal
-from gateway.errors import (
-    AccountSuspendedError,
-    AuthenticationError,
-    ExpiredCredentialError,
-    PermissionDeniedError,
-)
-from gateway.settings import Settings
+from gateway.tenancy.roles import ROLE_SCOPES
+from gateway.tenancy.times import to_ms
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
 """Longer credentials are rejected without hashing, since no valid key or token is longer."""
@@ -139,7 +138,7 @@ class Authenticator:
 
     async def _load_key(self, key: ApiKey) -> _KnownKey | None:
         async with self._database.reading() as transaction:
-            owner = await KeyStore(transaction).find_owner(key.prefix)
+            owner = await find_owner(transaction, key.prefix)
         return None if owner is None else _known_key(owner, key)
 
     async def _authenticate_jwt(self, token: str) -> Principal:
@@ -156,8 +155,8 @@ class Authenticator:
 
     async def _load_caller(self, claims: TokenClaims) -> Caller | None:
         async with self._database.reading() as transaction:
-            return await TenantStore(transaction).find_caller(
-                claims.tenant_id, subject=claims.subject, project_id=claims.project_id
+            return await find_caller(
+                transaction, claims.tenant_id, subject=claims.subject, project_id=claims.project_id
             )
 
 

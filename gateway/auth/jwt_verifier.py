@@ -9,11 +9,11 @@ import jwt
 import msgspec
 
 from contract.dialect import Dialect
-from gateway.accounts.checks import is_storable
-from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from gateway.auth.jwks import JwksFile
 from gateway.errors import AuthenticationError, ExpiredCredentialError, shown
 from gateway.settings import JwtAlgorithm, Settings
+from gateway.tenancy.checks import is_storable
+from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 
 MAX_SUBJECT_CHARACTERS: Final = 255
 """Maximum length of `sub` in OpenID Connect.

@@ -6,11 +6,11 @@ from ipaddress import ip_address
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
-from gateway.accounts.grants import BOUNDS, Grant
-from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.records import Network
-from gateway.accounts.scopes import TENANT_SCOPES, Scope
 from gateway.errors import AddressNotAllowedError, PermissionDeniedError
+from gateway.tenancy.grants import BOUNDS, Grant
+from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.tenancy.records import Network
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.auth.authenticator import Authenticator
-from gateway.tasks import end_task
+from gateway.concurrency.tasks import end_task
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Commands of the `sluice` command line, one module each."""
+"""Commands that run a process or prepare one."""

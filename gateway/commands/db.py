@@ -2,12 +2,12 @@
 
 import click
 
-from gateway.accounts import schema
-from gateway.accounts.database import Database
-from gateway.accounts.schema import SchemaState
-from gateway.commands.options import database_option, json_option, runs_async
-from gateway.commands.output import print_json
+from gateway.database import schema
+from gateway.database.engine import Database
+from gateway.database.schema import SchemaState
 from gateway.settings import load_settings
+from gateway.terminal.options import database_option, json_option, runs_async
+from gateway.terminal.output import print_json
 
 EPILOG = """\
 \b

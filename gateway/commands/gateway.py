@@ -4,12 +4,12 @@ import asyncio
 
 import click
 
-from gateway.accounts.database import Database
-from gateway.accounts.schema import require_current_schema
 from gateway.auth.jwt_verifier import JwtVerifier
-from gateway.commands.options import database_option
+from gateway.database.engine import Database
+from gateway.database.schema import require_current_schema
 from gateway.errors import StartupError
 from gateway.settings import Settings, load_settings
+from gateway.terminal.options import database_option
 
 EPILOG = """\
 \b
@@ -51,7 +51,7 @@ def command(
         database_url=database_url,
     )
     asyncio.run(_check(settings))
-    from gateway import serve
+    from gateway.server import serve
 
     serve.run(settings)
 

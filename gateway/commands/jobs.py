@@ -8,11 +8,11 @@ import click
 
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
-from gateway.accounts.database import Database
-from gateway.accounts.schema import require_current_schema
 from gateway.commands.health import answering
-from gateway.commands.options import database_option
+from gateway.database.engine import Database
+from gateway.database.schema import require_current_schema
 from gateway.settings import Settings, load_settings
+from gateway.terminal.options import database_option
 
 EPILOG = """\
 \b

@@ -7,12 +7,12 @@ from typing import Any
 import click
 from redis.exceptions import RedisError
 
-from gateway.commands.options import json_option, runs_async
-from gateway.commands.output import print_json, print_table
 from gateway.dispatch.catalogue import Catalogue, ServedModel
 from gateway.errors import StoreUnavailableError
 from gateway.redis_client import MOST_FLUSHES, PipeliningExecutor, connect
 from gateway.settings import load_settings
+from gateway.terminal.options import json_option, runs_async
+from gateway.terminal.output import print_json, print_table
 
 EPILOG = """\
 \b

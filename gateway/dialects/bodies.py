@@ -6,26 +6,26 @@ import msgspec
 from pydantic import Field
 
 from contract.sampling import SamplingSpec
-from gateway.dialects.chain import read_sampling
-from gateway.dialects.chain_parameters import ChainParameters
 from gateway.dialects.lengths import (
     LengthParameters,
     read_min_tokens,
     read_repetition_detection,
     read_stop_token_ids,
 )
-from gateway.dialects.logit_bias import (
+from gateway.dialects.profile import Profile
+from gateway.dialects.refused import nested_extra
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.sampling.chain import read_sampling
+from gateway.dialects.sampling.chain_parameters import ChainParameters
+from gateway.dialects.sampling.logit_bias import (
     LogitBias,
     TokenChoiceParameters,
     read_allowed_token_ids,
     read_bad_words,
 )
-from gateway.dialects.profile import Profile
-from gateway.dialects.refused import nested_extra
-from gateway.dialects.request import GenerationRequest
 from gateway.dialects.stream_options import AnswerParameters
-from gateway.dialects.structured_outputs import unknown_options
-from gateway.dialects.structures import StructureParameters
+from gateway.dialects.structured.structured_outputs import unknown_options
+from gateway.dialects.structured.structures import StructureParameters
 from gateway.errors import InvalidParameterError, MissingParameterError, shown
 
 

@@ -19,7 +19,6 @@ from gateway.dialects.lengths import (
     read_max_tokens,
     read_stop,
 )
-from gateway.dialects.logit_bias import read_logit_bias
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
     PromptParameters,
@@ -30,13 +29,14 @@ from gateway.dialects.prompts import (
 )
 from gateway.dialects.refused import read_extra
 from gateway.dialects.request import GenerationRequest, Prompt
+from gateway.dialects.sampling.logit_bias import read_logit_bias
 from gateway.dialects.stream_options import (
     read_cache_isolation_key,
     read_service_tier,
     read_stream_options,
 )
-from gateway.dialects.structures import read_structure
-from gateway.dialects.tools import ToolParameters, read_tool_use
+from gateway.dialects.structured.structures import read_structure
+from gateway.dialects.structured.tools import ToolParameters, read_tool_use
 from gateway.errors import InvalidParameterError
 
 

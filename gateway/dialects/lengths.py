@@ -21,8 +21,7 @@ from gateway.dialects.fields import (
     check_length,
     read_token_ids,
 )
-from gateway.dialects.profile import Profile
-from gateway.dialects.request import ContextLengthBehavior
+from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.errors import InvalidParameterError, shown
 

@@ -9,13 +9,19 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from contract.dialect import Dialect
-from gateway.dialects.request import ContextLengthBehavior
 from gateway.errors import ErrorStyle
 
 __all__ = ["ALL_THAT_FIT", "PROFILES", "Dialect", "MirostatUnit", "Profile", "TimingShape"]
 
 ALL_THAT_FIT = -1
 """The max_tokens value for all tokens that fit into the context window."""
+
+
+class ContextLengthBehavior(StrEnum):
+    """What happens if prompt and max_tokens together exceed the context window."""
+
+    TRUNCATE = "truncate"  # max_tokens is lowered to what fits.
+    ERROR = "error"  # The request is rejected.
 
 
 class TimingShape(StrEnum):

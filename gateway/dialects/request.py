@@ -2,27 +2,18 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contract.messages import Ranking
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
-
-if TYPE_CHECKING:
-    from gateway.dialects.profile import Profile
+from gateway.dialects.profile import ContextLengthBehavior, Profile
 
 Prompt = str | list[str | int]
 """One prompt: text, or a list of token ids that may contain text pieces."""
 
 FIT = -1
 """The value of `prompt_tokens_kept` that keeps all tokens that leave room for the completion."""
-
-
-class ContextLengthBehavior(StrEnum):
-    """What happens if prompt and max_tokens together exceed the context window."""
-
-    TRUNCATE = "truncate"  # max_tokens is lowered to what fits.
-    ERROR = "error"  # The request is rejected.
 
 
 class StructureKind(StrEnum):
@@ -116,7 +107,7 @@ class ChatRequest:
     """The parts of a chat that a completion does not have."""
 
     messages: list[dict[str, Any]]
-    """In the form of `gateway.dialects.messages`, before content gets the model's form."""
+    """In the form of `gateway.dialects.chat.messages`, before content gets the model's form."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """As the client described them, for the template; present even if `tool_choice` is none."""
     image_sources: list[ImageSource] = field(default_factory=list)
@@ -124,7 +115,7 @@ class ChatRequest:
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Template variables that the client sets; values are JSON scalars."""
     argument_params: dict[str, str] = field(default_factory=dict)
-    """The parameter that sets each variable (`gateway.dialects.template_arguments`)."""
+    """The parameter that sets each variable (`gateway.dialects.chat.template_arguments`)."""
     thinking_budget_param: str = ""
     """The parameter that gave `SamplingSpec.thinking_budget`; empty if none did."""
     continues_last_message: bool = False
@@ -138,7 +129,7 @@ class ChatRequest:
 class GenerationRequest:
     """A completion or chat request with every default filled in."""
 
-    profile: "Profile"
+    profile: Profile
     model: str | None
     """None means the tenant's only or default model."""
     prompts: list[Prompt]

@@ -8,16 +8,16 @@ import msgspec
 
 from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
-from gateway.dialects.chain_parameters import ChainParameters
-from gateway.dialects.chat import ChatCompletionRequest, tool_choice_param, tools_param
-from gateway.dialects.chat_tools import ChatToolParameters
+from gateway.dialects.chat.request import ChatCompletionRequest, tool_choice_param, tools_param
+from gateway.dialects.chat.tools import ChatToolParameters
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.images import ImageParameters
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ToolMode
-from gateway.dialects.sampling import SamplingParameters
-from gateway.dialects.structures import StructureParameters
-from gateway.dialects.tools import ToolParameters
+from gateway.dialects.sampling.chain_parameters import ChainParameters
+from gateway.dialects.sampling.parameters import SamplingParameters
+from gateway.dialects.structured.structures import StructureParameters
+from gateway.dialects.structured.tools import ToolParameters
 from gateway.errors import (
     MAX_SHOWN_CHARACTERS,
     InvalidParameterError,

@@ -13,8 +13,8 @@ from contract import keys, messages
 from contract.messages import WorkerCard, WorkerState
 from contract.queue import JobQueue, ModelStatus
 from contract.scripts import CommandExecutor
+from gateway.concurrency.tasks import raise_if_cancelled
 from gateway.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
-from gateway.tasks import raise_if_cancelled
 
 REFRESH_SECONDS = 1.0
 RENEWAL_SECONDS = 0.1

@@ -35,6 +35,7 @@ from contract.messages import (
 from contract.outcomes import FailureCode
 from contract.queue import JOBS_AT_ONCE, LostJob
 from gateway import telemetry
+from gateway.concurrency.tasks import in_background, raise_if_cancelled
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.generation import Generation, JobMessage
 from gateway.dispatch.overload import require_enqueued, tell_shed
@@ -42,7 +43,6 @@ from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.recovery import Recoveries
 from gateway.dispatch.ticket import Recovery, Ticket
 from gateway.errors import OverloadedError, TenantQueueFullError, queue_unavailable
-from gateway.tasks import in_background, raise_if_cancelled
 
 MOST_LOSSES = 5
 """Consecutive attempts that may be lost without a token before the job fails."""
@@ -161,7 +161,7 @@ class Dispatcher:
             Ticket(job, model, index, generation, weight, check_at=math.inf)
             for index, job in enumerate(jobs)
         ]
-        generation.tickets = tickets
+        generation.jobs = jobs
         for ticket in tickets:
             generation.expect(ticket.prompt_index, ticket.job)
         # Replies may arrive before the enqueue command returns.
@@ -216,7 +216,7 @@ class Dispatcher:
                 if not ticket.receive(message, now):
                     raise ValueError(f"the history of job {job.id} contradicts itself")
             tickets.append(ticket)
-        generation.tickets = tickets
+        generation.jobs = [ticket.job for ticket in tickets]
         for ticket, each in zip(tickets, adopted, strict=True):
             if not any(isinstance(message, JobFinished | JobFailed) for message in each.history):
                 ticket.has_begun = True
@@ -225,7 +225,8 @@ class Dispatcher:
 
     async def cancel(self, generation: Generation) -> None:
         """Cancel all jobs of the request that are still in flight."""
-        tickets = [t for t in generation.tickets if self._tickets.pop(t.job.handle, None)]
+        popped = (self._tickets.pop(job.handle, None) for job in generation.jobs)
+        tickets = [ticket for ticket in popped if ticket is not None]
         for ticket in tickets:
             ticket.attempts.end("cancelled")
         await asyncio.gather(*(self._drop(ticket) for ticket in tickets))
@@ -237,8 +238,8 @@ class Dispatcher:
 
     def give_up(self, generation: Generation) -> None:
         """Stop following a request that another gateway continues. Its jobs are left unchanged."""
-        for ticket in generation.tickets:
-            if self._tickets.get(ticket.job.handle) is ticket:
+        for job in generation.jobs:
+            if (ticket := self._tickets.get(job.handle)) is not None:
                 self._fail(ticket, FailureCode.TAKEN_OVER)
 
     # -- loops -----------------------------------------------------------------------------------

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from contract.messages import Delta, GenerationJob, JobFinished, JobStarted
 from gateway.dispatch.selection import Message, Selection
-
-if TYPE_CHECKING:
-    from gateway.dispatch.ticket import Ticket
 
 DELTA_BYTES = 64
 """Approximate memory of an unread delta beside its text; each tool call piece takes as much."""
@@ -46,7 +43,8 @@ class Generation:
     ) -> None:
         """Begin without jobs. `turn` is entered for each slice of many replies."""
         self.turn = turn
-        self.tickets: list[Ticket] = []
+        self.jobs: Sequence[GenerationJob] = ()
+        """The enqueued jobs, by prompt."""
         self.started: dict[int, JobStarted] = {}
         """What engines reported about their prompts, by prompt."""
         self.finished: dict[int, JobFinished] = {}
@@ -93,8 +91,8 @@ class Generation:
 
     def delivered_tokens(self, prompt_index: int) -> int:
         """Return how many completion tokens of a prompt the client may have received."""
-        jobs = [ticket.job for ticket in self.tickets if ticket.prompt_index == prompt_index]
-        if any(job.is_ranked for job in jobs) and prompt_index not in self.finished:
+        is_ranked = any(job.is_ranked for job in self.jobs[prompt_index : prompt_index + 1])
+        if is_ranked and prompt_index not in self.finished:
             return 0  # The chosen candidates are not known before the job ends.
         return self.received_tokens[prompt_index]
 
@@ -106,7 +104,7 @@ class Generation:
 
     def release(self) -> None:
         """Break reference cycles, so that memory is freed without the garbage collector."""
-        self.tickets = []
+        self.jobs = ()
         self.on_reply = None
 
     def wake(self) -> None:

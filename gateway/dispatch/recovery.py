@@ -15,9 +15,9 @@ from redis.exceptions import RedisError
 from contract import clock
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
+from gateway.concurrency.tasks import end_task, raise_if_cancelled
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.ticket import Recovery, Ticket
-from gateway.tasks import end_task, raise_if_cancelled
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0

@@ -9,10 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.audit_signing import HeadSigner, SignedHead
-from gateway.accounts.database import Database
+from gateway.database.engine import Database
 from gateway.jobs.outbound import DeliveryError, Outbound
+from gateway.management.audit.log import AuditLog
+from gateway.management.audit.signing import HeadSigner, SignedHead
 from gateway.settings import AUDIT_LOG_SINK, Settings
 
 FILE_MODE: Final = 0o600

@@ -13,12 +13,12 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from contract.metrics import UNKNOWN
-from gateway.accounts.database import Database
-from gateway.accounts.key_expiry import count_expiring_keys
-from gateway.accounts.times import utc_now
+from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
+from gateway.management.keys.expiry import count_expiring_keys
 from gateway.redis_client import observe_memory
+from gateway.tenancy.times import utc_now
 
 LOOK_SECONDS: Final = 5.0
 """Interval of the gauges that are read from Redis."""

@@ -12,13 +12,13 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from contract import clock
+from gateway.concurrency.tasks import end_task
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings
-from gateway.tasks import end_task
 
 GRACE_SECONDS: Final = 5.0
 """How long jobs may continue when the process is shutting down."""

@@ -7,14 +7,14 @@ from typing import Final
 
 from celery.schedules import crontab
 
-from gateway.accounts.alert_service import find_alerts
-from gateway.accounts.key_expiry import audit_expired_keys
-from gateway.accounts.ledger.partitions import make_partitions, months_from
-from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_service import encrypt_secrets
+from gateway.database.ledger.partitions import make_partitions, months_from
 from gateway.jobs import telemetry
-from gateway.jobs.reconcile import reconcile
 from gateway.jobs.services import Services
+from gateway.ledger.reconcile import reconcile
+from gateway.management.alerts.service import find_alerts
+from gateway.management.keys.expiry import audit_expired_keys
+from gateway.management.webhooks.service import encrypt_secrets
+from gateway.tenancy.times import utc_now
 
 logger = logging.getLogger(__name__)
 

@@ -3,26 +3,21 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from redis.asyncio import Redis
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.credit_service import CreditService
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.secret_box import SecretBox
+from gateway.database.engine import Database
+from gateway.database.ledger.rollups import Rollups
 from gateway.jobs.audit_heads import HeadKeeper
-from gateway.jobs.drain import Drain
 from gateway.jobs.outbound import Outbound
-from gateway.jobs.sweep import Sweep
 from gateway.jobs.webhooks import WebhookSender
-from gateway.redis_client import connect
+from gateway.ledger.drain import Drain
+from gateway.ledger.stores import open_stores
+from gateway.ledger.sweep import Sweep
+from gateway.management.credits.service import CreditService
+from gateway.management.webhooks.secret_box import SecretBox
 from gateway.settings import Settings
-
-MAX_CONNECTIONS: Final = 32
-STATEMENT_SECONDS: Final = 60.0
-"""Limit of one statement: rollups of a busy hour take longer than a request may wait."""
+from gateway.tenancy.changes import ChangeAnnouncer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +39,9 @@ class Services:
 @asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
     """Open all services, and close them at the end of the block."""
-    database = Database(
-        settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
-    )
-    redis = connect(settings.redis_url, max_connections=MAX_CONNECTIONS)
     box = SecretBox(settings.plain_encryption_keys())
     outbound = Outbound(allows_private=settings.webhook_allow_private)
-    try:
+    async with open_stores(settings) as (redis, database):
         yield Services(
             redis=redis,
             database=database,
@@ -62,6 +53,3 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             webhooks=WebhookSender(database, outbound, box),
             box=box,
         )
-    finally:
-        await redis.aclose()
-        await database.aclose()

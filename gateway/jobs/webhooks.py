@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Final
 
 from contract import clock
-from gateway.accounts.database import Database
-from gateway.accounts.secret_box import SealedSecretError, SecretBox
-from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_store import Delivery, WebhookStore
+from gateway.database.engine import Database
 from gateway.jobs.outbound import DeliveryError, Outbound
+from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
+from gateway.management.webhooks.store import Delivery, WebhookStore
+from gateway.tenancy.times import utc_now
 
 AT_ONCE: Final = 20
 """Events that are sent concurrently."""

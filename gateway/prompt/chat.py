@@ -11,15 +11,15 @@ from tokenizers import Tokenizer
 
 from contract.clock import now_seconds
 from contract.messages import ChatFormat, WorkerCard
+from gateway.concurrency.large_work import Beside
+from gateway.dialects.chat.template_arguments import RESERVED
 from gateway.dialects.request import ChatRequest, GenerationRequest, Reasoning
-from gateway.dialects.template_arguments import RESERVED
 from gateway.errors import (
     ContextLengthExceededError,
     InvalidParameterError,
     UnsupportedParameterError,
     queue_unavailable,
 )
-from gateway.large_work import Beside
 from gateway.prompt.chat_templates import ChatTemplates
 from gateway.prompt.conversation import for_template, image_count, tools_for_template, written_texts
 from gateway.templates.template import ChatTemplate, RefusedMessagesError, TooLongError

@@ -1,6 +1,6 @@
 """Convert chat messages and tools to the form that the model's chat template takes, as in vLLM.
 
-Steps that do not depend on the model are done earlier (`gateway.dialects.messages`).
+Steps that do not depend on the model are done earlier (`gateway.dialects.chat.messages`).
 """
 
 import itertools

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from contract.messages import WorkerCard
 from contract.sampling import SamplingSpec
+from gateway.concurrency.large_work import Beside
 from gateway.dialects.images import IMAGE_MARK
 from gateway.dialects.request import FIT, GenerationRequest, Prompt
 from gateway.errors import (
@@ -14,7 +15,6 @@ from gateway.errors import (
     InvalidParameterError,
     UnsupportedParameterError,
 )
-from gateway.large_work import Beside
 from gateway.prompt.bias import resolve_sampling
 from gateway.prompt.echo import echoed_text
 from gateway.prompt.infill import find_template

@@ -23,7 +23,7 @@ PIECES_AT_ONCE: Final = 1_024
 class PromptEncoder:
     """Encodes prompts to token ids exactly as the model's own tokenizer does.
 
-    The methods are synchronous, and long texts take long: see `gateway.large_work`.
+    The methods are synchronous, and long texts take long: see `gateway.concurrency.large_work`.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from gateway.dialects.request import FIT, ContextLengthBehavior
+from gateway.dialects.profile import ContextLengthBehavior
+from gateway.dialects.request import FIT
 from gateway.errors import ContextLengthExceededError
 
 UNLIMITED = -1

@@ -8,9 +8,9 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from gateway.accounts.usage import UsageRecord
+from gateway.concurrency.tasks import end_task
 from gateway.quota.store import QuotaStore
-from gateway.tasks import end_task
+from gateway.tenancy.usage_record import UsageRecord
 
 WAIT_SECONDS: Final = 0.25
 """How long the caller waits for an ending, before it continues in the background."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gateway.accounts.limits import LimitName
-from gateway.accounts.usage import MICRO
-from gateway.quota.answers import Admitted, Meter, Refused, SeesUse, sees_all
+from gateway.quota.replies import Admitted, Meter, Refused, SeesUse, sees_all
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.usage_record import MICRO
 
 REMEMBERED_MS: Final = 60_250
 """A minute and one slot of the window: after this time, all current usage has left the window."""

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Final
 
-from gateway.accounts.limits import LimitName
-from gateway.accounts.scopes import Scope
 from gateway.errors import InsufficientQuotaError, RateLimitError, RefusingLimit
-from gateway.quota.answers import Refused, SeesUse, sees_all
 from gateway.quota.headers import dollars, headers_of
+from gateway.quota.replies import Refused, SeesUse, sees_all
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.scopes import Scope
 
 CREDIT: Final = "credit_micros"
 """Name of the prepaid credit among the limits."""

@@ -10,9 +10,12 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from contract import keys
-from gateway.accounts.usage import UsageRecord
+from gateway.concurrency.tasks import raise_if_cancelled
 from gateway.errors import StoreUnavailableError
-from gateway.quota.answers import (
+from gateway.quota.endings import Ending, Endings
+from gateway.quota.headers import headers_of
+from gateway.quota.refusals import refusal_error
+from gateway.quota.replies import (
     Admitted,
     NeedsSeed,
     Refused,
@@ -21,13 +24,10 @@ from gateway.quota.answers import (
     SeesUse,
     sees_all,
 )
-from gateway.quota.endings import Ending, Endings
-from gateway.quota.headers import headers_of
-from gateway.quota.refusals import refusal_error
 from gateway.quota.restoring import Restoring
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
-from gateway.tasks import raise_if_cancelled
+from gateway.tenancy.usage_record import UsageRecord
 
 LEASE_MS: Final = 30_000
 """Lease of a reservation.
@@ -134,7 +134,7 @@ class Reservations:
     async def run(self) -> None:
         """Retry endings that did not arrive or were lost, until cancelled.
 
-        `gateway.lifeline` renews leases.
+        `gateway.heartbeat` renews leases.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_server())

@@ -8,8 +8,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreUnavailableError
-from gateway.quota.answers import Admitted, ReservationRequest, ReserveAnswer
 from gateway.quota.endings import Ending, Endings
+from gateway.quota.replies import Admitted, ReservationRequest, ReserveAnswer
 
 AT_ONCE: Final = 100
 

@@ -14,12 +14,12 @@ from typing import Final, Protocol
 from redis.exceptions import RedisError
 
 from contract import keys
-from gateway.accounts.limits import LimitScope, SubjectLimits
-from gateway.accounts.usage import UsageRecord
 from gateway.errors import StoreUnavailableError
-from gateway.quota.answers import SubjectStatus
 from gateway.quota.periods import day_of, day_start_ms, month_of, month_start_ms
+from gateway.quota.replies import SubjectStatus
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import UsageRecord
 
 MOST_TRIES: Final = 20
 """Maximum attempts until the counters of a subject are stable.

@@ -9,10 +9,10 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
-from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
 from gateway.errors import queue_unavailable
-from gateway.quota.answers import Refused
 from gateway.quota.refusals import refusal_error
+from gateway.quota.replies import Refused
+from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
 
 SMALL_BYTES: Final = 16_384
 """Smaller requests are not counted unless they are stored for long: their number is bounded."""

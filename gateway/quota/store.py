@@ -11,15 +11,7 @@ import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
-from gateway.accounts.limits import (
-    RESERVED_LIMITS,
-    LimitName,
-    LimitScope,
-    SubjectLimits,
-    subject_of,
-)
-from gateway.accounts.usage import UsageRecord, encode_usage, readable_usage
-from gateway.quota.answers import (
+from gateway.quota.replies import (
     Admitted,
     AuditResult,
     ExpiredReservation,
@@ -31,6 +23,14 @@ from gateway.quota.answers import (
     SubjectStatus,
     Withdrawn,
 )
+from gateway.tenancy.limits import (
+    RESERVED_LIMITS,
+    LimitName,
+    LimitScope,
+    SubjectLimits,
+    subject_of,
+)
+from gateway.tenancy.usage_record import UsageRecord, encode_usage, readable_usage
 
 USAGE_PAGE: Final = 200
 """Usage records per read, so that reading many of them does not block other work."""

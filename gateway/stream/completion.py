@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.messages import Delta, JobFinished
-from gateway.accounts.usage import MICRO
 from gateway.dialects.request import GenerationRequest
+from gateway.tenancy.usage_record import MICRO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ import msgspec
 
 from gateway.dialects.request import Reasoning, Structure, ToolUse
 from gateway.errors import InvalidGrammarError, OverloadedError
-from gateway.structure import messages
 from gateway.structure.constraint import Constraint
 from gateway.structure.limits import MAX_SOURCE_BYTES
-from gateway.structure.messages import Task, Template, Verdict
-from gateway.structure.pool import (
+from gateway.structure.sandbox import messages
+from gateway.structure.sandbox.messages import Task, Template, Verdict
+from gateway.structure.sandbox.pool import (
     SandboxDiedError,
     SandboxPool,
     SandboxSettings,

@@ -6,8 +6,8 @@ from gateway.dialects.request import Structure, StructureKind
 from gateway.structure import lark
 from gateway.structure.clients_lark import from_lark, from_llguidance
 from gateway.structure.errors import RefusedError
-from gateway.structure.gbnf import from_gbnf
-from gateway.structure.gbnf_regular import literal_expression
+from gateway.structure.gbnf.compile import from_gbnf
+from gateway.structure.gbnf.regular import literal_expression
 from gateway.structure.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
 from gateway.structure.regexes import regex_terminal
 from gateway.structure.schemas import json_from_schema

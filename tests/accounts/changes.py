@@ -5,13 +5,13 @@ from typing import Any
 from redis.asyncio import Redis
 
 from contract.keys import KEY_EVENTS
-from gateway.accounts.audit import AuditEntry, AuditLog
-from gateway.accounts.database import Database
-from gateway.accounts.grants import BOUNDS, Grant
-from gateway.accounts.limits import Limits
-from gateway.accounts.scopes import TENANT_SCOPES
-from gateway.accounts.tables import PlanRow
-from gateway.accounts.times import utc_now
+from gateway.database.engine import Database
+from gateway.database.tables import PlanRow
+from gateway.management.audit.log import AuditEntry, AuditLog
+from gateway.tenancy.grants import BOUNDS, Grant
+from gateway.tenancy.limits import Limits
+from gateway.tenancy.scopes import TENANT_SCOPES
+from gateway.tenancy.times import utc_now
 
 
 def grant(*, is_operator: bool = False, **bounds: Any) -> Grant:

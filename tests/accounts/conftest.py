@@ -3,12 +3,12 @@
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.member_service import MemberService
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.management.keys.service import KeyService
+from gateway.management.members.service import MemberService
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import msgspec
 from sqlalchemy import delete
 
 from contract.tier import ServiceTier
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.partitions import make_partitions, month_start
-from gateway.accounts.ledger.rows import day_of, hour_of
-from gateway.accounts.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
-from gateway.accounts.times import to_ms, to_time
-from gateway.accounts.usage import Counts, Outcome, UsageRecord
-from gateway.accounts.usage_parts import UsageSums
+from gateway.database.engine import Database
+from gateway.database.ledger.partitions import make_partitions, month_start
+from gateway.database.ledger.rows import day_of, hour_of
+from gateway.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
+from gateway.management.usage.parts import UsageSums
+from gateway.tenancy.times import to_ms, to_time
+from gateway.tenancy.usage_record import Counts, Outcome, UsageRecord
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)
 

@@ -4,8 +4,8 @@ from ipaddress import ip_network
 
 import pytest
 
-from gateway.accounts.addresses import MAX_ADDRESSES, read_addresses
 from gateway.errors import InvalidParameterError
+from gateway.management.keys.addresses import MAX_ADDRESSES, read_addresses
 from tests.support.cases import all_cases, case
 
 

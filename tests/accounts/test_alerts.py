@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.alert_service import find_alerts
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.credit_service import CreditService
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName, LimitScope
-from gateway.accounts.plan_service import PlanService
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.records import Billing, Webhook
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_service import WebhookService
-from gateway.accounts.webhook_store import WebhookStore
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
+from gateway.management.alerts.service import find_alerts
+from gateway.management.credits.service import CreditService
+from gateway.management.keys.service import KeyService
+from gateway.management.plans.service import PlanService
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
+from gateway.management.webhooks.service import WebhookService
+from gateway.management.webhooks.store import WebhookStore
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.limits import LimitName, LimitScope
+from gateway.tenancy.records import Billing, Webhook
+from gateway.tenancy.times import utc_now
 from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.postgres_server import NOWHERE

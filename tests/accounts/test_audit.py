@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import delete, insert, text, update
 from sqlalchemy.exc import DBAPIError
 
-from gateway.accounts import audit
-from gateway.accounts.audit import AuditLog, AuditLogBrokenError, ChainState, row_hash
-from gateway.accounts.audit_service import AuditFilter, AuditService
-from gateway.accounts.audit_signing import ACTION, HeadSigner, SignedHead
-from gateway.accounts.database import Database
-from gateway.accounts.tables import AuditRow
-from gateway.accounts.times import utc_now
+from gateway.database.engine import Database
+from gateway.database.tables import AuditRow
 from gateway.errors import StoreUnavailableError
+from gateway.management.audit import log as audit
+from gateway.management.audit.log import AuditLog, AuditLogBrokenError, ChainState, row_hash
+from gateway.management.audit.service import AuditFilter, AuditService
+from gateway.management.audit.signing import ACTION, HeadSigner, SignedHead
+from gateway.tenancy.times import utc_now
 from tests.support.kinds import every_database
 
 MEBIBYTE = 1 << 20

@@ -6,16 +6,16 @@ from types import MappingProxyType
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts import capacity
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.member_service import MemberService
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.records import Role
-from gateway.accounts.tables import ApiKeyRow, MemberRow, ProjectRow
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.database.tables import ApiKeyRow, MemberRow, ProjectRow
 from gateway.errors import ConflictError
+from gateway.management.keys.service import KeyService
+from gateway.management.members.service import MemberService
+from gateway.management.projects.service import ProjectService
+from gateway.management.shared import capacity
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.records import Role
 from tests.support.kinds import every_database
 
 

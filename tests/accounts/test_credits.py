@@ -8,17 +8,17 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.accounts.audit import SYSTEM, AuditLog
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.credit_checks import MAX_AMOUNT_MICROS
-from gateway.accounts.credit_service import GRACE, CreditService
-from gateway.accounts.database import Database
-from gateway.accounts.paging import PageRequest
-from gateway.accounts.records import Credit, CreditKind
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
+from gateway.database.engine import Database
+from gateway.database.paging import PageRequest
 from gateway.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
+from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.credits.checks import MAX_AMOUNT_MICROS
+from gateway.management.credits.service import GRACE, CreditService
+from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.records import Credit, CreditKind
+from gateway.tenancy.times import utc_now
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database
 from tests.support.ledger import use

@@ -8,18 +8,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.addresses import read_addresses
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.grants import BOUNDS
-from gateway.accounts.key_store import KeyStore
-from gateway.accounts.limits import FromPlan, LimitName, Limits
-from gateway.accounts.paging import PageRequest
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_rules import MAX_GRACE
-from gateway.auth.key_service import CreatedKey, KeyService
+from gateway.database.engine import Database
+from gateway.database.paging import PageRequest
 from gateway.errors import (
     BadRequestError,
     ChangeNotAnnouncedError,
@@ -27,7 +17,17 @@ from gateway.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+from gateway.management.keys.addresses import read_addresses
+from gateway.management.keys.rules import MAX_GRACE
+from gateway.management.keys.service import CreatedKey, KeyService
+from gateway.management.keys.store import KeyStore
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.grants import BOUNDS
+from gateway.tenancy.limits import FromPlan, LimitName, Limits
+from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database

@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from gateway.accounts import key_expiry
-from gateway.accounts.audit import AuditEntry, AuditLog
-from gateway.accounts.database import Database
-from gateway.accounts.key_expiry import audit_expired_keys
-from gateway.accounts.tables import ApiKeyRow
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.database.tables import ApiKeyRow
+from gateway.management.audit.log import AuditEntry, AuditLog
+from gateway.management.keys import expiry as key_expiry
+from gateway.management.keys.expiry import audit_expired_keys
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.times import utc_now
 from tests.support.kinds import every_database
 
 HOUR = timedelta(hours=1)

@@ -12,12 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from contract.dialect import Dialect
 from contract.keys import KEY_EVENTS
-from gateway.accounts.database import Database
-from gateway.accounts.key_store import KeyStore
-from gateway.accounts.scopes import DEFAULT_SCOPES, Scope
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
 from gateway.errors import InvalidParameterError, NotFoundError
+from gateway.management.keys.service import KeyService
+from gateway.management.keys.store import KeyStore
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.scopes import DEFAULT_SCOPES, Scope
 from tests.support.cases import case
 from tests.support.kinds import every_database
 

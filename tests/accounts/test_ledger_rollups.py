@@ -10,19 +10,19 @@ import pytest
 from sqlalchemy import delete, func, select, text, update
 
 from contract.tier import ServiceTier
-from gateway.accounts.database import Database
-from gateway.accounts.ledger import rollups as rollups_module
-from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.ledger.rows import day_of, hour_of, row_of
-from gateway.accounts.ledger.store import LedgerStore
-from gateway.accounts.tables import (
+from gateway.database.engine import Database
+from gateway.database.ledger import rollups as rollups_module
+from gateway.database.ledger.rollups import Rollups
+from gateway.database.ledger.rows import day_of, hour_of, row_of
+from gateway.database.ledger.store import LedgerStore
+from gateway.database.tables import (
     FAILED_OUTCOMES,
     DirtyHourRow,
     LedgerRow,
     RollupPeriod,
     RollupRow,
 )
-from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.limits import (
+from gateway.errors import InvalidParameterError
+from gateway.tenancy.limits import (
     MAX_LIMIT,
     FromPlan,
     LimitName,
     changed_limits,
     read_limit_changes,
 )
-from gateway.errors import InvalidParameterError
 from tests.support.cases import all_cases
 
 

@@ -7,12 +7,8 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.database import Database
-from gateway.accounts.member_service import MemberService
-from gateway.accounts.paging import PageRequest
-from gateway.accounts.records import Role
-from gateway.accounts.scopes import Scope
-from gateway.accounts.tenant_service import TenantService
+from gateway.database.engine import Database
+from gateway.database.paging import PageRequest
 from gateway.errors import (
     BadRequestError,
     ConflictError,
@@ -20,6 +16,10 @@ from gateway.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+from gateway.management.members.service import MemberService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.records import Role
+from gateway.tenancy.scopes import Scope
 from tests.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database

@@ -7,12 +7,12 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.keys import KEY_EVENTS
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName, LimitScope
-from gateway.accounts.plan_service import PlanService
+from gateway.database.engine import Database
 from gateway.errors import ConflictError, InvalidParameterError, NotFoundError
+from gateway.management.audit.log import AuditLog
+from gateway.management.plans.service import PlanService
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.limits import LimitName, LimitScope
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

@@ -8,16 +8,16 @@ import pytest
 from redis.asyncio import Redis
 
 from contract.tier import ServiceTier
-from gateway.accounts import price_book as price_books
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.price_book import PriceBook
-from gateway.accounts.price_service import PriceService
-from gateway.accounts.times import utc_now
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
+from gateway.concurrency.tasks import end_task
+from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
-from gateway.tasks import end_task
+from gateway.management.prices.service import PriceService
+from gateway.quota import price_book as price_books
+from gateway.quota.price_book import PriceBook
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.times import utc_now
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.postgres_server import NOWHERE

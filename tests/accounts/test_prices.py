@@ -10,12 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from contract.keys import KEY_EVENTS
 from contract.tier import ServiceTier
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.price_service import MAX_PRICE_MICROS, PriceService
-from gateway.accounts.times import utc_now
+from gateway.database.engine import Database
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from gateway.management.audit.log import AuditLog
+from gateway.management.prices.service import MAX_PRICE_MICROS, PriceService
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.times import utc_now
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

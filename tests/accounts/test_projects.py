@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.database import Database
-from gateway.accounts.limits import FromPlan, LimitChanges, LimitName
-from gateway.accounts.paging import PageRequest
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.records import ProjectStatus
-from gateway.accounts.tenant_service import TenantService
+from gateway.database.engine import Database
+from gateway.database.paging import PageRequest
 from gateway.errors import InvalidParameterError, NotFoundError
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.limits import FromPlan, LimitChanges, LimitName
+from gateway.tenancy.records import ProjectStatus
 from tests.accounts.changes import announced, audited
 from tests.support.cases import case
 from tests.support.kinds import every_database

@@ -9,13 +9,13 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from gateway.accounts import schema
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.partitions import make_partitions, months_from
-from gateway.accounts.schema import SchemaNotCurrentError, SchemaState
-from gateway.accounts.tables import Table
-from gateway.accounts.tenant_store import TenantStore
+from gateway.database import schema
+from gateway.database.engine import Database
+from gateway.database.ledger.partitions import make_partitions, months_from
+from gateway.database.schema import SchemaNotCurrentError, SchemaState
+from gateway.database.tables import Table
 from gateway.errors import InvalidParameterError, StoreUnavailableError
+from gateway.management.tenants.store import TenantStore
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 

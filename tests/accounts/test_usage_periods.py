@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.accounts.ledger.rows import day_of, hour_of
-from gateway.accounts.usage_periods import (
+from gateway.database.ledger.rows import day_of, hour_of
+from gateway.management.usage.periods import (
     DAY,
     HOUR,
     MAX_SPANS,

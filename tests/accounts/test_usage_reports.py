@@ -13,22 +13,22 @@ import pytest
 from sqlalchemy import update
 
 from contract.tier import ServiceTier
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.rows import day_of, hour_of
-from gateway.accounts.tables import RollupPeriod, RollupRow
-from gateway.accounts.times import to_time
-from gateway.accounts.usage import Outcome, UsageRecord
-from gateway.accounts.usage_parts import Dimension, UsageFilter, UsageSums
-from gateway.accounts.usage_periods import DAY, HOUR, Bucket, Span
-from gateway.accounts.usage_service import (
+from gateway.database.engine import Database
+from gateway.database.ledger.rows import day_of, hour_of
+from gateway.database.tables import RollupPeriod, RollupRow
+from gateway.errors import NotFoundError, StoreUnavailableError
+from gateway.management.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.management.usage.periods import DAY, HOUR, Bucket, Span
+from gateway.management.usage.service import (
     ReportRequest,
     UsageReport,
     UsageService,
     UsageSlice,
     position,
 )
-from gateway.accounts.usage_store import UsageStore
-from gateway.errors import NotFoundError, StoreUnavailableError
+from gateway.management.usage.store import UsageStore
+from gateway.tenancy.times import to_time
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record, sum_up, totals
 from tests.support.kinds import DATABASE_KINDS, every_database
 
@@ -315,7 +315,7 @@ async def test_one_request_is_found_by_its_tenant_only(database: Database) -> No
 async def test_export_has_every_request_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.accounts.usage_service.EXPORT_PAGE", 7)
+    monkeypatch.setattr("gateway.management.usage.service.EXPORT_PAGE", 7)
     records = [record(NOON + number % 5 * HOUR) for number in range(30)]
     await add(database, records)
     seen: list[UsageRecord] = []

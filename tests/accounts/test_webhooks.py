@@ -11,27 +11,27 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import update
 
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.database import Database
-from gateway.accounts.records import Webhook
-from gateway.accounts.secret_box import SealedSecretError, SecretBox
-from gateway.accounts.tables import WebhookEventRow, WebhookRow
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_service import (
+from gateway.database.engine import Database
+from gateway.database.tables import WebhookEventRow, WebhookRow
+from gateway.errors import BadRequestError, ConflictError, InvalidParameterError, NotFoundError
+from gateway.management.audit.log import AuditLog
+from gateway.management.tenants.service import TenantService
+from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
+from gateway.management.webhooks.service import (
     MAX_WEBHOOKS,
     WebhookService,
     encrypt_secrets,
     make_event,
 )
-from gateway.accounts.webhook_store import (
+from gateway.management.webhooks.store import (
     CLAIM,
     Delivery,
     EventName,
     StoredSecret,
     WebhookStore,
 )
-from gateway.errors import BadRequestError, ConflictError, InvalidParameterError, NotFoundError
+from gateway.tenancy.records import Webhook
+from gateway.tenancy.times import utc_now
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 from tests.support.secret_box import BOX, ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY
@@ -113,7 +113,7 @@ async def test_secret_is_kept_encrypted_and_nothing_is_registered_without_a_key(
 async def test_plain_secrets_and_those_of_former_keys_come_under_the_first_key(
     webhooks: WebhookService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.accounts.webhook_service.AT_ONCE", 2)
+    monkeypatch.setattr("gateway.management.webhooks.service.AT_ONCE", 2)
     created = [await webhooks.create("acme", URL) for _ in range(4)]
     secrets = {webhook.id: webhook.secret for webhook in created}
     plain, foreign, *_ = secrets
@@ -203,7 +203,7 @@ async def test_test_event_is_due_once_a_minute(
     webhooks: WebhookService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = utc_now()
-    monkeypatch.setattr("gateway.accounts.webhook_service.utc_now", lambda: now)
+    monkeypatch.setattr("gateway.management.webhooks.service.utc_now", lambda: now)
     webhook = await webhooks.create("acme", URL)
     event = await webhooks.test("acme", webhook.id)
     with pytest.raises(ConflictError, match="in this minute already"):

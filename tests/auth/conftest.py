@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.key_service import CreatedKey, KeyService
+from gateway.database.engine import Database
+from gateway.management.keys.service import CreatedKey, KeyService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
 from tests.auth.gateways import Gateway, have_found_their_place
 from tests.support.redis_server import RedisServer
 

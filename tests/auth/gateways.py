@@ -2,11 +2,11 @@
 
 import asyncio
 
-from gateway.accounts.database import Database
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.key_service import CreatedKey
 from gateway.auth.revocation import RevocationListener
+from gateway.database.engine import Database
 from gateway.errors import ApiError
+from gateway.management.keys.service import CreatedKey
 from gateway.redis_client import connect
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -9,29 +9,29 @@ import jwt
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.addresses import read_addresses
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName, LimitScope
-from gateway.accounts.member_service import MemberService
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.records import Role
-from gateway.accounts.roles import ROLE_SCOPES
-from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
-from gateway.accounts.tables import PlanRow
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import JwtVerifier
-from gateway.auth.key_service import KeyService
 from gateway.auth.principal import Principal
+from gateway.database.engine import Database
+from gateway.database.tables import PlanRow
 from gateway.errors import (
     AccountSuspendedError,
     AddressNotAllowedError,
     AuthenticationError,
     PermissionDeniedError,
 )
+from gateway.management.keys.addresses import read_addresses
+from gateway.management.keys.service import KeyService
+from gateway.management.members.service import MemberService
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
 from gateway.settings import JwtAlgorithm
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.limits import LimitName, LimitScope
+from gateway.tenancy.records import Role
+from gateway.tenancy.roles import ROLE_SCOPES
+from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.tenancy.times import utc_now
 
 SECRET = "a secret of thirty-two bytes or more"
 

@@ -14,12 +14,9 @@ from sqlalchemy import event
 
 from contract import clock
 from contract.dialect import Dialect
-from gateway.accounts.database import Database
-from gateway.accounts.scopes import Scope
-from gateway.accounts.tenant_service import TenantService
 from gateway.auth.api_key import ApiKey
 from gateway.auth.authenticator import MAX_CREDENTIAL_CHARACTERS, Authenticator
-from gateway.auth.key_service import CreatedKey, KeyService
+from gateway.database.engine import Database
 from gateway.errors import (
     AccountSuspendedError,
     AuthenticationError,
@@ -27,6 +24,9 @@ from gateway.errors import (
     PermissionDeniedError,
     StoreUnavailableError,
 )
+from gateway.management.keys.service import CreatedKey, KeyService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.scopes import Scope
 
 
 def _bearer(key: CreatedKey) -> str:

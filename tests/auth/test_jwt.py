@@ -20,14 +20,14 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from pydantic import ValidationError
 
 from contract.dialect import Dialect
-from gateway.accounts.database import Database
-from gateway.accounts.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
-from gateway.accounts.tenant_service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwks import CHECK_SECONDS, JwksError, JwksFile
 from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.database.engine import Database
 from gateway.errors import AccountSuspendedError, AuthenticationError, ExpiredCredentialError
+from gateway.management.tenants.service import TenantService
 from gateway.settings import JwtAlgorithm, Settings
+from gateway.tenancy.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 from tests.support.cases import all_cases, case
 
 ISSUER = "https://login.example"

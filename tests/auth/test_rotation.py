@@ -8,9 +8,9 @@ import pytest
 from contract import clock
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.key_service import CreatedKey, KeyService
 from gateway.auth.principal import Principal
 from gateway.errors import ApiError, AuthenticationError, ExpiredCredentialError
+from gateway.management.keys.service import CreatedKey, KeyService
 from tests.auth.gateways import Gateway, all_accept, until_refused
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.accounts.usage import Outcome
+from gateway.tenancy.usage_record import Outcome
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.machine import Standstill
 from tests.chaos.story import Ending, Manner, Story, Stretch

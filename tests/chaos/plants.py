@@ -94,7 +94,7 @@ def _never_drop() -> None:
 
 def _reserve_twice() -> None:
     """Every fifth request is reserved for twice, and settled once. What is left goes once this is disarmed."""
-    from gateway.quota.answers import ReservationRequest
+    from gateway.quota.replies import ReservationRequest
     from gateway.quota.store import QuotaStore
 
     reserve, calls, twins = QuotaStore.reserve, [0], list[ReservationRequest]()
@@ -115,8 +115,8 @@ def _reserve_twice() -> None:
 
 def _skip_settling() -> None:
     """Every fifth request is not settled when it ends, but once this is disarmed."""
-    from gateway.accounts.usage import UsageRecord
     from gateway.quota.reservations import Reservations
+    from gateway.tenancy.usage_record import UsageRecord
 
     settle, calls, skipped = Reservations.settle, [0], list[UsageRecord]()
 
@@ -135,8 +135,8 @@ def _skip_settling() -> None:
 
 def _charge_more() -> None:
     """Every fifth request is recorded with a token too many."""
-    from gateway.accounts.usage import UsageRecord
     from gateway.quota.reservations import Reservations
+    from gateway.tenancy.usage_record import UsageRecord
 
     settle, calls = Reservations.settle, [0]
 

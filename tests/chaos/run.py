@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from gateway.accounts import schema
-from gateway.accounts.records import Billing
+from gateway.database import schema
+from gateway.tenancy.records import Billing
 from tests.chaos.deployment import CLOCKED, Deployment, Member, Size, deployed
 from tests.chaos.faults import Havoc, each_once, schedule
 from tests.chaos.figures import Figures, figures_of

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.usage import Outcome
 from gateway.stream.tool_calls import call_id
+from gateway.tenancy.usage_record import Outcome
 from tests.chaos.faults import Fault, Kind, schedule
 from tests.chaos.judge import judge_growth, judge_manners, judge_rows, judge_stories
 from tests.chaos.machine import Standstill

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.commands import bring_up, up
-from gateway.commands.bring_up import BringUp
-from gateway.commands.child import ChildSpec
-from gateway.commands.plan import Plan, make_plan
+from gateway.launch import bring_up, up
+from gateway.launch.bring_up import BringUp
+from gateway.launch.child import ChildSpec
+from gateway.launch.launch_plan import LaunchPlan, make_plan
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive
@@ -40,7 +40,7 @@ async def test_signal_during_the_start_leaves_nothing(
         )
         for name, log in logs.items()
     }
-    plan = Plan(
+    plan = LaunchPlan(
         folder=tmp_path / ".sluice",
         model_name="m",
         redis_url=redis_server.url,
@@ -73,7 +73,7 @@ def test_model_that_cannot_be_loaded_ends_the_start(
     """With the real worker alone; the file that an earlier run has left is gone."""
     monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
 
-    def only_the_worker(*given: Any) -> Plan:
+    def only_the_worker(*given: Any) -> LaunchPlan:
         return replace(make_plan(*given), jobs=[], gateways=[])
 
     monkeypatch.setattr(up, "make_plan", only_the_worker)

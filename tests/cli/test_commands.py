@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gateway.accounts.database import Database
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.principal import Principal
+from gateway.database.engine import Database
 from gateway.errors import AuthenticationError
 from gateway.settings import load_settings
 from tests.support.cases import case

@@ -1,6 +1,6 @@
 """The key that `sluice up` prepares."""
 
-from gateway.commands.demo import prepare_key
+from gateway.launch.demo import prepare_key
 from tests.support.redis_server import RedisServer
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gateway.accounts.audit import AuditEntry, AuditLog
-from gateway.accounts.database import Database
+from gateway.database.engine import Database
+from gateway.management.audit.log import AuditEntry, AuditLog
 from gateway.settings import load_settings
 from tests.support.cases import case
 

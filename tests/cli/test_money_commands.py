@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gateway.commands.money import show_dollars
+from gateway.terminal.money import show_dollars
 from tests.support.cases import case
 from tests.support.secret_box import ENCRYPTION_KEY
 

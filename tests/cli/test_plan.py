@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.plan import UpOptions, make_plan
+from gateway.launch.launch_plan import UpOptions, make_plan
 from gateway.settings import Settings
 
 
 def worker_command(folder: Path, *arguments: str, model: str | None = None) -> tuple[str, ...]:
     options = UpOptions(
+        sluice=("sluice",),
         port=None,
         operator_port=None,
         gateways=1,
@@ -40,6 +41,7 @@ def test_several_gateways_and_workers_have_ports_names_and_logs_of_their_own(
     tmp_path: Path,
 ) -> None:
     options = UpOptions(
+        sluice=("sluice",),
         port=None,
         operator_port=None,
         gateways=2,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands import supervisor as module
-from gateway.commands.child import ChildSpec, describe_exit
-from gateway.commands.supervisor import ChildDiedError, Supervisor
+from gateway.launch import supervisor as module
+from gateway.launch.child import ChildSpec, describe_exit
+from gateway.launch.supervisor import ChildDiedError, Supervisor
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
 
@@ -184,10 +184,10 @@ async def test_configuration_is_read_from_standard_input(tmp_path: Path) -> None
 SUPERVISED = """
 import asyncio, sys
 from pathlib import Path
-from gateway.commands import child
-from gateway.commands.child import ChildSpec
-from gateway.commands.supervisor import Supervisor
-from gateway.commands.tether import adopt_orphans
+from gateway.launch import child
+from gateway.launch.child import ChildSpec
+from gateway.launch.supervisor import Supervisor
+from gateway.concurrency.tether import adopt_orphans
 
 child.ORPHAN_SECONDS = 0.3
 

@@ -25,10 +25,10 @@ import pytest
 import redis
 
 from contract import keys
-from gateway.accounts.usage import UsageRecord, encode_usage
-from gateway.commands.demo import DemoFile
-from gateway.commands.ports import find_ports, require_ports
 from gateway.errors import StartupError
+from gateway.launch.demo import DemoFile
+from gateway.launch.ports import find_ports, require_ports
+from gateway.tenancy.usage_record import UsageRecord, encode_usage
 from tests.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until

@@ -16,10 +16,10 @@ from click.testing import Result
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.audit_signing import HeadSigner, SignedHead
-from gateway.accounts.database import Database
-from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
+from gateway.database.engine import Database
+from gateway.management.audit.log import AuditLog
+from gateway.management.audit.signing import HeadSigner, SignedHead
+from gateway.tenancy.usage_record import Outcome, UsageRecord, encode_usage
 from tests.accounts.ledger_rows import NOON, add, record
 from tests.support.cases import case
 from tests.support.processes import free_port

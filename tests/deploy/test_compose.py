@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings
 import gateway.settings
 import worker.settings
 from gateway.cli import main
-from gateway.commands import plan
+from gateway.launch import launch_plan
 from tests.deploy import compose_file
 from tests.deploy.compose_file import (
     ENVIRONMENT,
@@ -315,14 +315,14 @@ def test_time_to_stop_is_enough_for_an_orderly_end(
         settings: Any = settings_of(service)()
     if service.name == "gateway":
         needed = (settings.drain_delay + settings.drain_timeout).total_seconds()
-        needed += plan.DRAIN_MARGIN_SECONDS
+        needed += launch_plan.DRAIN_MARGIN_SECONDS
     elif service.name == "celery":
-        needed = plan.JOBS_STOP_SECONDS
+        needed = launch_plan.JOBS_STOP_SECONDS
     elif service.name == "beat":
-        needed = plan.BEAT_STOP_SECONDS
+        needed = launch_plan.BEAT_STOP_SECONDS
     else:
         # As `sluice up` gives it, which is meant for the default.
-        needed = plan.WORKER_STOP_SECONDS - 30.0 + settings.drain_seconds
+        needed = launch_plan.WORKER_STOP_SECONDS - 30.0 + settings.drain_seconds
     assert needed <= service.stop_seconds <= needed + 10
 
 

@@ -165,7 +165,7 @@ sys.meta_path.insert(0, OnlyInstalled())
 """
 PROCESSES = """
 import gateway.commands.beat, gateway.commands.db, gateway.commands.gateway, gateway.commands.jobs
-import gateway.jobs.app, gateway.jobs.runner, gateway.serve
+import gateway.jobs.app, gateway.jobs.runner, gateway.server.serve
 import worker.__main__, worker.engine.scripted
 assert "tokenizers" in sys.modules
 # Only processes that trace load it.

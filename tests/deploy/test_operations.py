@@ -12,7 +12,7 @@ import pytest
 
 import worker.__main__
 from gateway.cli import main
-from gateway.commands import plan
+from gateway.launch import launch_plan
 from tests.deploy.compose_file import services
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
@@ -123,12 +123,12 @@ def test_values_that_are_shown_are_taken_by_the_chart(tmp_path: Path) -> None:
 
 def test_times_to_stop_are_those_that_are_given() -> None:
     # What `sluice up` gives; test_compose.py holds the services against the same.
-    worker_margin = plan.WORKER_STOP_SECONDS - Settings.model_fields["drain_seconds"].default
+    worker_margin = launch_plan.WORKER_STOP_SECONDS - Settings.model_fields["drain_seconds"].default
     section = PAGE.partition("## Upgrade without downtime")[2].partition("\n## ")[0]
     told = re.findall(r"^\| (.+?) \|.*\| ([^|]+) \|$", section, re.MULTILINE)
     assert dict(told[1:]) == {
-        "gateway": f"both settings plus {plan.DRAIN_MARGIN_SECONDS:.0f} s",
+        "gateway": f"both settings plus {launch_plan.DRAIN_MARGIN_SECONDS:.0f} s",
         "worker": f"the setting plus {worker_margin:.0f} s",
-        "`sluice jobs`": f"{plan.JOBS_STOP_SECONDS:.0f} s",
-        "`sluice beat`": f"{plan.BEAT_STOP_SECONDS:.0f} s",
+        "`sluice jobs`": f"{launch_plan.JOBS_STOP_SECONDS:.0f} s",
+        "`sluice beat`": f"{launch_plan.BEAT_STOP_SECONDS:.0f} s",
     }

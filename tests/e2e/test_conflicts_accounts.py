@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from contract.redis_url import redis_client
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
+from gateway.database.engine import Database
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
 from tests.e2e.examples import COUNTING, OPEN
 from tests.e2e.seeds.calling import DIALECTS, Body, Caller, each_dialect, text_of
 from tests.support.stack import MODEL, Stack

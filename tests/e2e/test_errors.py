@@ -15,7 +15,7 @@ from openai import (
 from redis import Redis
 
 from contract import keys
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.e2e.asking import complete, parameters, streamed, wait_until_served
 from tests.e2e.at_once import each_at_once
 from tests.e2e.examples import COUNTING, TOKENIZER

@@ -7,7 +7,7 @@ from itertools import islice
 import httpx
 import pytest
 
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from tests.e2e.examples import LONG
 from tests.fuzz.bodies import (

@@ -16,6 +16,7 @@ from gateway.dispatch import dispatcher as dispatching
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.ticket import Ticket
 from gateway.redis_client import PipeliningExecutor
 from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PATIENCE_SECONDS
@@ -135,6 +136,12 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.2)
     # The test decides when a gateway is dead: a test that stands still does not end its sign of life.
     monkeypatch.setattr(dispatching, "ALIVE_SECONDS", 600)
+
+
+def ticket_of(desk: Desk, generation: Generation) -> Ticket:
+    """Return the ticket of a request with one job in flight."""
+    (job,) = generation.jobs
+    return desk.dispatcher._tickets[job.handle]
 
 
 async def take(generation: Generation, number: int) -> list[Any]:

@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.scopes import Scope
-from gateway.api.context import ProcessContext, open_context
-from gateway.app import create_app, create_operator_app
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.http.context import ProcessContext, open_context
+from gateway.management.keys.service import KeyService
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import connect
+from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.scopes import Scope
 from tests.support.postgres_server import NOWHERE
 from tests.support.processes import free_port
 

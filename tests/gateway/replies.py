@@ -15,8 +15,8 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode, FinishReason
 from contract.sampling import SamplingSpec
-from gateway.dialects.profile import PROFILES
-from gateway.dialects.request import ContextLengthBehavior, GenerationRequest
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior
+from gateway.dialects.request import GenerationRequest
 from gateway.dispatch.generation import Generation, Reply
 from gateway.stream.completion import Completion
 

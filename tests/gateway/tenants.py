@@ -4,12 +4,12 @@ import asyncio
 
 from typing_extensions import Unpack
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.records import TenantOptions
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.records import TenantOptions
 from tests.gateway.callers import status_with
 from tests.gateway.conftest import eventually
 from tests.support.stack import Stack

@@ -68,7 +68,7 @@ async def test_adopted_job_goes_on_and_whoever_ran_it_is_fenced_off(
     replies = await take(generation, 3)
     assert texts(replies) == ["a", "b"]
     assert replies[-1].completion_tokens == 2
-    assert generation.tickets[0].job.id == job.id
+    assert generation.jobs[0].id == job.id
     assert await nothing_left(redis, MODEL)
 
 
@@ -92,7 +92,7 @@ async def test_only_jobs_that_have_not_ended_are_run_again(
     replies = await take(generation, 6)
     assert texts(replies) == ["a", "b", "c", "d"]
     assert [reply.choice for reply in replies if isinstance(reply, Delta)] == [0, 0, 1, 1]
-    assert [ticket.job.id for ticket in generation.tickets] == [done.id, open_.id]
+    assert [each.id for each in generation.jobs] == [done.id, open_.id]
     await desk.dispatcher.cancel(generation)
     assert await nothing_left(redis, MODEL)
 

@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from gateway.accounts.limits import LimitName
-from gateway.accounts.scopes import Scope
-from gateway.accounts.tenant_service import TenantService
-from gateway.api import allowances
-from gateway.api.allowances import BYTES_OF_USE, Allowance, network_of
 from gateway.errors import TooManyUnpaidError
+from gateway.http import allowances
+from gateway.http.allowances import BYTES_OF_USE, Allowance, network_of
+from gateway.management.tenants.service import TenantService
 from gateway.settings import Settings
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.scopes import Scope
 from tests.gateway.conftest import serve
 from tests.gateway.http import message_of
 from tests.gateway.management import Management, running_management

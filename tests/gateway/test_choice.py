@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from contract.dialect import Dialect
-from gateway.accounts.scopes import DEFAULT_SCOPES
 from gateway.auth.principal import Principal
-from gateway.dialects.choice import choose_model, choose_profile
 from gateway.dialects.profile import PROFILES
+from gateway.dialects.profile_choice import choose_model, choose_profile
 from gateway.errors import InvalidParameterError, MissingParameterError
 from gateway.settings import Settings
+from gateway.tenancy.scopes import DEFAULT_SCOPES
 from tests.support.cases import all_cases
 
 NOBODY = Principal(

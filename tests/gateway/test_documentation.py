@@ -7,8 +7,8 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
-from gateway.api.management_pages import BODY_ERRORS, ERRORS, METHODS
-from gateway.app import create_app, create_operator_app
+from gateway.openapi.management_pages import BODY_ERRORS, ERRORS, METHODS
+from gateway.server.app import create_app, create_operator_app
 from gateway.settings import Settings
 
 BY_HAND = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")

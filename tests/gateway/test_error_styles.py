@@ -9,7 +9,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.dialect import Dialect
 from gateway import errors
-from gateway.api.error_handlers import install_error_handlers
 from gateway.dialects.profile import PROFILES
 from gateway.errors import (
     ApiError,
@@ -26,6 +25,7 @@ from gateway.errors import (
     UnknownParameterError,
     UnsupportedParameterError,
 )
+from gateway.http.error_handlers import install_error_handlers
 from tests.support.cases import all_cases
 
 INVALID = InvalidParameterError("'n' must be >= 1. Given: 0.", param="n")

@@ -3,7 +3,7 @@
 import pytest
 from fastapi import Request
 
-from gateway.api.event_ids import Position, read_last_event_id, read_position, read_stream
+from gateway.delivery.event_ids import Position, read_last_event_id, read_position, read_stream
 from gateway.errors import InvalidParameterError
 from tests.support.cases import all_cases
 

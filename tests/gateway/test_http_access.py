@@ -10,10 +10,10 @@ import jwt
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
 from tests.gateway.conftest import (
     JWT_AUDIENCE,
     JWT_ISSUER,

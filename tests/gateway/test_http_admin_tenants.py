@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import operator_caller, send, status_with
 from tests.gateway.conftest import eventually
 from tests.gateway.http import message_of

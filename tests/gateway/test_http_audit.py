@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.scopes import Scope
-from gateway.accounts.tenant_service import TenantService
+from gateway.database.engine import Database
+from gateway.management.tenants.service import TenantService
 from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.scopes import Scope
 from tests.gateway.conftest import gateway_client
 from tests.gateway.http import message_of
 from tests.support.cases import all_cases

@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 
 from contract.messages import CallPiece, ChatFormat, Feature, Parsing
 from contract.outcomes import FinishReason
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName
-from gateway.accounts.scopes import Scope
-from gateway.jobs.drain import Drain
+from gateway.database.engine import Database
+from gateway.ledger.drain import Drain
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.chats import (
     CHATS,

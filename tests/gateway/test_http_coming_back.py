@@ -7,7 +7,7 @@ import httpx
 from redis.asyncio import Redis
 
 from contract.outcomes import FailureCode
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.coming_back import Reader, await_status, begin, begun, go_on, status_of
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, nothing_left, serve

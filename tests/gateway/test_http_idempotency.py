@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.outcomes import FailureCode
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller
 from tests.gateway.coming_back import await_status, go_on
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, asking, complete, eventually, serve

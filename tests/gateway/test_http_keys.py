@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, let_expire, send, status_with
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.http import message_of

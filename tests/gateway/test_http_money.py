@@ -11,15 +11,15 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName, Limits, LimitScope, SubjectLimits
-from gateway.accounts.records import Billing
-from gateway.accounts.scopes import Scope
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
-from gateway.quota.answers import Admitted, ReservationRequest
+from gateway.database.engine import Database
+from gateway.management.audit.log import AuditLog
+from gateway.management.tenants.service import TenantService
+from gateway.quota.replies import Admitted, ReservationRequest
 from gateway.settings import Settings
+from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.tenancy.records import Billing
+from gateway.tenancy.scopes import Scope
+from gateway.tenancy.times import utc_now
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.http import message_of
 from tests.gateway.management import Management, running_management

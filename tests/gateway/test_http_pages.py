@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from contract import sampling
 from contract.dialect import Dialect
 from contract.messages import Feature, WorkerState
-from gateway.accounts.scopes import Scope
 from gateway.dialects.completions import CompletionRequest
+from gateway.tenancy.scopes import Scope
 from tests.gateway.chats import CHATS, chatting
 from tests.gateway.conftest import asking, complete, eventually, gateway_client, serve
 from tests.gateway.http import message_of

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.http import message_of

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 from pydantic import ValidationError
 
-from gateway.accounts.addresses import read_addresses
-from gateway.serve import proxy_networks
+from gateway.management.keys.addresses import read_addresses
+from gateway.server.serve import proxy_networks
 from gateway.settings import Settings
 from tests.gateway.conftest import gateway_client
 from tests.support.processes import free_port

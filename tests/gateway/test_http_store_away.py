@@ -9,8 +9,8 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 
-from gateway.accounts.scopes import Scope
 from gateway.settings import Settings
+from gateway.tenancy.scopes import Scope
 from tests.gateway.callers import caller, status_with
 from tests.gateway.conftest import assert_no_key_in_logs, eventually
 from tests.gateway.http import message_of

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.scopes import Scope
 from tests.gateway.conftest import MAX_BODY_BYTES, eventually, gateway_client, serve
 from tests.gateway.http import message_of
 from tests.gateway.prompt.building import tiny_tokenizer

@@ -15,11 +15,11 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.database import Database
-from gateway.accounts.key_store import KeyStore
-from gateway.accounts.scopes import Scope
-from gateway.accounts.usage import Outcome, UsageRecord
-from gateway.jobs.drain import Drain
+from gateway.auth.store import find_owner
+from gateway.database.engine import Database
+from gateway.ledger.drain import Drain
+from gateway.tenancy.scopes import Scope
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.accounts.ledger_rows import NOON, add, record, totals
 from tests.gateway.conftest import complete, gateway_client
 from tests.gateway.http import message_of
@@ -79,7 +79,7 @@ def key_id(stack: Stack, **options: Any) -> str:
         database = Database(stack.database_url)
         try:
             async with database.reading() as transaction:
-                owner = await KeyStore(transaction).find_owner(prefix)
+                owner = await find_owner(transaction, prefix)
         finally:
             await database.aclose()
         assert owner is not None

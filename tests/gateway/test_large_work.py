@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.api.intake import Intake
+from gateway.concurrency.fair_turns import FairTurns, LoopTurns
+from gateway.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.errors import InvalidParameterError, OverloadedError, TenantQueueFullError
-from gateway.large_work import INLINE_SIZE, LargeWork
+from gateway.http.intake import Intake
 from gateway.prompt.preparation import prepare
-from gateway.turns import FairTurns, LoopTurns
 from tests.gateway.prompt.building import card_of, request_of, tiny_tokenizer
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -14,7 +14,17 @@ from contract.queue import JobQueue, RequeueResult
 from contract.receipts import JobReceipt, JobState
 from gateway.dispatch import dispatcher as dispatching
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, cancel_unheard, failure, take, texts
+from tests.gateway.desk import (
+    GATEWAY,
+    MODEL,
+    Desk,
+    begun,
+    cancel_unheard,
+    failure,
+    take,
+    texts,
+    ticket_of,
+)
 from tests.support.fake_worker import FakeWorker
 
 
@@ -161,7 +171,7 @@ async def test_silent_job_that_is_leased_goes_on(
     generation = await desk.request()
     claim = await worker.claim_one()
     monkeypatch.setattr(dispatching, "SILENCE_SECONDS", 0.0)
-    generation.tickets[0].check_at = 0.0
+    ticket_of(desk, generation).check_at = 0.0
     await desk.look_after_jobs()
     assert desk.dispatcher.jobs_in_flight == 1
     await worker.say(claim, "a")
@@ -262,7 +272,7 @@ async def test_gateway_that_has_just_begun_does_not_take_others_to_be_dead(
     await worker.lose(again)
     # Its own jobs it knows.
     assert (await worker.claim_one()).attempt == 2
-    assert own.tickets[0].attempt == 2
+    assert ticket_of(young, own).attempt == 2
     (receipt,) = await worker.queue.receipts([claim.job.id])
     assert receipt.state is JobState.RUNNING
     await silent.dispatcher.beat()

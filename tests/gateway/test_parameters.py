@@ -6,8 +6,7 @@ import pytest
 
 from gateway.dialects.bodies import require_model
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.profile import PROFILES, Profile
-from gateway.dialects.request import ContextLengthBehavior
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.wire import validate
 from gateway.errors import MissingParameterError
 from tests.gateway.dialects.reading import (

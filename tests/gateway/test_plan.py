@@ -5,9 +5,9 @@ from array import array
 from contract.messages import WorkerCard, WorkerState
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
-from gateway.api.endpoint import COMPLETIONS
-from gateway.api.plan import Plan
+from gateway.dialects.endpoint import COMPLETIONS
 from gateway.dialects.profile import PROFILES, Dialect
+from gateway.generation.plan import Plan
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest
 from tests.support.cases import all_cases
 

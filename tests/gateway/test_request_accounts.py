@@ -15,13 +15,13 @@ from contract import keys
 from contract.messages import Delta, JobFailed
 from contract.outcomes import FailureCode
 from contract.tier import ServiceTier
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName
-from gateway.accounts.price_service import PriceService
-from gateway.accounts.records import Billing
-from gateway.accounts.usage import Outcome, UsageRecord, decode_usage
+from gateway.database.engine import Database
+from gateway.management.prices.service import PriceService
 from gateway.redis_client import connect
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.records import Billing
+from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.conftest import (
     MOST_WAITING_OF_TENANT,
     asking,

@@ -35,7 +35,7 @@ from gateway.dispatch.dispatcher import UNSERVED_SECONDS
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.ticket import MOST_KEPT
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts, ticket_of
 from tests.support.fake_worker import FakeWorker
 
 STOP = FinishReason.STOP
@@ -517,7 +517,7 @@ async def test_job_that_cannot_be_given_away_fails_with_its_deadline(
     monkeypatch.setattr(JobQueue, "requeue", unreachable)
     generation = await desk.request()
     await worker.lose(await worker.claim_one())
-    later_ms = generation.tickets[0].job.deadline_ms + 1
+    later_ms = generation.jobs[0].deadline_ms + 1
     monkeypatch.setattr(clock, "now_ms", lambda: later_ms)
     assert await failure(generation) is FailureCode.DEADLINE_EXCEEDED
 
@@ -590,7 +590,7 @@ async def test_begun_job_waits_for_another_worker_though_nobody_serves_the_model
     await desk.catalogue.refresh()
     fresh = await desk.request()
     await worker.lose(claim)
-    (ticket,) = fresh.tickets
+    ticket = ticket_of(desk, fresh)
     first_check = ticket.check_at
     await eventually(lambda: ticket.check_at > first_check, what="Redis being asked about the job")
     await desk.look_after_jobs()
@@ -611,7 +611,7 @@ async def test_job_that_is_shed_ends_and_one_that_has_begun_does_not(
     claim = await worker.claim_one()
     await worker.say(claim, "a")
     await take(begun, 1)
-    handles = [generation.tickets[0].job.handle for generation in (begun, waiting)]
+    handles = [generation.jobs[0].handle for generation in (begun, waiting)]
     shed = [JobFailed(handle, 1, FailureCode.SHED, "", 7.0) for handle in handles]
     notice = messages.encode(Frame("gw-other", 0, failed=shed))
     await redis.xadd(keys.replies(GATEWAY), {"f": notice})

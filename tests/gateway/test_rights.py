@@ -11,16 +11,16 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 from starlette.routing import Route
 
-from gateway.accounts.addresses import read_addresses
-from gateway.accounts.grants import BOUNDS
-from gateway.accounts.limits import LimitName
-from gateway.accounts.member_service import MemberService
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.records import Role
-from gateway.accounts.scopes import TENANT_SCOPES, Scope
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
+from gateway.management.keys.addresses import read_addresses
+from gateway.management.members.service import MemberService
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
 from gateway.settings import JwtAlgorithm, Settings
+from gateway.tenancy.grants import BOUNDS
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.records import Role
+from gateway.tenancy.scopes import TENANT_SCOPES, Scope
+from gateway.tenancy.times import utc_now
 from tests.gateway.conftest import JWT_AUDIENCE, JWT_ISSUER, JWT_SECRET
 from tests.gateway.http import message_of
 from tests.gateway.management import Management, running_management

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.request import FIT, ContextLengthBehavior
+from gateway.dialects.profile import ContextLengthBehavior
+from gateway.dialects.request import FIT
 from gateway.errors import ContextLengthExceededError
 from gateway.prompt.window import Layout, cut, fit_max_tokens, tokens_to_keep
 from tests.support.cases import all_cases

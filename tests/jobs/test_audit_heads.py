@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.accounts.audit import AuditLog
-from gateway.accounts.audit_signing import HeadSigner, SignedHead
-from gateway.accounts.database import Database
+from gateway.database.engine import Database
 from gateway.jobs.audit_heads import FileSink, HeadKeeper
+from gateway.management.audit.log import AuditLog
+from gateway.management.audit.signing import HeadSigner, SignedHead
 from gateway.settings import Settings, load_settings
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -9,13 +9,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import func, select
 
 from contract import keys
-from gateway.accounts import schema
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.store import BATCH
-from gateway.accounts.tables import LedgerRow
-from gateway.accounts.usage import Outcome, UsageRecord, encode_usage
+from gateway.database import schema
+from gateway.database.engine import Database
+from gateway.database.ledger.store import BATCH
+from gateway.database.tables import LedgerRow
 from gateway.errors import StoreUnavailableError
-from gateway.jobs.drain import Drain
+from gateway.ledger.drain import Drain
+from gateway.tenancy.usage_record import Outcome, UsageRecord, encode_usage
 from tests.jobs.conftest import Append, undrained
 from tests.support.kinds import every_database
 from tests.support.postgres_server import PostgresServer

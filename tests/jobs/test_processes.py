@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from contract import keys
-from gateway.accounts.usage import encode_usage
+from gateway.tenancy.usage_record import encode_usage
 from tests.support.processes import spawn, stop, wait_until
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.usage import usage_record

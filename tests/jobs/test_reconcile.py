@@ -9,23 +9,23 @@ from redis.asyncio import Redis
 from sqlalchemy import update
 
 from contract import clock, keys
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.credit_service import CreditService
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.ledger.rows import hour_of
-from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.tables import RollupRow
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import to_ms, utc_now
-from gateway.accounts.usage import UsageRecord, encode_usage
-from gateway.auth.key_service import KeyService
-from gateway.jobs import reconcile as reconcile_module
-from gateway.jobs.drain import Drain
-from gateway.jobs.reconcile import reconcile
-from gateway.quota.ledger_source import LedgerBalances
+from gateway.database.engine import Database
+from gateway.database.ledger.rollups import Rollups
+from gateway.database.ledger.rows import hour_of
+from gateway.database.tables import RollupRow
+from gateway.ledger import reconcile as reconcile_module
+from gateway.ledger.balances import LedgerBalances
+from gateway.ledger.drain import Drain
+from gateway.ledger.reconcile import reconcile
+from gateway.management.credits.service import CreditService
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.tenancy.times import to_ms, utc_now
+from gateway.tenancy.usage_record import UsageRecord, encode_usage
 from tests.jobs.conftest import Append, command
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, usage_record

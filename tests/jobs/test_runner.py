@@ -11,16 +11,16 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
+from gateway.database.engine import Database
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import runner as runner_module
 from gateway.jobs.observing import Observer
 from gateway.jobs.runner import Runner, running
 from gateway.jobs.schedule import JOBS, Job
 from gateway.jobs.services import Services, open_services
+from gateway.management.tenants.service import TenantService
 from gateway.settings import Settings, load_settings
+from gateway.tenancy.changes import ChangeAnnouncer
 from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS

@@ -9,12 +9,12 @@ from redis.asyncio import Redis
 from contract import clock, keys
 from contract.queue import JobQueue, LeaseReport
 from contract.receipts import JobState
-from gateway.accounts.limits import Limits, LimitScope, SubjectLimits
-from gateway.accounts.usage import Outcome, UsageRecord, decode_usage, encode_usage
-from gateway.jobs.drain import FIELD
-from gateway.jobs.sweep import PATIENCE_MS, Sweep
-from gateway.quota.answers import Admitted, ReservationRequest
+from gateway.ledger.drain import FIELD
+from gateway.ledger.sweep import PATIENCE_MS, Sweep
+from gateway.quota.replies import Admitted, ReservationRequest
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import Outcome, UsageRecord, decode_usage, encode_usage
 from tests.contract.test_queue import claim_ids, enqueue, job
 from tests.jobs.conftest import command
 from tests.support.redis_server import RedisServer

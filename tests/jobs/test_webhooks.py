@@ -17,17 +17,17 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.records import Webhook
-from gateway.accounts.secret_box import SecretBox
-from gateway.accounts.tables import WebhookEventRow, WebhookRow
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
-from gateway.accounts.webhook_service import WebhookService
+from gateway.database.engine import Database
+from gateway.database.tables import WebhookEventRow, WebhookRow
 from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender, signature
+from gateway.management.tenants.service import TenantService
+from gateway.management.webhooks.secret_box import SecretBox
+from gateway.management.webhooks.service import WebhookService
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.records import Webhook
+from gateway.tenancy.times import utc_now
 from tests.support.certificates import self_signed
 from tests.support.kinds import every_database
 from tests.support.secret_box import BOX, ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY

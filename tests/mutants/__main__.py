@@ -35,7 +35,7 @@ SHARES = {
     "gateway/quota/scripts/*.lua": 20,
     "gateway/dispatch/*.py": 18,
     "gateway/stream/*.py": 16,
-    "gateway/answers/*.py": 18,
+    "gateway/responses/*.py": 18,
     "gateway/auth/*.py": 14,
     "worker/**/*.py": 24,
 }
@@ -45,7 +45,7 @@ LEFT_OUT = ("worker/demo_model/", "/settings.py")
 REACHES = {
     "contract/": ("tests/contract", "tests/worker", "tests/gateway"),
     "gateway/quota/": ("tests/quota", "tests/jobs", "tests/gateway"),
-    "gateway/answers/": ("tests/answers", "tests/gateway"),
+    "gateway/responses/": ("tests/responses", "tests/gateway"),
     "gateway/auth/": ("tests/auth", "tests/gateway"),
     "gateway/": ("tests/gateway",),
     "worker/": ("tests/worker", "tests/samplers"),

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.app import create_app
+from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.chaos.program import FAILING_LOOP
 from tests.outages.deployment import SLOW_STEP_SECONDS

@@ -8,8 +8,8 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from contract.redis_url import redis_client
-from gateway.accounts.usage import encode_usage
 from gateway.redis_client import PipeliningExecutor, connect
+from gateway.tenancy.usage_record import encode_usage
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.sentinels import WatchedRedis
 from tests.support.usage import usage_record

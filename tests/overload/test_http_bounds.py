@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, suppress
 import httpx
 import pytest
 
-from gateway.http_protocol import (
+from gateway.server.protocol import (
     LINGER_SECONDS,
     MAX_HEAD_BYTES,
     MAX_HEADERS,

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from contract import keys
-from gateway.accounts.database import Database
+from gateway.database.engine import Database
 from gateway.redis_client import connect
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack

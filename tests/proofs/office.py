@@ -8,18 +8,18 @@ from typing import Any
 from redis.asyncio import Redis
 
 from contract.redis_url import redis_client
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.credit_service import CreditService
-from gateway.accounts.database import Database
-from gateway.accounts.limits import LimitName, LimitScope
-from gateway.accounts.member_service import MemberService
-from gateway.accounts.plan_service import PlanService
-from gateway.accounts.price_service import PriceService
-from gateway.accounts.project_service import ProjectService
-from gateway.accounts.scopes import TENANT_SCOPES
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.webhook_service import WebhookService
-from gateway.auth.key_service import KeyService
+from gateway.database.engine import Database
+from gateway.management.credits.service import CreditService
+from gateway.management.keys.service import KeyService
+from gateway.management.members.service import MemberService
+from gateway.management.plans.service import PlanService
+from gateway.management.prices.service import PriceService
+from gateway.management.projects.service import ProjectService
+from gateway.management.tenants.service import TenantService
+from gateway.management.webhooks.service import WebhookService
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.limits import LimitName, LimitScope
+from gateway.tenancy.scopes import TENANT_SCOPES
 from tests.proofs.client import request
 from tests.support.secret_box import BOX
 from tests.support.stack import MODEL, Stack

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import jwt
 
-from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.records import Billing, Role
+from gateway.database.ledger.rollups import Rollups
+from gateway.tenancy.records import Billing, Role
 from tests.proofs.client import Answer, request
 from tests.proofs.conftest import ENVIRONMENT, JWT_SECRET, Scale
 from tests.proofs.crowd import Crowd, Wish, wishes

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.limits import LimitScope
-from gateway.accounts.records import Billing
+from gateway.tenancy.limits import LimitScope
+from gateway.tenancy.records import Billing
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.conftest import COMPLETION_TOKENS, cost_of
 from tests.proofs.ledger import Books

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.limits import LimitScope
+from gateway.tenancy.limits import LimitScope
 from tests.proofs.client import Answer, ask
 from tests.proofs.ledger import Books
 from tests.proofs.office import Credential, Office

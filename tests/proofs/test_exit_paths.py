@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gateway.accounts.limits import LimitScope
+from gateway.tenancy.limits import LimitScope
 from tests.proofs.client import request
 from tests.proofs.conftest import WORKER, cost_of
 from tests.proofs.ledger import Books, Row

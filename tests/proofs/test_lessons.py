@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from contract.dialect import Dialect
-from gateway.accounts.limits import RESERVED_LIMITS, LimitName, LimitScope
-from gateway.accounts.records import Billing
+from gateway.tenancy.limits import RESERVED_LIMITS, LimitName, LimitScope
+from gateway.tenancy.records import Billing
 from tests.proofs.client import Answer, ask, request
 from tests.proofs.conftest import COMPLETION_TOKENS, STEP_SECONDS, WORKER, cost_of
 from tests.proofs.ledger import Books, Row

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.limits import LimitName, Limits, LimitScope, SubjectLimits
-from gateway.quota.answers import SubjectStatus
+from gateway.quota.replies import SubjectStatus
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
 from tests.proofs.client import Answer, ask
 from tests.proofs.conftest import Scale
 from tests.proofs.ledger import Books, totals

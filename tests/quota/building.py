@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
-from gateway.accounts.limits import LimitName, Limits, LimitScope, SubjectLimits
-from gateway.accounts.usage import Outcome, UsageRecord
 from gateway.quota import store as store_module
-from gateway.quota.answers import Admitted, Refused, ReservationRequest
+from gateway.quota.replies import Admitted, Refused, ReservationRequest
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 
 TENANT = "acme"
 BUCKET = keys.bucket_of(TENANT)

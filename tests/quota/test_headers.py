@@ -1,10 +1,10 @@
 """Rate limit headers and the errors that tell a refusal."""
 
-from gateway.accounts.limits import LimitName, SubjectLimits
 from gateway.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
-from gateway.quota.answers import Admitted, Meter, Refused, sees_all, sees_key
 from gateway.quota.headers import dollars, duration, headers_of
 from gateway.quota.refusals import refusal_error
+from gateway.quota.replies import Admitted, Meter, Refused, sees_all, sees_key
+from gateway.tenancy.limits import LimitName, SubjectLimits
 from tests.quota.building import NOON, key_of, project_of, tenant_of
 from tests.support.cases import all_cases
 

@@ -6,9 +6,9 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.accounts.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
-from gateway.quota.answers import Admitted, NeedsSeed, Refused, Withdrawn
+from gateway.quota.replies import Admitted, NeedsSeed, Refused, Withdrawn
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from tests.quota.building import (
     BUCKET,
     DAY_MS,

@@ -11,12 +11,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from contract import keys
 from gateway import redis_client
+from gateway.concurrency.tasks import end_task
 from gateway.errors import RateLimitError
 from gateway.quota import reservations as module
-from gateway.quota.answers import ReservationRequest, ReserveAnswer
+from gateway.quota.replies import ReservationRequest, ReserveAnswer
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor, connect
-from gateway.tasks import end_task
 from tests.quota.building import BUCKET, TENANT, key_of, open_ids, record, usage
 from tests.quota.fake_ledger import FakeLedger
 from tests.quota.test_reservations import GatewayDesk, Line, until

@@ -10,12 +10,12 @@ from redis.asyncio import Redis
 
 from contract import clock
 from contract.scripts import LuaScript
-from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
-from gateway.accounts.usage import UsageRecord
 from gateway.quota import store as store_module
-from gateway.quota.answers import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveAnswer
+from gateway.quota.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveAnswer
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import UsageRecord
 from tests.quota.building import (
     BUCKET,
     DAY_MS,

@@ -11,16 +11,16 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from gateway.accounts.limits import SubjectLimits
-from gateway.accounts.usage import Outcome
+from gateway.concurrency.tasks import end_task
 from gateway.errors import InsufficientQuotaError, RateLimitError, StoreUnavailableError
 from gateway.quota import endings, reservations
-from gateway.quota.answers import ReservationRequest
+from gateway.quota.replies import ReservationRequest
 from gateway.quota.reservations import Admission, Reservations
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
-from gateway.tasks import end_task
+from gateway.tenancy.limits import SubjectLimits
+from gateway.tenancy.usage_record import Outcome
 from tests.quota.building import (
     BUCKET,
     TENANT,

@@ -10,13 +10,13 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from gateway.accounts.limits import LimitName, LimitScope, SubjectLimits
-from gateway.accounts.usage import encode_usage
 from gateway.errors import StoreUnavailableError
 from gateway.quota import seeding
-from gateway.quota.answers import AuditResult, NeedsSeed, SubjectStatus
+from gateway.quota.replies import AuditResult, NeedsSeed, SubjectStatus
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
+from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import encode_usage
 from tests.quota.building import (
     BUCKET,
     DAY_MS,

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from contract.sampling import SamplingSpec
 from tests.support.interpreter import environment
-from worker.engine.arguments import GRAMMAR_BACKEND
 from worker.engine.base import EngineRequest
-from worker.engine.resumption import output_arguments, replayed_token_ids
+from worker.engine.vllm.arguments import GRAMMAR_BACKEND
+from worker.engine.vllm.resumption import output_arguments, replayed_token_ids
 from worker.samplers.arguments import PROCESSOR, chain_arguments
 
 MODEL_FOLDER = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"

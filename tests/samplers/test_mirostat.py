@@ -10,8 +10,8 @@ import torch
 from tests.samplers import reference
 from worker.samplers.batch import ChainedSequence, Group, grouped
 from worker.samplers.candidates import Placement
-from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu
 from worker.samplers.parameters import ChainParameters
+from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu
 
 CPU = torch.device("cpu")
 

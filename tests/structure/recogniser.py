@@ -1,6 +1,6 @@
 """A slow and plain recogniser of GBNF, to hold the translation against."""
 
-from gateway.structure.gbnf_tree import (
+from gateway.structure.gbnf.tree import (
     Alternatives,
     Characters,
     Grammar,

@@ -23,7 +23,7 @@ from gateway.dialects.request import (
 )
 from gateway.errors import InvalidGrammarError, OverloadedError, TenantQueueFullError
 from gateway.structure.checker import GrammarChecker
-from gateway.structure.pool import SandboxSettings, TokenizerSource
+from gateway.structure.sandbox.pool import SandboxSettings, TokenizerSource
 from tests.structure.conftest import EOS_ID
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -64,7 +64,7 @@ def children() -> list[int]:
         with contextlib.suppress(OSError):
             fields = status.read_text().rpartition(")")[2].split()
             command = (status.parent / "cmdline").read_bytes()
-            if int(fields[1]) == os.getpid() and b"gateway.structure.sandbox" in command:
+            if int(fields[1]) == os.getpid() and b"gateway.structure.sandbox.program" in command:
                 found.append(int(status.parent.name))
     return found
 
@@ -400,8 +400,8 @@ async def test_sandboxes_end_with_the_process_that_started_them(
         "import asyncio, os, pathlib, sys, time\n"
         "from gateway.dialects.request import Structure, StructureKind\n"
         "from gateway.structure.checker import GrammarChecker\n"
-        "from gateway.structure import pool\n"
-        "from gateway.structure.pool import SandboxSettings, TokenizerSource\n"
+        "from gateway.structure.sandbox import pool\n"
+        "from gateway.structure.sandbox.pool import SandboxSettings, TokenizerSource\n"
         f"vars(pool).update(_START_SECONDS={PATIENCE_SECONDS}, _LOAD_SECONDS={PATIENCE_SECONDS})\n"
         "async def fetch():\n"
         "    return pathlib.Path(sys.argv[1]).read_bytes()\n"

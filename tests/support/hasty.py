@@ -15,14 +15,14 @@ HEARTBEAT_SECONDS = 1.0
 
 def shorten_leases() -> None:
     """Shorten the leases of reservations and gateways, and the time between two sweeps, in this process."""
-    from gateway import lifeline
+    from gateway import heartbeat
     from gateway.dispatch import dispatcher
     from gateway.jobs import schedule
     from gateway.quota import reservations
 
     # These are final for the product, which reads them as globals of their modules.
     vars(dispatcher).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS)
-    vars(lifeline).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS, RENEW_SECONDS=RENEW_SECONDS)
+    vars(heartbeat).update(HEARTBEAT_SECONDS=HEARTBEAT_SECONDS, RENEW_SECONDS=RENEW_SECONDS)
     vars(reservations).update(LEASE_MS=round(LEASE_SECONDS * 1000))
     jobs = [
         replace(job, schedule=SWEEP_SECONDS) if job.name == "sweep" else job

@@ -3,12 +3,12 @@
 import secrets
 from datetime import datetime
 
-from gateway.accounts.database import Database
-from gateway.accounts.ledger.rollups import Rollups
-from gateway.accounts.ledger.rows import row_of
-from gateway.accounts.ledger.store import LedgerStore
-from gateway.accounts.times import to_ms, utc_now
-from gateway.accounts.usage import Outcome, UsageRecord
+from gateway.database.engine import Database
+from gateway.database.ledger.rollups import Rollups
+from gateway.database.ledger.rows import row_of
+from gateway.database.ledger.store import LedgerStore
+from gateway.tenancy.times import to_ms, utc_now
+from gateway.tenancy.usage_record import Outcome, UsageRecord
 
 
 async def use(

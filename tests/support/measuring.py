@@ -33,7 +33,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 _SOURCES: Final = [str(REPOSITORY / package) for package in ("contract", "gateway", "worker")]
 _LEFT_OUT: Final = [
     str(REPOSITORY / left_out)
-    for left_out in ("worker/demo_model/*", "gateway/accounts/migrations/*")
+    for left_out in ("worker/demo_model/*", "gateway/database/migrations/*")
 ]
 """No process imports the former; Alembic loads the latter anew in each process."""
 _REMOVAL: Final = 20

@@ -14,8 +14,8 @@ from tests.support.patience import PATIENCE_SECONDS
 
 def wait_for_sandboxes() -> None:
     """Let only processor time decide what becomes of a structure in this process."""
-    from gateway.api import context
-    from gateway.structure import pool
+    from gateway.http import context
+    from gateway.structure.sandbox import pool
 
     settings = partial(
         pool.SandboxSettings, wait_seconds=PATIENCE_SECONDS, task_seconds=PATIENCE_SECONDS
@@ -28,18 +28,18 @@ def wait_for_sandboxes() -> None:
 def wait_for_stores() -> None:
     """Let requests of this process wait for Redis and the database. What refuses connections fails them at once."""
     from gateway import redis_client
-    from gateway.accounts import database
-    from gateway.answers import answers
-    from gateway.api import health
+    from gateway.database import engine
+    from gateway.http import health
     from gateway.quota import endings
+    from gateway.responses import responses
 
     vars(redis_client).update(
         CONNECT_TIMEOUT_SECONDS=PATIENCE_SECONDS,
         COMMAND_TIMEOUT_SECONDS=PATIENCE_SECONDS,
         FLUSH_TIMEOUT_SECONDS=PATIENCE_SECONDS,
     )
-    vars(database).update(TIMEOUT_SECONDS=PATIENCE_SECONDS)
-    vars(answers).update(CANCEL_SECONDS=PATIENCE_SECONDS)
+    vars(engine).update(TIMEOUT_SECONDS=PATIENCE_SECONDS)
+    vars(responses).update(CANCEL_SECONDS=PATIENCE_SECONDS)
     vars(health).update(PING_SECONDS=PATIENCE_SECONDS)
     vars(endings).update(WAIT_SECONDS=PATIENCE_SECONDS)
 

@@ -38,7 +38,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.commands.tether import end_with
+from gateway.concurrency.tether import end_with
 from tests.support import measuring
 
 _MODULE: Final = "tests.support.preloaded"
@@ -58,7 +58,7 @@ _IMPORTED: Final = {
     "beat": ("gateway.commands.beat", "gateway.jobs.app"),
     "engine": (
         "worker.main",
-        "worker.engine.vllm",
+        "worker.engine.vllm.engine",
         "vllm.renderers.hf",
         "vllm.v1.engine.async_llm",
         "vllm.v1.engine.core",
@@ -67,11 +67,11 @@ _IMPORTED: Final = {
         "vllm.v1.worker.cpu_worker",
         "vllm.model_executor.models.llama",
     ),
-    "gateway": ("gateway.commands.gateway", "gateway.serve"),
+    "gateway": ("gateway.commands.gateway", "gateway.server.serve"),
     "jobs": ("gateway.commands.jobs", "gateway.jobs.app", "gateway.jobs.runner"),
     "tests": (
-        "gateway.accounts.schema",
-        "gateway.app",
+        "gateway.database.schema",
+        "gateway.server.app",
         "gateway.jobs.runner",
         "hypothesis.strategies",
         "openai",

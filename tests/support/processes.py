@@ -4,7 +4,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gateway.concurrency.tether import tethered
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.preloaded import Preloaded, role_of
 
@@ -30,12 +30,12 @@ _preloaded = cache(Preloaded)
 
 def spawn(*command: str, **options: Any) -> "subprocess.Popen[bytes]":
     """Start a program that ends with this process, even if this process is killed. `options` are Popen's."""
-    tether = [sys.executable, "-m", "gateway.commands.tether", str(os.getpid())]
+    tether_command = tethered(*command)
 
     def start() -> "subprocess.Popen[bytes]":
         role = role_of([*command], options.get("env", os.environ))
         fork = _preloaded(role).start([*command], options) if role else None
-        return fork or subprocess.Popen([*tether, *command], **options)
+        return fork or subprocess.Popen(tether_command, **options)
 
     return _LASTING_THREAD.submit(start).result()
 

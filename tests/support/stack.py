@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from contract.redis_url import redis_client
-from gateway.accounts import schema
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
-from gateway.auth.key_service import KeyService
+from gateway.database import schema
+from gateway.database.engine import Database
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.changes import ChangeAnnouncer
 from tests.support.databases import create_sqlite
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port, spawn, stop, wait_until

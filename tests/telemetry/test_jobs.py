@@ -13,18 +13,18 @@ from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.accounts.changes import ChangeAnnouncer
-from gateway.accounts.database import Database
-from gateway.accounts.tenant_service import TenantService
-from gateway.accounts.times import utc_now
-from gateway.accounts.usage import encode_usage
-from gateway.auth.key_service import KeyService
 from gateway.commands.health import SIGNALS, answering
+from gateway.database.engine import Database
 from gateway.errors import StartupError
 from gateway.jobs.app import Heartbeat, create_app
 from gateway.jobs.observing import OVERDUE_MS, Observer
 from gateway.jobs.schedule import sweep
+from gateway.management.keys.service import KeyService
+from gateway.management.tenants.service import TenantService
 from gateway.settings import Settings, load_settings
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.times import utc_now
+from gateway.tenancy.usage_record import encode_usage
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.stack import http_status

@@ -14,10 +14,10 @@ from contract.messages import GenerationJob, TokenLogprob, decode_logprobs
 from contract.queue import Claim
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
-from worker.engine.vllm import VllmEngine
-from worker.generation import Generation
-from worker.logprobs import TokenTexts
-from worker.replies import Outbox
+from worker.engine.vllm.engine import VllmEngine
+from worker.execution.generation import Generation
+from worker.execution.logprobs import TokenTexts
+from worker.queue.replies import Outbox
 from worker.settings import Settings
 
 MARKS = [

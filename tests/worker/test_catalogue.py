@@ -9,9 +9,9 @@ from contract import keys, messages
 from contract.messages import WorkerState
 from contract.queue import JobQueue
 from tests.worker.conftest import MODEL, MODEL_FOLDER
-from worker.catalogue import Catalogue
 from worker.engine.base import EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.registration import Catalogue
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.worker.conftest import MODEL_FOLDER, make_job
 from tests.worker.parsing.cases import Whole, whole
 from tests.worker.real_engine import EXACT, MARKS, EngineSlot, generation_of, run_jobs
 from worker.engine.base import SequenceOutput
-from worker.engine.vllm import VllmEngine
+from worker.engine.vllm.engine import VllmEngine
 from worker.parsing.base import Parsed
 
 pytestmark = MARKS

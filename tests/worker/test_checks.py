@@ -19,8 +19,8 @@ from contract.sampling import (
 )
 from tests.support.cases import all_cases
 from tests.worker.conftest import make_job
-from worker.checks import check_job
 from worker.engine.base import EngineInfo, InvalidRequestError
+from worker.execution.checks import check_job
 
 INFO = EngineInfo(
     name="test",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.arguments import engine_arguments
+from worker.engine.vllm.arguments import engine_arguments
 from worker.samplers.arguments import PROCESSOR
 from worker.settings import Settings
 

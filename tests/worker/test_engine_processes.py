@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive, wait_until
-from worker.engine.processes import EngineProcesses
+from worker.engine.vllm.processes import EngineProcesses
 
 
 def sleep_with_a_child(found: "Connection[int, int] | None") -> None:
@@ -38,7 +38,7 @@ def start() -> tuple[int, int]:
 def test_processes_and_their_children_are_killed_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.engine.processes._GONE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("worker.engine.vllm.processes._GONE_SECONDS", PATIENCE_SECONDS)
     other, child_of_other = start()
     processes = EngineProcesses()
     core, child = start()

@@ -11,9 +11,9 @@ from contract.queue import Claim
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
-from worker.generation import GATHERED_TOKENS, Generation
-from worker.logprobs import LOWEST_LOGPROB, TokenTexts
-from worker.replies import Outbox
+from worker.execution.generation import GATHERED_TOKENS, Generation
+from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts
+from worker.queue.replies import Outbox
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 
@@ -302,7 +302,7 @@ def test_time_limit_ends_a_text_that_has_a_line_end(
     start: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("worker.sequence.time.monotonic", lambda: now)
+    monkeypatch.setattr("worker.execution.sequence.time.monotonic", lambda: now)
     generation, outbox = start(max_predict_ms=500, max_tokens=50, stop=["never"])
     (word,) = tokenizer.encode(" the", add_special_tokens=False).ids
     (line,) = tokenizer.encode("\n", add_special_tokens=False).ids
@@ -360,7 +360,7 @@ def test_images_go_to_the_engine_and_are_kept_no_longer(start: Any) -> None:
 
 def test_counts_and_times_are_the_engines_own(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
-    monkeypatch.setattr("worker.generation.time.monotonic", lambda: now)
+    monkeypatch.setattr("worker.execution.generation.time.monotonic", lambda: now)
     generation, outbox = start()
     now = 10.25
     feed(generation, 0, [400], prompt_tokens=77, cached_tokens=5)

@@ -16,10 +16,10 @@ from contract.sampling import (
     Xtc,
 )
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.arguments import MAX_BAD_WORD_TOKENS
 from worker.engine.base import EngineRequest, InvalidRequestError
-from worker.engine.parameters import SamplingParameters
-from worker.engine.prompts import fitting_max_tokens
+from worker.engine.vllm.arguments import MAX_BAD_WORD_TOKENS
+from worker.engine.vllm.parameters import SamplingParameters
+from worker.engine.vllm.prompts import fitting_max_tokens
 from worker.samplers.arguments import chain_parameters
 
 TYPES = SimpleNamespace(

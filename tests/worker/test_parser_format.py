@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from tests.worker.conftest import MODEL_FOLDER
 from worker.chat_format import ParserFormat
-from worker.engine.parser_format import parser_format
+from worker.engine.vllm.parser_format import parser_format
 from worker.settings import Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]

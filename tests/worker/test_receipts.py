@@ -36,7 +36,7 @@ from tests.worker.conftest import (
 )
 from worker.engine.base import EngineRequest, EngineStep, SequenceEnd
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.runner import Runner
+from worker.execution.runner import Runner
 
 STEADY = Script(step_seconds=0.005)
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
@@ -263,7 +263,7 @@ async def test_job_that_the_engine_gives_up_on(run: Callable[..., Any]) -> None:
 async def test_job_of_a_gateway_that_dies(
     run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.3)
     job, unclaimed = salted(max_tokens=ENDLESS), salted(gateway="dead")
     bench = await run(job, unclaimed)
     assert await bench.receipt(unclaimed) == JobReceipt(JobState.ENDED, 0, 0, 0)

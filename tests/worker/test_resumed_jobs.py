@@ -29,10 +29,10 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, Stepwise, make_job, resumed, running_worker
 from worker.engine.base import SequenceEnd, SequenceOutput
 from worker.engine.scripted import Script
-from worker.generation import Generation
-from worker.logprobs import TokenTexts
-from worker.replies import BYTES_OF_LOGPROB, MOST_DELTAS_IN_FRAME, Outbox
-from worker.text import Detokenizer
+from worker.execution.generation import Generation
+from worker.execution.logprobs import TokenTexts
+from worker.execution.text import Detokenizer
+from worker.queue.replies import BYTES_OF_LOGPROB, MOST_DELTAS_IN_FRAME, Outbox
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
 STEADY = Script(step_seconds=0.01)
@@ -272,7 +272,7 @@ def test_time_limit_counts_what_earlier_attempts_took(
     start: Start, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("worker.sequence.time.monotonic", lambda: now)
+    monkeypatch.setattr("worker.execution.sequence.time.monotonic", lambda: now)
     (line,) = tokenizer.encode("\n", add_special_tokens=False).ids
     job = make_job(max_predict_ms=500, max_tokens=50)
     generation, _ = start(cut(job, [], generation_ms=400.0))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from contract.sampling import Mirostat, SamplerChain, SamplingSpec
 from tests.support.cases import all_cases
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
-from worker.engine.resumption import (
+from worker.engine.vllm.resumption import (
     ResumedSequences,
     _draw_again,
     output_arguments,

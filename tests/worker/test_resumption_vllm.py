@@ -32,7 +32,7 @@ from worker.engine.base import (
     SequenceOutput,
     TokenScores,
 )
-from worker.engine.vllm import VllmEngine
+from worker.engine.vllm.engine import VllmEngine
 
 pytestmark = MARKS
 

@@ -35,8 +35,6 @@ from tests.worker.conftest import (
     resumed,
     running_worker,
 )
-from worker import gateways as gateways_module
-from worker import runner as runner_module
 from worker.engine.base import (
     EngineDeadError,
     EngineRequest,
@@ -45,6 +43,8 @@ from worker.engine.base import (
     SequenceEnd,
 )
 from worker.engine.scripted import Script, ScriptedEngine
+from worker.execution import runner as runner_module
+from worker.queue import gateways as gateways_module
 
 STEADY = Script(step_seconds=0.01)
 LEASES = keys.leases(MODEL)
@@ -328,7 +328,7 @@ async def test_running_job_of_a_gateway_that_dies_is_aborted(
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.5)
     assert gateways_module.GRACE_SECONDS == 5.0
     job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
@@ -357,7 +357,7 @@ async def test_running_background_job_of_a_gateway_that_dies_is_told_and_handed_
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.runner.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.5)
     job = make_job(max_tokens=ENDLESS, is_background=True, stream=False)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
@@ -507,7 +507,7 @@ async def test_wake_up_is_immediate(
     redis: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Gateway(redis)
-    monkeypatch.setattr("worker.runner._RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr("worker.execution.runner._RING_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, Script()):
         # Each time the worker waits for its doorbell and for cancelled jobs.
         for _ in range(3):

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
-from worker.text import Detokenizer, StopMatcher, StopStrings
+from worker.execution.text import Detokenizer, StopMatcher, StopStrings
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 MIXED = "naïve 日本語 😀 fin é and\nplain words"

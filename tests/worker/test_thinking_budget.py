@@ -7,7 +7,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.thinking_budget import ReasoningCount, forget_broken_character
+from worker.engine.vllm.thinking_budget import ReasoningCount, forget_broken_character
 
 START, END = 7, 8
 

@@ -16,9 +16,9 @@ from tests.worker.conftest import make_job
 from tests.worker.real_engine import MARKS, VISION, EngineSlot, generation_of, run_jobs
 from tests.worker.test_images import HOSTILE, image_file
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceOutput
-from worker.engine.vllm import VllmEngine
+from worker.engine.vllm.engine import VllmEngine
 from worker.model_files import context_window
-from worker.replies import Outbox
+from worker.queue.replies import Outbox
 
 pytestmark = [*MARKS, pytest.mark.long]
 

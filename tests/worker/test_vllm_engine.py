@@ -33,7 +33,7 @@ from tests.worker.real_engine import (
 )
 from worker.chat_format import folder_special_tokens, folder_templates
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceEnd, SequenceOutput
-from worker.engine.vllm import VllmEngine
+from worker.engine.vllm.engine import VllmEngine
 
 pytestmark = MARKS
 

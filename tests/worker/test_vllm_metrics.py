@@ -12,7 +12,7 @@ from tests.worker.conftest import make_job
 from tests.worker.real_engine import BLOCKS, MARKS, VISION, EngineSlot, generation_of, run_jobs
 from worker import telemetry
 from worker.engine.base import EngineRequest
-from worker.engine.vllm import VllmEngine
+from worker.engine.vllm.engine import VllmEngine
 
 pytestmark = [*MARKS, pytest.mark.long]
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from worker.samplers.candidates import Placement
 from worker.samplers.chain import apply_chain
-from worker.samplers.mirostat import MirostatRows, apply_mirostat, next_mu, replay
 from worker.samplers.parameters import ChainParameters
 from worker.samplers.rows import Rows
+from worker.samplers.stages.mirostat import MirostatRows, apply_mirostat, next_mu, replay
 
 
 @dataclass(eq=False, slots=True)

@@ -6,12 +6,12 @@ from typing import Self
 
 from contract.sampling import Sampler
 from worker.samplers.candidates import Placement, Step
-from worker.samplers.dry import Dry
 from worker.samplers.parameters import ChainParameters
-from worker.samplers.penalties import Penalties
-from worker.samplers.temperature import Temperature
-from worker.samplers.truncation import MinP, TopK, TopNSigma, TopP, TypicalP
-from worker.samplers.xtc import Xtc
+from worker.samplers.stages.dry import Dry
+from worker.samplers.stages.penalties import Penalties
+from worker.samplers.stages.temperature import Temperature
+from worker.samplers.stages.truncation import MinP, TopK, TopNSigma, TopP, TypicalP
+from worker.samplers.stages.xtc import Xtc
 
 _BUILDERS: Mapping[Sampler, Callable[[Sequence[ChainParameters], Placement], Step]] = {
     Sampler.PENALTIES: Penalties.build,

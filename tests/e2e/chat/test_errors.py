@@ -15,8 +15,8 @@ from openai import (
     UnprocessableEntityError,
 )
 
-from gateway.accounts.limits import LimitName
-from gateway.accounts.scopes import Scope
+from gateway.tenancy.limits import LimitName
+from gateway.tenancy.scopes import Scope
 from tests.e2e.asking import wait_until_served
 from tests.e2e.at_once import each_at_once
 from tests.e2e.chat.asking import assistant, chat, streamed, user

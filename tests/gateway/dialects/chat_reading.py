@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.chat import ChatCompletionRequest, to_chat_generation_request
+from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.dialects.wire import validate

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from gateway.dialects.bodies import require_model
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.messages import ROLES
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.effective import effective_parameters
-from gateway.dialects.messages import ROLES
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.refused import REFUSED_IN_CHATS
 from gateway.dialects.request import ChatRequest, GenerationRequest

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI, USER, image, read_chat, text
 from tests.gateway.dialects.reading import VLLM

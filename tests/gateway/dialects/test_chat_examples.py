@@ -5,9 +5,9 @@ from typing import Any, get_args, get_type_hints
 from openai.types.chat import completion_create_params
 from openai.types.shared_params import reasoning_effort
 
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.chat.thinking import EFFORTS
 from gateway.dialects.refused import REFUSED_IN_CHATS
-from gateway.dialects.thinking import EFFORTS
 from tests.gateway.dialects.chat_reading import read_chat_body
 from tests.gateway.dialects.reading import OMLX, OPENAI
 from tests.support.cases import all_cases

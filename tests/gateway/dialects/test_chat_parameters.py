@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.profile import Profile
+from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.refused import REFUSED_IN_CHATS
-from gateway.dialects.request import FIT, ContextLengthBehavior
+from gateway.dialects.request import FIT
 from gateway.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import USER, chat_refusal, read_chat, read_chat_body
 from tests.gateway.dialects.reading import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from contract.messages import Feature
-from gateway.dialects.chat import ChatCompletionRequest
+from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import CHAT_NEEDS, check_supported, supported_chat_parameters
 from gateway.errors import BadRequestError

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from gateway.dialects.chat.template_arguments import RESERVED, unread_parameters
 from gateway.dialects.request import ChatRequest
-from gateway.dialects.template_arguments import RESERVED, unread_parameters
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
 from tests.support.cases import all_cases
 

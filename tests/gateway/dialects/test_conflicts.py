@@ -11,8 +11,8 @@ import pytest
 
 from contract.messages import Ranking
 from contract.sampling import Mirostat
-from gateway.dialects.profile import PROFILES, Profile
-from gateway.dialects.request import ContextLengthBehavior, Structure, StructureKind
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
+from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.support import refuse_ignored
 from gateway.errors import UnknownParameterError
 from tests.gateway.dialects.reading import (

@@ -8,8 +8,8 @@ from tokenizers.processors import TemplateProcessing
 
 from contract.messages import WorkerCard, WorkerState
 from contract.sampling import SamplingSpec
-from gateway.dialects.profile import PROFILES, Dialect
-from gateway.dialects.request import ContextLengthBehavior, GenerationRequest
+from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Dialect
+from gateway.dialects.request import GenerationRequest
 from gateway.prompt.tokenizers import PromptEncoder
 from tests.support.stack import CHECKPOINT
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.messages import ChatFormat, ContentFormat
-from gateway.dialects.messages import read_messages
+from gateway.dialects.chat.messages import read_messages
 from tests.support.stack import CHECKPOINT
 
 FOLDER = Path(__file__).parent / "chat_templates"

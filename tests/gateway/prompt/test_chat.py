@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from tokenizers import Tokenizer
 
 from contract.messages import ChatFormat, ContentFormat
-from gateway.dialects.messages import ROLES, read_messages
+from gateway.dialects.chat.messages import ROLES, read_messages
 from gateway.dialects.request import ChatRequest, Reasoning
 from gateway.errors import (
     BadRequestError,

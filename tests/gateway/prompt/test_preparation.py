@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typing_extensions import override
 
 from contract.sampling import SamplingSpec
+from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dialects.request import (
     FIT,
     ChatRequest,
-    ContextLengthBehavior,
     Structure,
     StructureKind,
     Tool,

@@ -21,7 +21,7 @@ from gateway.stream.sse import ChunkRenderer
 from tests.gateway.replies import STOP, completion, ended, inbox, said, scored
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
-from worker.logprobs import TokenTexts, prompt_logprobs
+from worker.execution.logprobs import TokenTexts, prompt_logprobs
 
 CHECKPOINT = Path(__file__).parents[3] / "worker" / "demo_model" / "checkpoint"
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))

@@ -9,7 +9,7 @@ from starlette.datastructures import State
 
 from contract.messages import Delta
 from gateway import tracing
-from gateway.api.measuring import RequestMeasure
+from gateway.delivery.measuring import RequestMeasure
 from gateway.dispatch.generation import Reply
 from gateway.settings import Settings
 from tests.telemetry.traces.collector import Collector

@@ -22,12 +22,12 @@ from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
 from tests.worker.parsing.cases import HERMES, PARSING, THINK, Whole, whole
 from worker.engine.base import SequenceEnd, SequenceOutput
-from worker.generation import Generation
-from worker.logprobs import TokenTexts
+from worker.execution.generation import Generation
+from worker.execution.logprobs import TokenTexts
 from worker.parsing.base import Parsed
 from worker.parsing.own import OwnParsers
 from worker.parsing.reader import Answer, Reader
-from worker.replies import Outbox
+from worker.queue.replies import Outbox
 
 TEXT = THINK + HERMES
 GREEDY = SamplingSpec(seed=1, temperature=0.0)

@@ -29,7 +29,7 @@ from tests.worker.parsing.cases import (
     whole,
 )
 from worker.engine.base import InvalidRequestError
-from worker.engine.parsers import VllmParsers
+from worker.engine.vllm.parsers import VllmParsers
 from worker.parsing.base import Parser
 
 pytestmark = pytest.mark.filterwarnings("ignore")

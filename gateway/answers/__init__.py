@@ -1,1 +1,0 @@
-"""Answers: settle every admitted request, and store responses that clients can resume."""

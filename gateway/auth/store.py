@@ -1,0 +1,81 @@
+"""Queries of authentication: a credential with its tenant, plan, project and member."""
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import and_, exists, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from gateway.database.tables import ApiKeyRow, MemberRow, PlanRow, ProjectRow, TenantRow
+from gateway.tenancy.records import KeyRecord, Member, Plan, Project, Tenant
+
+
+class KeyOwner(NamedTuple):
+    """A key and its owner."""
+
+    key: KeyRecord
+    tenant: Tenant
+    project: Project | None
+    plan: Plan | None
+
+
+class Caller(NamedTuple):
+    """A tenant, and the member and project that a token of one of its people names."""
+
+    tenant: Tenant
+    plan: Plan | None
+    member: Member | None
+    project: Project | None
+    has_members: bool
+    """Whether the tenant has any member; tokens of other people are then rejected."""
+
+
+async def find_owner(transaction: AsyncSession, prefix: str) -> KeyOwner | None:
+    """Return the key with this public prefix, or former prefix, and its owner."""
+    found = await transaction.execute(
+        select(ApiKeyRow, TenantRow, ProjectRow, PlanRow)
+        .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
+        .outerjoin(ProjectRow, ProjectRow.id == ApiKeyRow.project_id)
+        .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
+        .where(or_(ApiKeyRow.prefix == prefix, ApiKeyRow.old_prefix == prefix))
+    )
+    row: Any = found.one_or_none()
+    if row is None:
+        return None
+    key, tenant, project, plan = row
+    return KeyOwner(
+        key.to_record(),
+        tenant.to_record(),
+        None if project is None else project.to_record(),
+        None if plan is None else plan.to_record(),
+    )
+
+
+async def find_caller(
+    transaction: AsyncSession, tenant_id: str, *, subject: str, project_id: str | None
+) -> Caller | None:
+    """Return the caller that a token identifies, or None if the tenant does not exist."""
+    of_tenant = MemberRow.tenant_id == TenantRow.id
+    anybody = aliased(MemberRow)
+    has_members = exists().where(anybody.tenant_id == TenantRow.id)
+    found = await transaction.execute(
+        select(TenantRow, PlanRow, MemberRow, ProjectRow, has_members)
+        .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
+        .outerjoin(MemberRow, and_(of_tenant, MemberRow.subject == subject))
+        .outerjoin(
+            ProjectRow,
+            and_(ProjectRow.tenant_id == TenantRow.id, ProjectRow.id == project_id),
+        )
+        .where(TenantRow.id == tenant_id)
+    )
+    row: Any = found.one_or_none()
+    if row is None:
+        return None
+    tenant, plan, member, project, has_any = row
+    return Caller(
+        tenant.to_record(),
+        None if plan is None else plan.to_record(),
+        None if member is None else member.to_record(),
+        None if project is None else project.to_record(),
+        has_any,
+    )

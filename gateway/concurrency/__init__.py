@@ -1,0 +1,1 @@
+"""Background tasks, threads and fair scheduling of processor time."""

@@ -1,0 +1,152 @@
+"""Connections to the SQL database: an SQLite file, or PostgreSQL."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import (
+    TimeoutError as PoolTimeoutError,
+)
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from gateway.database.measuring import measure
+from gateway.errors import InvalidParameterError, StoreUnavailableError
+
+POOL_SIZE: Final = 5
+"""Connections per gateway: keys are cached, so many more would only burden the database."""
+TIMEOUT_SECONDS: Final = 5.0
+"""Timeout for connecting, for waiting for a pooled connection or a lock, and for one statement."""
+
+_BEGIN = "sluice_begin"
+
+
+class Database:
+    """A database engine and its transactions."""
+
+    def __init__(
+        self, url: str, *, statement_timeout_seconds: float | None = TIMEOUT_SECONDS
+    ) -> None:
+        self.engine = create_engine(url, statement_timeout_seconds)
+        measure(self.engine.sync_engine)
+        self.writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        """The same connections; on SQLite a transaction takes the write lock when it begins."""
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """Open a read-only transaction."""
+        with unavailable_as_store_error():
+            async with AsyncSession(self.engine, expire_on_commit=False) as transaction:
+                yield transaction
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncSession]:
+        """Open a transaction that commits at the end of the block, or rolls back on an error."""
+        with unavailable_as_store_error():
+            async with (
+                AsyncSession(self.writer, expire_on_commit=False) as transaction,
+                transaction.begin(),
+            ):
+                yield transaction
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.engine.dispose()
+
+
+def create_engine(url: str, statement_timeout_seconds: float | None) -> AsyncEngine:
+    """Return an engine that is not connected yet.
+
+    The URL is `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://...`.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _create_sqlite_engine(parsed)
+    return create_async_engine(
+        parsed,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_SIZE,
+        pool_timeout=TIMEOUT_SECONDS,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        connect_args={
+            "timeout": TIMEOUT_SECONDS,
+            "command_timeout": statement_timeout_seconds,
+            "server_settings": {"application_name": "sluice"},
+        },
+    )
+
+
+def parse_url(url: str) -> URL:
+    """Parse the database URL.
+
+    The error for an invalid URL omits it, as it may contain a password.
+    """
+    try:
+        parsed = make_url(url)
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        parsed = None
+    if parsed is None or parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+        raise InvalidParameterError(
+            "The database URL must have the form sqlite+aiosqlite:///FILE or "
+            "postgresql+asyncpg://USER:PASSWORD@HOST/NAME.",
+            param="database_url",
+        )
+    return parsed
+
+
+def _create_sqlite_engine(url: URL) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        pool_size=POOL_SIZE,
+        pool_timeout=TIMEOUT_SECONDS,
+        hide_parameters=True,
+        connect_args={"timeout": TIMEOUT_SECONDS},
+    )
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite_connection)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite_transaction)
+    return engine
+
+
+def _prepare_sqlite_connection(connection: Any, _record: object) -> None:
+    # The driver must not begin transactions itself: it would begin them too late and with too weak
+    # a lock.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # Changing the mode does not wait for locks. But a connection that holds a lock runs this too,
+    # and the mode is stored in the file: that connection sets it, or the next one does.
+    with suppress(sqlite3.OperationalError):
+        cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite_transaction(connection: Connection) -> None:
+    # A transaction that reads first and writes later fails at once if another one wrote in between.
+    # A writing transaction therefore takes the write lock when it begins, where the busy timeout
+    # applies.
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+
+@contextmanager
+def unavailable_as_store_error() -> Iterator[None]:
+    """Convert every error of an unavailable database to StoreUnavailableError."""
+    try:
+        yield
+    except (IntegrityError, ProgrammingError):
+        raise
+    except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
+        raise StoreUnavailableError(
+            "The database cannot be reached at the moment.", retry_after_seconds=1.0
+        ) from error

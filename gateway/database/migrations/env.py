@@ -1,0 +1,22 @@
+"""Run by alembic: applies revisions on the connection that `gateway.database.schema` hands over.
+
+A new revision is a file in `versions/`, written by hand; the tests compare the outcome with the tables.
+It must work with the release before it still running: add first, remove in a later release.
+"""
+
+from alembic import context
+from sqlalchemy import Connection
+
+from gateway.database.ledger.partitions import is_partition
+from gateway.database.tables import Table
+
+connection: Connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=Table.metadata,
+    render_as_batch=connection.dialect.name == "sqlite",
+    include_name=lambda name, kind, _parents: kind != "table" or not is_partition(name or ""),
+)
+# The connection is in a transaction already, which takes all revisions or none.
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,126 @@
+"""Upgrade the database schema, and check whether it is current."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.engine import URL
+
+from gateway.database.engine import Database, parse_url, unavailable_as_store_error
+from gateway.errors import StartupError
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+UPGRADE_LOCK: Final = 7_585_423
+"""PostgreSQL advisory lock that an upgrade holds, so that two never run at once."""
+UPGRADE_WAIT_SECONDS: Final = 60
+"""How long an upgrade waits for another one."""
+TABLE_WAIT_SECONDS: Final = 4
+"""Lock timeout of a revision: while it waits for a table, it blocks every later query."""
+STATEMENT_SECONDS: Final = 60
+
+
+class SchemaState(Enum):
+    """State of the database's schema relative to this code."""
+
+    EMPTY = "empty"  # No revision is applied.
+    OUTDATED = "outdated"  # Revisions are missing.
+    CURRENT = "current"
+    NEWER = "newer"  # Created by a later release; revisions are additive, so this code runs on it.
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this code can run on it."""
+        return self in (SchemaState.CURRENT, SchemaState.NEWER)
+
+
+class SchemaNotCurrentError(StartupError):
+    """The database must be upgraded before anything can run on it."""
+
+    def __init__(self, state: SchemaState) -> None:
+        super().__init__(f"The database's schema is {state.value}: run `sluice db upgrade` first.")
+        self.state = state
+
+
+async def upgrade(url: str) -> None:
+    """Create or upgrade the schema; waits while another process does the same."""
+    parsed = parse_url(url)
+    if (file := _file(parsed)) is not None:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = Database(url, statement_timeout_seconds=None)
+    try:
+        with unavailable_as_store_error():
+            async with database.writer.begin() as connection:
+                await connection.run_sync(_upgrade)
+    finally:
+        await database.aclose()
+
+
+async def schema_state(database: Database) -> SchemaState:
+    """Compare the database's revision with the newest one in this code."""
+    file = _file(database.engine.url)
+    if file is not None and not file.exists():
+        # A query would create an empty file, or fail if its folder does not exist.
+        return SchemaState.EMPTY
+    with unavailable_as_store_error():
+        async with database.engine.connect() as connection:
+            return await connection.run_sync(_state)
+
+
+async def schema_is_current(database: Database) -> bool:
+    """Whether this code can run on the database's schema."""
+    return (await schema_state(database)).is_usable
+
+
+async def require_current_schema(database: Database) -> None:
+    """Raise SchemaNotCurrentError if this code cannot run on the database's schema."""
+    state = await schema_state(database)
+    if not state.is_usable:
+        raise SchemaNotCurrentError(state)
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Return alembic's configuration, which is not stored in a file."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def _upgrade(connection: Connection) -> None:
+    # On SQLite the transaction holds the write lock from the start.
+    if connection.dialect.name == "postgresql":
+        _take_turns(connection)
+    command.upgrade(alembic_config(connection), "head")
+
+
+def _take_turns(connection: Connection) -> None:
+    for statement in (
+        f"SET LOCAL lock_timeout = '{UPGRADE_WAIT_SECONDS}s'",
+        f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})",
+        f"SET LOCAL lock_timeout = '{TABLE_WAIT_SECONDS}s'",
+        f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+def _state(connection: Connection) -> SchemaState:
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is None:
+        return SchemaState.EMPTY
+    scripts = ScriptDirectory.from_config(alembic_config())
+    if revision == scripts.get_current_head():
+        return SchemaState.CURRENT
+    known = {script.revision for script in scripts.walk_revisions()}
+    return SchemaState.OUTDATED if revision in known else SchemaState.NEWER
+
+
+def _file(url: URL) -> Path | None:
+    """Return the file of an SQLite database; None if there is none."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    return Path(url.database)

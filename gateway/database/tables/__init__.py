@@ -1,0 +1,34 @@
+"""The SQL tables, by topic; importing this package registers all of them with the metadata."""
+
+from gateway.database.tables.api_keys import ApiKeyRow
+from gateway.database.tables.audit_log import AuditRow
+from gateway.database.tables.base import Table
+from gateway.database.tables.money import CreditRow, PriceRow
+from gateway.database.tables.tenants import MemberRow, PlanRow, ProjectRow, TenantRow
+from gateway.database.tables.usage import (
+    FAILED_OUTCOMES,
+    DirtyHourRow,
+    LedgerRow,
+    RollupPeriod,
+    RollupRow,
+)
+from gateway.database.tables.webhooks import WebhookEventRow, WebhookRow
+
+__all__ = [
+    "FAILED_OUTCOMES",
+    "ApiKeyRow",
+    "AuditRow",
+    "CreditRow",
+    "DirtyHourRow",
+    "LedgerRow",
+    "MemberRow",
+    "PlanRow",
+    "PriceRow",
+    "ProjectRow",
+    "RollupPeriod",
+    "RollupRow",
+    "Table",
+    "TenantRow",
+    "WebhookEventRow",
+    "WebhookRow",
+]

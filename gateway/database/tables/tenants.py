@@ -1,0 +1,149 @@
+"""Tables `plans`, `tenants`, `projects` and `members`."""
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, ForeignKey, String, UniqueConstraint, false
+from sqlalchemy.orm import Mapped, mapped_column
+
+from contract.dialect import Dialect
+from contract.tier import ServiceTier
+from gateway.database.tables.base import (
+    DialectName,
+    LimitsColumn,
+    Table,
+    TierName,
+    UtcDateTime,
+    enum_column,
+)
+from gateway.tenancy.limits import LimitScope, LimitValues
+from gateway.tenancy.records import (
+    Billing,
+    Member,
+    Plan,
+    Project,
+    ProjectStatus,
+    Role,
+    Tenant,
+    TenantStatus,
+)
+
+
+class PlanRow(Table):
+    """Default limits for a group of tenants."""
+
+    __tablename__ = "plans"
+
+    id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    tenant_limits: Mapped[LimitValues] = mapped_column(LimitsColumn)
+    project_limits: Mapped[LimitValues] = mapped_column(LimitsColumn)
+    key_limits: Mapped[LimitValues] = mapped_column(LimitsColumn)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    def to_record(self) -> Plan:
+        """Return the row as a record for other packages."""
+        return Plan(
+            id=self.id,
+            name=self.name,
+            limits={
+                LimitScope.TENANT: self.tenant_limits,
+                LimitScope.PROJECT: self.project_limits,
+                LimitScope.KEY: self.key_limits,
+            },
+            created_at=self.created_at,
+        )
+
+
+class TenantRow(Table):
+    """One tenant."""
+
+    __tablename__ = "tenants"
+    __table_args__ = (CheckConstraint("weight > 0", name="weight_positive"),)
+
+    id: Mapped[str] = mapped_column(String(63), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    weight: Mapped[float]
+    status: Mapped[TenantStatus] = mapped_column(enum_column(TenantStatus, "status"))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    dialect: Mapped[Dialect | None] = mapped_column(DialectName)
+    strict_parameters: Mapped[bool] = mapped_column(server_default=false())
+    default_model: Mapped[str | None] = mapped_column(String(200))
+    plan_id: Mapped[str | None] = mapped_column(String(63), index=True)
+    """No foreign key: SQLite cannot add one to an existing table; plans are never removed."""
+    limits: Mapped[LimitValues] = mapped_column(LimitsColumn, server_default="{}")
+    billing: Mapped[Billing] = mapped_column(
+        enum_column(Billing, "billing", is_checked=False), server_default=Billing.POSTPAID.value
+    )
+    service_tier: Mapped[ServiceTier] = mapped_column(
+        TierName, server_default=ServiceTier.DEFAULT.value
+    )
+    shows_cost: Mapped[bool] = mapped_column(server_default=false())
+
+    def to_record(self) -> Tenant:
+        """Return the row as a record for other packages."""
+        return Tenant(
+            id=self.id,
+            name=self.name,
+            weight=self.weight,
+            status=self.status,
+            created_at=self.created_at,
+            dialect=self.dialect,
+            strict_parameters=self.strict_parameters,
+            default_model=self.default_model,
+            plan_id=self.plan_id,
+            limits=self.limits,
+            billing=self.billing,
+            service_tier=self.service_tier,
+            shows_cost=self.shows_cost,
+        )
+
+
+class ProjectRow(Table):
+    """A part of a tenant; archived projects are kept, so that usage can be traced to them."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(
+        ForeignKey("tenants.id", ondelete="RESTRICT"), index=True
+    )
+    name: Mapped[str] = mapped_column(String(200))
+    status: Mapped[ProjectStatus] = mapped_column(enum_column(ProjectStatus, "status"))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    limits: Mapped[LimitValues] = mapped_column(LimitsColumn)
+
+    def to_record(self) -> Project:
+        """Return the row as a record for other packages."""
+        return Project(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            name=self.name,
+            status=self.status,
+            created_at=self.created_at,
+            limits=self.limits,
+        )
+
+
+class MemberRow(Table):
+    """A person of a tenant."""
+
+    __tablename__ = "members"
+    __table_args__ = (UniqueConstraint("tenant_id", "subject"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))
+    subject: Mapped[str] = mapped_column(String(200))
+    name: Mapped[str] = mapped_column(String(200))
+    role: Mapped[Role] = mapped_column(enum_column(Role, "role"))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    def to_record(self) -> Member:
+        """Return the row as a record for other packages."""
+        return Member(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            subject=self.subject,
+            name=self.name,
+            role=self.role,
+            created_at=self.created_at,
+        )

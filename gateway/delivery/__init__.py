@@ -1,0 +1,1 @@
+"""Delivery of responses: bodies and event streams to connected clients."""

@@ -1,0 +1,96 @@
+"""A client's subscription to a response, and what happens to the response when it ends."""
+
+from typing import Protocol
+
+from typing_extensions import override
+
+from gateway.dispatch.generation import Generation
+from gateway.responses.responses import Answers, Attachment
+from gateway.responses.settlement import Account
+from gateway.stream.completion import Completion
+
+
+class Reading(Protocol):
+    """The interface between a client's connection and the response that it reads."""
+
+    completion: Completion
+    generation: Generation
+
+    def replied(self) -> None:
+        """Record that replies have arrived."""
+
+    async def finish(self) -> None:
+        """Record that everything has been read; the client gets the last part when this returns."""
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the response, or its delivery, has failed; the client gets the error."""
+
+    def leave(self) -> None:
+        """Record that the client disconnected before the end."""
+
+    async def aclose(self) -> None:
+        """Stop reading, whatever the outcome."""
+
+
+class FirstReading(Reading):
+    """Subscription of the client that started the request; its end settles the response."""
+
+    def __init__(
+        self, answers: Answers, account: Account, completion: Completion, generation: Generation
+    ) -> None:
+        self.completion = completion
+        self.generation = generation
+        self._answers = answers
+        self._account = account
+        self._has_replied = False
+
+    @override
+    def replied(self) -> None:
+        if not self._has_replied:
+            self._has_replied = True
+            self._account.replied()
+
+    @override
+    async def finish(self) -> None:
+        await self._account.finish()
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        self._account.fail(error)
+
+    @override
+    def leave(self) -> None:
+        self._answers.leave(self._account)
+
+    @override
+    async def aclose(self) -> None:
+        pass
+
+
+class LaterReading(Reading):
+    """Subscription of a client that reads a kept response, whose settlement happens elsewhere."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.completion = attachment.completion
+        self.generation = attachment.generation
+        self._attachment = attachment
+
+    @override
+    def replied(self) -> None:
+        pass
+
+    @override
+    async def finish(self) -> None:
+        pass
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        pass
+
+    @override
+    def leave(self) -> None:
+        pass
+
+    @override
+    async def aclose(self) -> None:
+        await self._attachment.aclose()

@@ -1,0 +1,114 @@
+"""Send a response to a client, whole or as a stream."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from gateway.delivery.measuring import RequestMeasure
+from gateway.delivery.readings import Reading
+from gateway.delivery.streaming import StreamedCompletion, Watch
+from gateway.errors import GenerationTimeoutError
+from gateway.http.context import context_of
+from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
+from gateway.quota.headers import dollars
+from gateway.stream.assembler import WholeAnswer, collect
+
+
+async def measured(
+    request: Request, measure: RequestMeasure, answering: Awaitable[Response]
+) -> Response:
+    """Measure a request while it is answered. A stream records its own end."""
+    try:
+        response = await answering
+    except ClientDisconnect:
+        measure.disconnected()
+        response = Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BaseException as error:
+        measure.failed(error, error_style_of(request))
+        measure.close()
+        raise
+    if not isinstance(response, StreamedCompletion):
+        measure.close()
+    return response
+
+
+async def answer_whole(
+    request: Request, reading: Reading, measure: RequestMeasure, *, headers: Mapping[str, str]
+) -> Response:
+    """Wait for the whole response and return it. Raises an ApiError if it fails."""
+    settings = context_of(request).settings
+    work = asyncio.ensure_future(collect(reading.completion, reading.generation))
+    watch = Watch(request.receive, reading.generation)
+    try:
+        await asyncio.wait(
+            {work, watch.task},
+            timeout=settings.request_timeout.total_seconds(),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if work.done():
+            answer = work.result()
+            await reading.finish()
+            return _response(reading, answer, {**_times(measure), **headers})
+        if watch.gone:
+            reading.leave()
+            measure.disconnected()
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        raise GenerationTimeoutError("The request took longer than it may.")
+    except BaseException as error:
+        reading.fail(error)
+        raise
+    finally:
+        watch.stop()
+        work.cancel()
+        await asyncio.shield(reading.aclose())
+
+
+async def answer_streamed(
+    request: Request,
+    reading: Reading,
+    measure: RequestMeasure,
+    *,
+    headers: Mapping[str, str],
+    skip: int = 0,
+) -> Response:
+    """Wait for the first event, then start the stream. An earlier failure gets its own HTTP status.
+
+    The stream omits the first `skip` events. If the client already has every event, the response is
+    204, which stops a browser from reconnecting.
+    """
+    settings = context_of(request).settings
+    response = StreamedCompletion(
+        reading,
+        skip=skip,
+        watch=Watch(request.receive, reading.generation),
+        measure=measure,
+        keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
+        headers={**_times(measure), **headers},
+    )
+    try:
+        await response.begin(timeout_seconds=settings.commit_after.total_seconds())
+    except BaseException as error:
+        reading.fail(error)
+        await response.abandon()
+        raise
+    if response.is_over:
+        await response.abandon()
+        return Response(status_code=204)
+    return response
+
+
+def _response(reading: Reading, answer: WholeAnswer, headers: Mapping[str, str]) -> Response:
+    cost = {}
+    if reading.completion.cost_of is not None:
+        cost["x-cost"] = dollars(reading.completion.cost_of(answer.usage))
+    return Response(
+        answer.content,
+        media_type="application/json",
+        headers={**headers, **cost, **answer.headers},
+    )
+
+
+def _times(measure: RequestMeasure) -> dict[str, str]:
+    return {"openai-processing-ms": str(measure.elapsed_ms())}

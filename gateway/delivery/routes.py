@@ -1,0 +1,180 @@
+"""Kept responses: get them by id, cancel them, and resume their streams."""
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from gateway.auth.principal import Principal
+from gateway.delivery.event_ids import Position, read_position, read_stream
+from gateway.delivery.measuring import RequestMeasure
+from gateway.delivery.readings import LaterReading
+from gateway.delivery.respond import answer_streamed, answer_whole, measured
+from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.dialects.profile import PROFILES
+from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
+from gateway.http.authorization import allow_unpaid, authorize, read_body
+from gateway.http.context import ProcessContext, context_of
+from gateway.http.ignored_parameters import ignored_header
+from gateway.responses.responses import Answer, AnswerState
+from gateway.stream.assembler import collect
+from gateway.tenancy.scopes import Scope
+
+router = APIRouter()
+
+_ENDED: Final = {
+    AnswerState.FINISHED: "completed",
+    AnswerState.FAILED: "failed",
+    AnswerState.CANCELLED: "cancelled",
+    AnswerState.LEFT: "incomplete",
+}
+
+
+async def get_completion(request: Request, endpoint: Endpoint) -> Response:
+    """Get a kept completion: whole, its status, or as a stream."""
+    measure = RequestMeasure(f"{endpoint.name}.get", request.state, generates=False)
+    return await measured(request, measure, _get(request, endpoint, measure))
+
+
+async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
+    """Cancel a kept completion and return its status.
+
+    A completion that has ended stays as it is.
+    """
+    measure = RequestMeasure(f"{endpoint.name}.cancel", request.state, generates=False)
+    return await measured(request, measure, _cancel(request, endpoint))
+
+
+async def continue_stream(
+    request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
+) -> Response:
+    """Resume a stream after the last event that the client received.
+
+    The request's own body is not run.
+    """
+    answer = await _find(request, endpoint, position.request_id)
+    await read_body(request, answer.head.tenant_id)
+    return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
+
+
+async def read_again(
+    request: Request,
+    answer: Answer,
+    measure: RequestMeasure,
+    *,
+    is_streamed: bool,
+    skip: int = 0,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Send a response to a client that did not start it, or not on this connection."""
+    reading = LaterReading(await context_of(request).answers.attach(answer))
+    headers = {**_headers(answer, reading), **headers}
+    if is_streamed:
+        return await answer_streamed(request, reading, measure, headers=headers, skip=skip)
+    return await answer_whole(request, reading, measure, headers=headers)
+
+
+async def tell_status(
+    context: ProcessContext,
+    endpoint: Endpoint,
+    answer: Answer,
+    *,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Return a completion's status, with the error of a failed one."""
+    head = answer.head
+    if answer.state is AnswerState.RUNNING:
+        status = "in_progress" if answer.has_begun else "queued"
+    else:
+        status = _ENDED[answer.state]
+    body: dict[str, Any] = {
+        "id": answer.id,
+        "object": endpoint.answer_object,
+        "created": head.created,
+        "model": head.model,
+        "background": head.is_background,
+        "status": status,
+    }
+    if answer.state is AnswerState.FAILED:
+        failure = await _failure(context, answer)
+        body |= {} if failure is None else failure.body(_error_style(answer))
+    content = msgspec.json.encode(body)
+    return Response(content, media_type="application/json", headers=dict(headers))
+
+
+async def _get(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
+    answer = await _find(request, endpoint, request.path_params["completion_id"])
+    if read_stream(request):
+        skip = read_position(request, answer.id)
+        return await read_again(request, answer, measure, is_streamed=True, skip=skip)
+    if answer.state is AnswerState.FINISHED:
+        return await read_again(request, answer, measure, is_streamed=False)
+    return await tell_status(context_of(request), endpoint, answer)
+
+
+async def _cancel(request: Request, endpoint: Endpoint) -> Response:
+    context = context_of(request)
+    answer = await _find(request, endpoint, request.path_params["completion_id"])
+    return await tell_status(context, endpoint, await context.answers.cancel(answer))
+
+
+async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
+    """Return the error with which a response ended, as its readers receive it."""
+    attachment = await context.answers.attach(answer)
+    try:
+        await collect(attachment.completion, attachment.generation)
+    except ApiError as error:
+        return error
+    finally:
+        await attachment.aclose()
+    return None
+
+
+async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer:
+    """Return a response of this endpoint that the caller may read.
+
+    From then on, errors have the style of the response's dialect. Raises NotFoundError, also for a
+    response of another project or of a model that the caller may not use.
+    """
+    principal = await authorize(request, Scope.COMPLETIONS)
+    allow_unpaid(request, principal)
+    answer = None
+    if endpoint.has_given(request_id):
+        answers = context_of(request).answers
+        answer = await answers.find(request_id, tenant_id=principal.tenant_id)
+    if answer is None or not may_read(principal, answer):
+        raise NotFoundError(
+            f"There is no completion {shown(request_id)}, or it is not kept any more."
+        )
+    request.state.error_style = _error_style(answer)
+    return answer
+
+
+def may_read(principal: Principal, answer: Answer) -> bool:
+    """Whether the caller may use the project and the model of a response of its tenant."""
+    record = answer.head.record
+    in_project = principal.project_id in (None, record.project_id)
+    return in_project and any(map(principal.allows_model, (answer.head.model, record.model)))
+
+
+def _error_style(answer: Answer) -> ErrorStyle:
+    return PROFILES[answer.head.request["profile"]].error_style
+
+
+def _headers(answer: Answer, reading: LaterReading) -> dict[str, str]:
+    applied = min(job.max_tokens for job in answer.head.jobs)
+    return {
+        "x-max-tokens-applied": str(applied),
+        **ignored_header(reading.completion.request.ignored_parameters),
+    }
+
+
+# Plain routes, which gateway.openapi.document describes.
+for _endpoint in ENDPOINTS:
+    _path = f"{_endpoint.path}/{{completion_id}}"
+    router.add_route(_path, partial(get_completion, endpoint=_endpoint), methods=["GET"])
+    _cancel_route = partial(cancel_completion, endpoint=_endpoint)
+    router.add_route(f"{_path}/cancel", _cancel_route, methods=["POST"])

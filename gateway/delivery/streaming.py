@@ -1,0 +1,216 @@
+"""Stream a completion as server-sent events while it is generated.
+
+The events are written with ASGI's own `send`: a chunk costs one wake-up and one write. That takes a
+third less CPU and a third of the memory of a streaming response built from an iterator
+(docs/performance.md).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from gateway.delivery.measuring import RequestMeasure
+from gateway.delivery.readings import Reading
+from gateway.dispatch.generation import Generation, in_slices
+from gateway.errors import ApiError, SlowReaderError
+from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
+
+
+class Watch:
+    """Detects that the client has disconnected, in any phase of its request."""
+
+    def __init__(self, receive: Receive, generation: Generation) -> None:
+        self.gone = False
+        self._receive = receive
+        self._generation = generation
+        self.task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        # A task that ends as cancelled keeps its frames, which refer to the task.
+        with suppress(asyncio.CancelledError):
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self.gone = True
+            self._generation.wake()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self.task.cancel()
+
+
+class StreamedCompletion(Response):
+    """The events of a response, except the first `skip`, which the client already has."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        *,
+        skip: int = 0,
+        watch: Watch,
+        measure: RequestMeasure,
+        keep_alive_seconds: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        # A stream has no length; the server sends it in chunks.
+        del self.headers["content-length"]
+        self._reading = reading
+        self._generation = reading.generation
+        self._skip = skip
+        self._watch = watch
+        self._measure = measure
+        self._keep_alive_seconds = keep_alive_seconds
+        self._renderer = ChunkRenderer(reading.completion, skip=skip)
+        self._events = b""
+        self._committed = False
+        self._last_events: bytes | None = None
+        """The last events of a resumed stream that failed before it started."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `begin` has found that the client already has every event."""
+        return (self._renderer.finished and not self._events) or self._last_events == b""
+
+    async def begin(self, *, timeout_seconds: float) -> None:
+        """Wait for the first event, at most `timeout_seconds`.
+
+        Raises an ApiError if the request fails before its first event, so that the response has the
+        status of the error. A client that already has events always receives a failure as an event.
+        """
+        timer = asyncio.get_running_loop().call_later(timeout_seconds, self._commit)
+        try:
+            while not (
+                self._events
+                or self._renderer.finished
+                or self._failure()
+                or self._watch.gone
+                or self._committed
+            ):
+                self._events = await self._next_events()
+        finally:
+            timer.cancel()
+        if (failure := self._failure()) and not self._events:
+            if not self._skip:
+                raise failure
+            self._last_events = self._renderer.render_failure(failure)
+
+    async def abandon(self) -> None:
+        """Stop reading; send no response if nothing was sent."""
+        self._watch.stop()
+        await asyncio.shield(self._reading.aclose())
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream (ASGI). The watch receives the client's messages."""
+        del scope, receive
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        try:
+            await send(start)
+            await self._send_events(send)
+        except BaseException as error:
+            self._reading.fail(error)
+            raise
+        finally:
+            await self.abandon()
+            self._measure.close()
+
+    async def _send_events(self, send: Send) -> None:
+        renderer, watch = self._renderer, self._watch
+        alive = _KeepAlive(self._generation, self._keep_alive_seconds)
+        events = self._events
+        try:
+            while not watch.gone:
+                failure = self._failure()
+                if failure is not None:
+                    self._reading.fail(failure)
+                    self._measure.failed(failure)
+                    last = self._last_events
+                    if last is None:
+                        last = renderer.render_failure(failure)
+                    await _send(send, events + last, more=False)
+                    return
+                if renderer.finished:
+                    await self._reading.finish()
+                    await _send(send, events, more=False)
+                    return
+                if events:
+                    await _send(send, events, more=True)
+                    alive.sent = True
+                events = await self._next_events()
+                if not events and alive.due:
+                    events = KEEP_ALIVE
+            self._leave()
+        finally:
+            alive.stop()
+
+    def _leave(self) -> None:
+        failure = self._failure()
+        if isinstance(failure, SlowReaderError):
+            # The client stopped reading, so its connection was closed before it could receive the
+            # error.
+            self._reading.fail(failure)
+            self._measure.failed(failure)
+        else:
+            self._reading.leave()
+            self._measure.disconnected()
+
+    def _commit(self) -> None:
+        self._committed = True
+        self._generation.wake()
+
+    async def _next_events(self) -> bytes:
+        replies = await self._generation.replies()
+        if replies:
+            self._reading.replied()
+            self._measure.replied(replies)
+        parts = []
+        for some in in_slices(replies):
+            await self._renderer.prompt_logprobs.prepare(some, self._generation.turn)
+            async with self._generation.turn_for(some):
+                parts.append(self._renderer.render(some))
+            if self._renderer.failure is not None:
+                break
+        return b"".join(parts)
+
+    def _failure(self) -> ApiError | None:
+        if self._generation.overflowed:
+            return SlowReaderError("The client reads too slowly; the request was cancelled.")
+        return self._renderer.failure
+
+
+class _KeepAlive:
+    """Wakes a stream after a silent interval."""
+
+    def __init__(self, generation: Generation, seconds: float) -> None:
+        self.sent = False
+        self.due = False
+        self._generation = generation
+        self._seconds = seconds
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self.due = not self.sent
+        self.sent = False
+        if self.due:
+            self._generation.wake()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+async def _send(send: Send, body: bytes, *, more: bool) -> None:
+    message: dict[str, Any] = {"type": "http.response.body", "body": body, "more_body": more}
+    await send(message)

@@ -1,0 +1,1 @@
+"""Chat requests: messages, tools, template arguments."""

@@ -1,0 +1,232 @@
+"""Chat completions: the body of `POST /v1/chat/completions` and its `GenerationRequest`.
+
+A chat is a completion whose prompt the model's chat template renders from messages.
+`gateway.dialects.bodies` has what chat and completion bodies share; this module combines the topics
+of chats.
+"""
+
+from typing import Any
+
+import msgspec
+from pydantic import Field
+
+from gateway.dialects.bodies import (
+    SharedParameters,
+    check_end_is_free,
+    read_model,
+    read_whole_sampling,
+    shared_extra,
+)
+from gateway.dialects.chat.messages import (
+    Conversation,
+    MessageParameters,
+    check_continued,
+    read_messages,
+)
+from gateway.dialects.chat.template_arguments import (
+    TemplateParameters,
+    read_continues_last,
+    read_template_arguments,
+)
+from gateway.dialects.chat.thinking import Thinking, ThinkingParameters, read_thinking
+from gateway.dialects.chat.tools import ChatToolParameters, ChatTools, read_chat_tools
+from gateway.dialects.choices import ChatChoiceParameters, read_chat_n, read_top_logprobs
+from gateway.dialects.fields import Parameters
+from gateway.dialects.lengths import (
+    ChatLengthParameters,
+    read_chat_max_tokens,
+    read_context_length_behavior,
+    read_includes_stop,
+    read_stop,
+)
+from gateway.dialects.profile import Profile
+from gateway.dialects.prompts import TruncationParameters, read_prompt_tokens_kept
+from gateway.dialects.refused import REFUSED_IN_CHATS, nested_extra, read_extra
+from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
+from gateway.dialects.sampling.logit_bias import read_logit_bias
+from gateway.dialects.stream_options import (
+    read_cache_isolation_key,
+    read_service_tier,
+    read_stream_options,
+)
+from gateway.dialects.structured.structures import read_structure
+from gateway.errors import InvalidParameterError, shown
+
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARACTERS = 64
+MAX_METADATA_CHARACTERS = 512
+
+_METADATA_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARACTERS},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_CHARACTERS},
+            "maxProperties": MAX_METADATA,
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class LabelParameters(Parameters):
+    """Labels that clients attach to a request; they have no effect."""
+
+    metadata: Any = Field(
+        default=None,
+        description=f"Up to {MAX_METADATA} pairs of strings for your own use, which are not kept.",
+        json_schema_extra=_METADATA_SCHEMA,
+    )
+    safety_identifier: str | None = Field(default=None, description="Another name of `user`.")
+    prompt_cache_key: str | None = Field(
+        default=None,
+        description="A hint for OpenAI's cache; here requests with the same beginning find each other.",
+    )
+
+
+class ChatCompletionRequest(
+    LabelParameters,
+    ThinkingParameters,
+    ChatToolParameters,
+    ChatChoiceParameters,
+    ChatLengthParameters,
+    SharedParameters,
+    TruncationParameters,
+    TemplateParameters,
+    MessageParameters,
+):
+    """Body of `POST /v1/chat/completions`. Null means absent for every parameter."""
+
+
+def to_chat_generation_request(
+    body: ChatCompletionRequest, profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    """Resolve shapes, aliases and defaults. Raises a BadRequestError that names the place.
+
+    The prompt is empty, and images are in `ChatRequest.image_sources` only. `max_prompts` limits
+    `n`.
+    """
+    _check_metadata(body.metadata)
+    conversation = read_messages(body.messages)
+    ignored = _ignored(body, conversation)
+    thinking, tools = read_thinking(body), read_chat_tools(body)
+    n = read_chat_n(body, most=max_prompts)
+    max_tokens = read_chat_max_tokens(body, profile)
+    options = read_stream_options(body, profile)
+    bias = read_logit_bias(body.logit_bias)
+    sampling = read_whole_sampling(body, profile, bias, max_tokens=max_tokens)
+    request = GenerationRequest(
+        profile=profile,
+        model=read_model(body.model, profile),
+        prompts=[""],
+        chat=_chat(body, conversation, thinking, tools),
+        images=[[]],
+        image_params=[[]],
+        adds_special_tokens=False,
+        prompt_tokens_kept=read_prompt_tokens_kept(body),
+        max_tokens=max_tokens,
+        context_length_behavior=read_context_length_behavior(body, profile),
+        n=n,
+        best_of=n,
+        stop=read_stop(body, profile),
+        includes_stop=read_includes_stop(body, profile),
+        logprobs=read_top_logprobs(body, profile),
+        echo=False,
+        stream=bool(body.stream),
+        include_usage=bool(options.include_usage),
+        include_obfuscation=bool(options.include_obfuscation),
+        structure=read_structure(body),
+        tool_use=tools.use,
+        sampling=msgspec.structs.replace(sampling, thinking_budget=thinking.budget),
+        bias_texts=bias.texts,
+        reads_prefix_cache=body.cache_prompt is not False,
+        cache_isolation_key=read_cache_isolation_key(body),
+        return_token_ids=bool(body.return_token_ids or body.return_tokens),
+        shows_special_tokens=body.skip_special_tokens is False,
+        wants_timings=bool(body.perf_metrics_in_response or body.timings_per_token),
+        timings_per_token=bool(body.timings_per_token),
+        max_predict_ms=max(body.t_max_predict_ms or 0, 0),
+        service_tier=read_service_tier(body),
+        is_background=bool(body.background),
+        ignored_parameters=ignored,
+    )
+    _check_combinations(request)
+    return request
+
+
+def _chat(
+    body: ChatCompletionRequest, conversation: Conversation, thinking: Thinking, tools: ChatTools
+) -> ChatRequest:
+    continues = read_continues_last(body, has_partial=conversation.has_partial)
+    if continues:
+        check_continued(conversation)
+    arguments, params = read_template_arguments(body, thinking)
+    return ChatRequest(
+        messages=conversation.messages,
+        tools=tools.described,
+        image_sources=conversation.image_sources,
+        template_arguments=arguments,
+        argument_params=params,
+        continues_last_message=continues,
+        shows_reasoning=body.include_reasoning is not False,
+        uses_legacy_functions=tools.is_legacy,
+        thinking_budget_param=thinking.budget_param,
+    )
+
+
+def _ignored(body: ChatCompletionRequest, conversation: Conversation) -> tuple[str, ...]:
+    ignored = read_extra(body.model_extra or {}, REFUSED_IN_CHATS) + shared_extra(body)
+    if isinstance(body.thinking, dict):
+        known = {"type", "budget_tokens"}
+        others = {name: value for name, value in body.thinking.items() if name not in known}
+        ignored += nested_extra("thinking", others)
+    return tuple(sorted(ignored + conversation.ignored))
+
+
+def _check_metadata(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'metadata' must be an object. Given: {shown(value)}.", param="metadata"
+        )
+    if len(value) > MAX_METADATA:
+        raise InvalidParameterError(
+            f"'metadata' must have at most {MAX_METADATA} entries. Given: {len(value)}.",
+            param="metadata",
+        )
+    for key, text in value.items():
+        if len(key) > MAX_METADATA_KEY_CHARACTERS:
+            raise InvalidParameterError(
+                f"'metadata' must have keys of at most {MAX_METADATA_KEY_CHARACTERS} characters. "
+                f"Given: {len(key)} characters.",
+                param="metadata",
+            )
+        if not isinstance(text, str) or len(text) > MAX_METADATA_CHARACTERS:
+            raise InvalidParameterError(
+                f"'metadata.{key}' must be a string of at most {MAX_METADATA_CHARACTERS} characters. "
+                f"Given: {shown(text)}.",
+                param=f"metadata.{key}",
+            )
+
+
+def _check_combinations(request: GenerationRequest) -> None:
+    structure, use = request.structure, request.tool_use
+    if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
+        raise InvalidParameterError(
+            f"'{structure.param}' cannot be combined with a '{tool_choice_param(request)}' that forces "
+            "a call: the text can be given one structure only.",
+            param=structure.param,
+        )
+    check_end_is_free(request, tools_param=tools_param(request))
+
+
+def tools_param(request: GenerationRequest) -> str:
+    """Return the parameter that contains the tools of a chat."""
+    is_legacy = request.chat is not None and request.chat.uses_legacy_functions
+    return "functions" if is_legacy else "tools"
+
+
+def tool_choice_param(request: GenerationRequest) -> str:
+    """Return the parameter that selects which tool is called."""
+    return "function_call" if tools_param(request) == "functions" else "tool_choice"

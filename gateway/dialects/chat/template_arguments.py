@@ -1,0 +1,210 @@
+"""Chat template arguments: template variables that a client sets besides the messages."""
+
+import re
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from pydantic import Field
+
+from gateway.dialects.chat.thinking import Thinking
+from gateway.dialects.fields import Parameters
+from gateway.dialects.request import ChatRequest
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+
+MAX_ARGUMENTS = 32
+MAX_ARGUMENT_CHARACTERS = 1024
+MAX_ARGUMENT_NUMBER = 2**63
+
+_KWARGS = "chat_template_kwargs"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+RESERVED = frozenset(
+    {
+        # Set by other parameters or by the model.
+        "add_generation_prompt",
+        "additional_special_tokens",
+        "bos_token",
+        "cls_token",
+        "continue_final_message",
+        "documents",
+        "eos_token",
+        "mask_token",
+        "messages",
+        "pad_token",
+        "sep_token",
+        "tools",
+        "unk_token",
+        # Would change how the template is used.
+        "chat_template",
+        "conversation",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "truncation",
+        # Functions of templates.
+        "cycler",
+        "dict",
+        "joiner",
+        "lipsum",
+        "namespace",
+        "raise_exception",
+        "range",
+        "strftime_now",
+    }
+)
+"""Variables that clients cannot set through `chat_template_kwargs`."""
+
+KWARGS_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_NAME.pattern}$", "not": {"enum": sorted(RESERVED)}},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "string", "maxLength": MAX_ARGUMENT_CHARACTERS},
+                    {
+                        "type": "number",
+                        "minimum": -MAX_ARGUMENT_NUMBER,
+                        "maximum": MAX_ARGUMENT_NUMBER,
+                    },
+                    {"type": ["boolean", "null"]},
+                ]
+            },
+            "maxProperties": MAX_ARGUMENTS,
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class TemplateParameters(Parameters):
+    """How the messages are rendered to a prompt."""
+
+    chat_template_kwargs: Any = Field(
+        default=None,
+        description="Variables of the model's chat template, such as `enable_thinking`: numbers, booleans and "
+        f"strings of at most {MAX_ARGUMENT_CHARACTERS} characters. Those that the template does not read "
+        "have no effect.",
+        json_schema_extra=KWARGS_SCHEMA,
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="Whether the prompt ends with the beginning of an answer; false is supported with "
+        "`continue_final_message` only. Default: true, unless the last message is continued.",
+    )
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="Whether the answer goes on with the last message, which must be the assistant's, as "
+        "`partial` in that message does. Default: false.",
+    )
+
+
+def read_template_arguments(
+    body: TemplateParameters, thinking: Thinking
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the template's variables, and the parameter that set each of them.
+
+    `chat_template_kwargs` wins if the reasoning parameters have another value for
+    `enable_thinking`. Raises a BadRequestError.
+    """
+    given = _given(body.chat_template_kwargs)
+    arguments: dict[str, Any] = {}
+    params: dict[str, str] = {}
+    if thinking.is_enabled is not None:
+        arguments["enable_thinking"] = thinking.is_enabled
+        params["enable_thinking"] = thinking.switch_param
+    if thinking.effort is not None:
+        arguments["reasoning_effort"] = thinking.effort
+        params["reasoning_effort"] = "reasoning_effort"
+        _check_effort(given.get("reasoning_effort", thinking.effort), thinking.effort)
+    params |= {name: f"{_KWARGS}.{name}" for name in given}
+    return arguments | given, params
+
+
+def read_continues_last(body: TemplateParameters, *, has_partial: bool) -> bool:
+    """Return whether the response continues the last message. Raises a BadRequestError."""
+    continues = bool(body.continue_final_message) or has_partial
+    if continues and body.continue_final_message is False:
+        raise InvalidParameterError(
+            "'continue_final_message' false contradicts 'partial' in the last message.",
+            param="continue_final_message",
+        )
+    if continues and body.add_generation_prompt:
+        raise InvalidParameterError(
+            "'add_generation_prompt' true cannot be combined with a last message that is continued.",
+            param="add_generation_prompt",
+        )
+    if not continues and body.add_generation_prompt is False:
+        raise UnsupportedParameterError(
+            "'add_generation_prompt' false is only supported with 'continue_final_message'.",
+            param="add_generation_prompt",
+        )
+    return continues
+
+
+def unread_parameters(chat: ChatRequest, variables: AbstractSet[str]) -> list[str]:
+    """Return the parameters that set template variables without effect on this template.
+
+    `variables` are the variables that the template reads.
+    """
+    params = chat.argument_params
+    effective = {param for name, param in params.items() if name in variables}
+    return sorted(set(params.values()) - effective)
+
+
+def _given(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'{_KWARGS}' must be an object. Given: {shown(value)}.", param=_KWARGS
+        )
+    if len(value) > MAX_ARGUMENTS:
+        raise InvalidParameterError(
+            f"'{_KWARGS}' must have at most {MAX_ARGUMENTS} entries. Given: {len(value)}.",
+            param=_KWARGS,
+        )
+    for name, argument in value.items():
+        _check(name, argument)
+    return {name: argument for name, argument in value.items() if argument is not None}
+
+
+def _check(name: str, argument: object) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidParameterError(
+            f"'{_KWARGS}' must have names of 1 to 64 letters, digits or '_', no digit first. "
+            f"Given: {shown(name)}.",
+            param=_KWARGS,
+        )
+    path = f"{_KWARGS}.{name}"
+    if name in RESERVED:
+        raise UnsupportedParameterError(f"'{path}' cannot be set.", param=path)
+    if isinstance(argument, str):
+        if len(argument) > MAX_ARGUMENT_CHARACTERS:
+            raise InvalidParameterError(
+                f"'{path}' must have at most {MAX_ARGUMENT_CHARACTERS} characters. "
+                f"Given: {len(argument)} characters.",
+                param=path,
+            )
+    elif not isinstance(argument, bool | int | float | None):
+        raise InvalidParameterError(
+            f"'{path}' must be a string, a number or a boolean. Given: {shown(argument)}.",
+            param=path,
+        )
+    elif argument is not None and abs(argument) > MAX_ARGUMENT_NUMBER:
+        raise InvalidParameterError(
+            f"'{path}' must be a number within plus and minus 2^63. Given: {shown(argument)}.",
+            param=path,
+        )
+
+
+def _check_effort(argument: object, effort: str) -> None:
+    if argument != effort:
+        path = f"{_KWARGS}.reasoning_effort"
+        raise InvalidParameterError(
+            f"'{path}' and 'reasoning_effort' must be equal. "
+            f"Given: {shown(argument)} and {shown(effort)}.",
+            param=path,
+        )

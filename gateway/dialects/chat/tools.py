@@ -1,0 +1,215 @@
+"""Tools of a chat, which the template describes to the model, and OpenAI's older `functions`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from gateway.dialects.fields import array_schema, read_list
+from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.dialects.structured.tools import (
+    FUNCTION_SCHEMA,
+    MAX_TOOLS,
+    NAMED_SCHEMA,
+    TOOL_SCHEMA,
+    ToolParameters,
+    check_choice,
+    check_names,
+    read_function,
+    read_tool_choice,
+    read_tools,
+)
+from gateway.errors import InvalidParameterError, shown
+
+_ALLOWED = "tool_choice.allowed_tools"
+
+_ALLOWED_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {
+                    "type": "array",
+                    "items": NAMED_SCHEMA,
+                    "minItems": 1,
+                    "maxItems": MAX_TOOLS,
+                },
+            },
+        },
+    },
+}
+CHAT_TOOL_CHOICE_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        NAMED_SCHEMA,
+        _ALLOWED_SCHEMA,
+        {"type": "null"},
+    ]
+}
+FUNCTION_CALL_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["none", "auto"]},
+        {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}},
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class ChatToolParameters(ToolParameters):
+    """Tools that the model may call."""
+
+    tools: Any = Field(
+        default=None,
+        description="Functions that the model is told of and may call; with `strict` the arguments match the "
+        "schema `parameters`. Calls are answered as `tool_calls` of the message.",
+        json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
+    )
+    tool_choice: Any = Field(
+        default=None,
+        description="`none` (the model is told of the tools, and its answer is text), `auto`, `required` (at "
+        "least one call), `{type: function, function: {name}}`, or `{type: allowed_tools, allowed_tools: "
+        "{mode, tools}}` for some of the tools. Default: auto if there are tools, else none.",
+        json_schema_extra=CHAT_TOOL_CHOICE_SCHEMA,
+    )
+    functions: Any = Field(
+        default=None,
+        description="OpenAI's older form of `tools`, answered with `function_call`: one call at most.",
+        json_schema_extra=array_schema(FUNCTION_SCHEMA, most=MAX_TOOLS),
+    )
+    function_call: Any = Field(
+        default=None,
+        description="Of `functions`: `none`, `auto`, or `{name}`. Default: auto if there are functions.",
+        json_schema_extra=FUNCTION_CALL_SCHEMA,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """The tools of a chat."""
+
+    use: ToolUse | None
+    """None if the response is not searched for calls."""
+    described: list[dict[str, Any]]
+    """The tools for the template, in the form of `tools`."""
+    is_legacy: bool
+    """Whether the tools came as `functions`."""
+
+
+def read_chat_tools(body: ChatToolParameters) -> ChatTools:
+    """Return the tools and how the model may use them. Raises a BadRequestError."""
+    for older, newer, is_both in (
+        ("functions", "tools", bool(body.functions and body.tools)),
+        ("functions", "tool_choice", bool(body.functions and body.tool_choice is not None)),
+        ("function_call", "tools", bool(body.function_call is not None and body.tools)),
+    ):
+        if is_both:
+            raise InvalidParameterError(
+                f"'{older}' cannot be combined with '{newer}'.", param=older
+            )
+    if body.functions or body.function_call is not None:
+        return _legacy_tools(body)
+    return _tools(body)
+
+
+def _tools(body: ChatToolParameters) -> ChatTools:
+    tools = read_tools(body.tools)
+    described = list(body.tools or [])
+    match body.tool_choice:
+        case {"type": "allowed_tools", "allowed_tools": allowed}:
+            mode: ToolMode | None
+            mode, names = _allowed(allowed, {tool.name for tool in tools})
+            name = None
+            described = [
+                each for each, tool in zip(described, tools, strict=True) if tool.name in names
+            ]
+            tools = [tool for tool in tools if tool.name in names]
+        case choice:
+            mode, name = read_tool_choice(choice)
+    params = ("tools", "tool_choice")
+    check_choice(tools, mode, name, given=body.tool_choice, params=params)
+    use = None
+    if mode is not None and tools:
+        use = ToolUse(tools, mode, name, is_parallel=body.parallel_tool_calls is not False)
+    return ChatTools(use, described, is_legacy=False)
+
+
+def _allowed(value: object, known: set[str]) -> tuple[ToolMode, set[str]]:
+    """Return how the model may use the allowed tools, and their names."""
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'{_ALLOWED}' must be an object. Given: {shown(value)}.", param=_ALLOWED
+        )
+    mode = value.get("mode")
+    if not isinstance(mode, str) or mode not in (ToolMode.AUTO, ToolMode.REQUIRED):
+        raise InvalidParameterError(
+            f"'{_ALLOWED}.mode' must be auto or required. Given: {shown(mode)}.",
+            param=f"{_ALLOWED}.mode",
+        )
+    listed = read_list(value.get("tools"), f"{_ALLOWED}.tools", most=MAX_TOOLS)
+    if not listed:
+        raise InvalidParameterError(
+            f"'{_ALLOWED}.tools' must have at least one tool. Given: {shown(value.get('tools'))}.",
+            param=f"{_ALLOWED}.tools",
+        )
+    return ToolMode(mode), {
+        _allowed_name(tool, f"{_ALLOWED}.tools[{index}]", known)
+        for index, tool in enumerate(listed)
+    }
+
+
+def _allowed_name(value: object, path: str, known: set[str]) -> str:
+    match value:
+        case {"type": "function", "function": {"name": str(name)}} if name in known:
+            return name
+        case _:
+            raise InvalidParameterError(
+                f"'{path}' must be an object of type function that names one of the tools. "
+                f"Given: {shown(value)}.",
+                param=path,
+            )
+
+
+def _legacy_tools(body: ChatToolParameters) -> ChatTools:
+    listed = read_list(body.functions, "functions", most=MAX_TOOLS)
+    tools = [
+        read_function(each, f"functions[{index}]", param="functions")
+        for index, each in enumerate(listed)
+    ]
+    check_names(tools, "functions")
+    mode, name = _function_call(body.function_call)
+    params = ("functions", "function_call")
+    check_choice(tools, mode, name, given=body.function_call, params=params)
+    described = [{"type": "function", "function": each} for each in listed]
+    return ChatTools(_legacy_use(tools, mode, name), described, is_legacy=bool(tools))
+
+
+def _legacy_use(tools: list[Tool], mode: ToolMode | None, name: str | None) -> ToolUse | None:
+    if mode is None or not tools:
+        return None
+    # `function_call` holds only one call.
+    return ToolUse(tools, mode, name, is_parallel=False)
+
+
+def _function_call(value: object) -> tuple[ToolMode | None, str | None]:
+    match value:
+        case None | "auto":
+            return ToolMode.AUTO, None
+        case "none":
+            return None, None
+        case {"name": str(name)}:
+            return ToolMode.NAMED, name
+        case _:
+            raise InvalidParameterError(
+                f"'function_call' must be none, auto, or an object with a function's name. "
+                f"Given: {shown(value)}.",
+                param="function_call",
+            )

@@ -1,0 +1,84 @@
+"""Endpoints that generate text, with their differences except for the shapes of responses."""
+
+import base64
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
+from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.profile import Profile
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.wire import validate
+
+_ID_BYTES: Final = 16
+_ID_CHARACTERS: Final = "[a-z2-7]{26}"
+
+
+class BodyReader(Protocol):
+    """Parses a body into a request."""
+
+    def __call__(
+        self, body: dict[str, Any], profile: Profile, *, max_prompts: int
+    ) -> GenerationRequest:
+        """Return the request with all defaults applied. Raises a BadRequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A generation endpoint."""
+
+    name: str
+    """Name in usage records and metrics."""
+    path: str
+    id_prefix: str
+    """Prefix of the ids of its responses, unique to this endpoint."""
+    answer_object: str
+    """`object` of its responses."""
+    read: BodyReader
+
+    @property
+    def id_pattern(self) -> str:
+        """The regular expression of its response ids."""
+        return rf"{self.id_prefix}-{_ID_CHARACTERS}"
+
+    def new_id(self) -> str:
+        """Return an unguessable id."""
+        random = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode()
+        return f"{self.id_prefix}-{random.rstrip('=').lower()}"
+
+    def has_given(self, request_id: str) -> bool:
+        """Return whether an id has the form of this endpoint's response ids."""
+        return re.fullmatch(self.id_pattern, request_id) is not None
+
+
+def _read_completion(
+    body: dict[str, Any], profile: Profile, *, max_prompts: int
+) -> GenerationRequest:
+    wire = validate(CompletionRequest, body)
+    return to_generation_request(wire, profile, max_prompts=max_prompts)
+
+
+def _read_chat(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:
+    wire = validate(ChatCompletionRequest, body)
+    return to_chat_generation_request(wire, profile, max_prompts=max_prompts)
+
+
+COMPLETIONS: Final = Endpoint(
+    name="completions",
+    path="/v1/completions",
+    id_prefix="cmpl",
+    answer_object="text_completion",
+    read=_read_completion,
+)
+
+CHATS: Final = Endpoint(
+    name="chat.completions",
+    path="/v1/chat/completions",
+    id_prefix="chatcmpl",
+    answer_object="chat.completion",
+    read=_read_chat,
+)
+
+ENDPOINTS: Final = (COMPLETIONS, CHATS)

@@ -1,0 +1,178 @@
+"""Sampler chain: decide whether a request needs llama.cpp's chain, and with which steps.
+
+Most requests need nothing beyond the engine's own sampler. They get no chain and have no overhead.
+"""
+
+import msgspec
+
+from contract.sampling import (
+    DEFAULT_SAMPLERS,
+    MAX_DRY_BREAKER_CHARACTERS,
+    MAX_DRY_BREAKERS,
+    Dry,
+    Mirostat,
+    Sampler,
+    SamplerChain,
+    SamplingSpec,
+    Xtc,
+)
+from gateway.dialects.fields import read_list, read_strings
+from gateway.dialects.profile import Profile
+from gateway.dialects.sampling.chain_parameters import (
+    DEFAULT_DRY_ALLOWED_LENGTH,
+    DEFAULT_DRY_BASE,
+    DEFAULT_DRY_BREAKERS,
+    DEFAULT_XTC_THRESHOLD,
+    MAX_ACTIVE_XTC_THRESHOLD,
+    MAX_SAMPLERS,
+    SAMPLER_LETTERS,
+    SAMPLER_NAMES,
+    ChainParameters,
+)
+from gateway.dialects.sampling.mirostat import read_mirostat
+from gateway.dialects.sampling.parameters import (
+    counts_tokens,
+    penalizes,
+    read_plain_sampling,
+    truncates,
+    without_penalties,
+    without_truncation,
+)
+from gateway.errors import InvalidParameterError, shown
+
+
+def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
+    """Return the sampling spec, with a chain if necessary. Raises InvalidParameterError."""
+    plain = read_plain_sampling(body, profile)
+    order = _order(body.samplers)
+    steps = _steps(body, profile, order)
+    mirostat = read_mirostat(body, profile)
+    if mirostat is not None and not plain.is_greedy:
+        return _with_mirostat(plain, mirostat)
+    if Sampler.PENALTIES not in order or steps.penalty_last_n == 0:
+        plain = without_penalties(plain)
+    if plain.is_greedy:
+        return _greedy(plain, steps)
+    if body.samplers is None and not _needs_chain(plain, steps, profile):
+        return plain
+    return msgspec.structs.replace(plain, chain=steps)
+
+
+def _with_mirostat(plain: SamplingSpec, mirostat: Mirostat) -> SamplingSpec:
+    # As in llama.cpp: Mirostat samples from the whole distribution, scaled only by temperature.
+    chain = SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat)
+    return msgspec.structs.replace(without_truncation(without_penalties(plain)), chain=chain)
+
+
+def _greedy(plain: SamplingSpec, steps: SamplerChain) -> SamplingSpec:
+    """Keep only the parts of the chain that can change which token is the likeliest."""
+    if steps.dry is None and not _penalizes_by_window(plain, steps):
+        return plain
+    chain = SamplerChain(
+        order=steps.order,
+        penalty_last_n=steps.penalty_last_n,
+        penalizes_prompt=steps.penalizes_prompt,
+        dry=steps.dry,
+    )
+    return msgspec.structs.replace(plain, chain=chain)
+
+
+def _needs_chain(plain: SamplingSpec, steps: SamplerChain, profile: Profile) -> bool:
+    is_plain_order_enough = not profile.uses_sampler_chain or not (
+        truncates(plain) or penalizes(plain)
+    )
+    return (
+        not is_plain_order_enough
+        or steps.xtc is not None
+        or steps.dry is not None
+        or steps.typical_p < 1.0
+        or steps.top_n_sigma > 0.0
+        or steps.dynatemp_range > 0.0
+        or (steps.min_keep > 1 and truncates(plain))
+        or _penalizes_by_window(plain, steps)
+    )
+
+
+def _penalizes_by_window(plain: SamplingSpec, steps: SamplerChain) -> bool:
+    """Return whether penalties consider other tokens than an engine's own penalties do."""
+    is_windowed = steps.penalty_last_n >= 0 and penalizes(plain)
+    return is_windowed or (steps.penalizes_prompt and counts_tokens(plain))
+
+
+def _steps(body: ChainParameters, profile: Profile, order: list[Sampler]) -> SamplerChain:
+    return SamplerChain(
+        order=order,
+        penalty_last_n=(
+            profile.penalty_last_n if body.repeat_last_n is None else body.repeat_last_n
+        ),
+        penalizes_prompt=profile.penalizes_prompt,
+        typical_p=1.0 if body.typical_p is None else body.typical_p,
+        top_n_sigma=-1.0 if body.top_n_sigma is None else body.top_n_sigma,
+        min_keep=body.min_keep or 0,
+        dynatemp_range=body.dynatemp_range or 0.0,
+        dynatemp_exponent=1.0 if body.dynatemp_exponent is None else body.dynatemp_exponent,
+        xtc=_xtc(body, profile, order),
+        dry=_dry(body, order),
+    )
+
+
+def _xtc(body: ChainParameters, profile: Profile, order: list[Sampler]) -> Xtc | None:
+    threshold = DEFAULT_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold
+    if threshold > profile.most_xtc_threshold:
+        raise InvalidParameterError(
+            f"'xtc_threshold' must be <= {profile.most_xtc_threshold:g}. Given: {threshold:g}.",
+            param="xtc_threshold",
+        )
+    is_off = not body.xtc_probability or threshold > MAX_ACTIVE_XTC_THRESHOLD
+    if is_off or Sampler.XTC not in order:
+        return None
+    return Xtc(
+        probability=body.xtc_probability or 0.0,
+        threshold=threshold,
+        spares_special=profile.spares_special_tokens_in_xtc,
+    )
+
+
+def _dry(body: ChainParameters, order: list[Sampler]) -> Dry | None:
+    breakers = DEFAULT_DRY_BREAKERS
+    if body.dry_sequence_breakers is not None:
+        breakers = read_strings(
+            body.dry_sequence_breakers,
+            "dry_sequence_breakers",
+            most=MAX_DRY_BREAKERS,
+            longest=MAX_DRY_BREAKER_CHARACTERS,
+        )
+    if not body.dry_multiplier or body.dry_penalty_last_n == 0 or Sampler.DRY not in order:
+        return None
+    base, length = body.dry_base, body.dry_allowed_length
+    return Dry(
+        multiplier=body.dry_multiplier,
+        base=DEFAULT_DRY_BASE if base is None or base < 1.0 else base,
+        allowed_length=DEFAULT_DRY_ALLOWED_LENGTH if length is None else length,
+        last_n=-1 if body.dry_penalty_last_n is None else body.dry_penalty_last_n,
+        breakers=breakers,
+    )
+
+
+def _order(value: object) -> list[Sampler]:
+    if value is None:
+        return list(DEFAULT_SAMPLERS)
+    names, known = value, SAMPLER_NAMES
+    if isinstance(value, str) and len(value) <= MAX_SAMPLERS:
+        # llama.cpp also accepts a string with one letter for each step.
+        names, known = list(value), SAMPLER_LETTERS
+    order: list[Sampler] = []
+    for name in read_list(names, "samplers", most=MAX_SAMPLERS):
+        sampler = known.get(name.lower()) if isinstance(name, str) else None
+        if sampler is None:
+            raise InvalidParameterError(
+                f"'samplers' must have names of {', '.join(DEFAULT_SAMPLERS)}. Given: {shown(name)}.",
+                param="samplers",
+            )
+        if sampler in order:
+            raise InvalidParameterError(
+                f"'samplers' must name each step once. Given: {shown(name)} again.",
+                param="samplers",
+            )
+        order.append(sampler)
+    return order

@@ -1,0 +1,1 @@
+"""Structured output and tools: JSON schemas, grammars, choices."""

@@ -1,0 +1,83 @@
+"""`response_format` in the forms of OpenAI, Fireworks and llama.cpp."""
+
+from typing import Any
+
+from gateway.dialects.request import Structure, StructureKind
+from gateway.dialects.structured.schemas import checked_schema
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+
+_NAME = "response_format"
+_TYPES = ("text", "json_object", "json_schema", "grammar")
+
+RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"enum": list(_TYPES)},
+                "schema": {"type": ["object", "boolean", "null"]},
+                "json_schema": {"type": ["object", "null"]},
+                "grammar": {"type": ["string", "null"]},
+            },
+        },
+        {"type": "null"},
+    ]
+}
+
+
+def read_response_format(value: object) -> Structure | None:
+    """Return what the text must match, or None for plain text. Raises a BadRequestError."""
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'{_NAME}' must be an object. Given: {shown(value)}.", param=_NAME
+        )
+    match value.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _json_object(value)
+        case "json_schema":
+            return Structure(StructureKind.JSON_SCHEMA, _json_schema(value), _NAME)
+        case "grammar":
+            return _grammar(value)
+        case "structural_tag":
+            raise UnsupportedParameterError(
+                f"'{_NAME}' of type structural_tag is not supported.", param=_NAME
+            )
+        case _:
+            raise InvalidParameterError(
+                f"'{_NAME}.type' must be one of {', '.join(_TYPES)}. Given: {shown(value.get('type'))}.",
+                param=f"{_NAME}.type",
+            )
+
+
+def _json_object(value: dict[str, Any]) -> Structure:
+    schema = value.get("schema")
+    if schema is None:
+        return Structure(StructureKind.JSON_OBJECT, None, _NAME)
+    return Structure(StructureKind.JSON_SCHEMA, checked_schema(schema, f"{_NAME}.schema"), _NAME)
+
+
+def _json_schema(value: dict[str, Any]) -> Any:
+    wrapper = value.get("json_schema")
+    if wrapper is None:
+        return checked_schema(value.get("schema"), f"{_NAME}.schema")
+    if not isinstance(wrapper, dict):
+        raise InvalidParameterError(
+            f"'{_NAME}.json_schema' must be an object with 'schema'. Given: {shown(wrapper)}.",
+            param=f"{_NAME}.json_schema",
+        )
+    return checked_schema(wrapper.get("schema"), f"{_NAME}.json_schema.schema")
+
+
+def _grammar(value: dict[str, Any]) -> Structure:
+    source = value.get("grammar")
+    if not isinstance(source, str) or not source:
+        raise InvalidParameterError(
+            f"'{_NAME}.grammar' must be a string that is not empty. Given: {shown(source)}.",
+            param=f"{_NAME}.grammar",
+        )
+    return Structure(StructureKind.GBNF, source, _NAME)

@@ -1,0 +1,104 @@
+"""`structured_outputs` in the form of vLLM and oMLX: exactly one constraint."""
+
+from typing import Any
+
+from gateway.dialects.fields import read_strings
+from gateway.dialects.request import Structure, StructureKind
+from gateway.dialects.structured.schemas import decoded_schema
+from gateway.errors import InvalidParameterError, UnsupportedParameterError, shown
+
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 4096
+
+_NAME = "structured_outputs"
+_TEXT = {"type": "string", "minLength": 1}
+_CHOICE = {"type": "string", "minLength": 1, "maxLength": MAX_CHOICE_CHARACTERS}
+_SOURCES: dict[str, dict[str, Any]] = {
+    "json": {"type": ["object", "boolean", "string"]},
+    "json_object": {"const": True},
+    "regex": _TEXT,
+    "choice": {"type": "array", "items": _CHOICE, "minItems": 1, "maxItems": MAX_CHOICES},
+    "grammar": _TEXT,
+}
+CONSTRAINTS = tuple(_SOURCES)
+
+STRUCTURED_OUTPUTS_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "oneOf": [
+                {"required": [name], "properties": {name: source}}
+                for name, source in _SOURCES.items()
+            ],
+        },
+        {"type": "null"},
+    ]
+}
+
+
+def read_structured_outputs(value: object) -> Structure | None:
+    """Return what the text must match. Raises a BadRequestError."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'{_NAME}' must be an object. Given: {shown(value)}.", param=_NAME
+        )
+    if value.get("structural_tag") is not None:
+        raise UnsupportedParameterError(
+            f"'{_NAME}.structural_tag' is not supported.", param=f"{_NAME}.structural_tag"
+        )
+    _check_json_object(value.get("json_object"))
+    given = [name for name in CONSTRAINTS if value.get(name) is not None]
+    if "json_object" in given and value["json_object"] is False:
+        given.remove("json_object")
+    if len(given) != 1:
+        raise InvalidParameterError(
+            f"'{_NAME}' must have exactly one of {', '.join(CONSTRAINTS)}. "
+            f"Given: {', '.join(given) or 'none'}.",
+            param=_NAME,
+        )
+    return _structure(given[0], value[given[0]])
+
+
+def unknown_options(value: object) -> dict[str, Any]:
+    """Return the options without effect here, such as those of one backend."""
+    known = {*CONSTRAINTS, "structural_tag"}
+    options = value if isinstance(value, dict) else {}
+    return {name: option for name, option in options.items() if name not in known}
+
+
+def _check_json_object(value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise InvalidParameterError(
+            f"'{_NAME}.json_object' must be a boolean. Given: {shown(value)}.",
+            param=f"{_NAME}.json_object",
+        )
+
+
+def _structure(name: str, source: Any) -> Structure:
+    param = f"{_NAME}.{name}"
+    if name == "json_object":
+        return Structure(StructureKind.JSON_OBJECT, None, param)
+    if name == "json":
+        return Structure(StructureKind.JSON_SCHEMA, decoded_schema(source, param), param)
+    if name == "choice":
+        return Structure(StructureKind.CHOICE, _choices(source, param), param)
+    if not isinstance(source, str) or not source:
+        raise InvalidParameterError(
+            f"'{param}' must be a string that is not empty. Given: {shown(source)}.", param=param
+        )
+    if name == "regex":
+        return Structure(StructureKind.REGEX, source, param)
+    # vLLM accepts both languages in one field; only GBNF has this operator.
+    kind = StructureKind.GBNF if "::=" in source else StructureKind.LARK
+    return Structure(kind, source, param)
+
+
+def _choices(source: object, param: str) -> list[str]:
+    choices = read_strings(source, param, most=MAX_CHOICES, longest=MAX_CHOICE_CHARACTERS)
+    if not choices:
+        raise InvalidParameterError(
+            f"'{param}' must have at least one string. Given: [].", param=param
+        )
+    return choices

@@ -1,0 +1,136 @@
+"""Structured output: what the text must match, from any of the parameters for it."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gateway.dialects.fields import Parameters
+from gateway.dialects.request import Structure, StructureKind
+from gateway.dialects.structured.response_format import RESPONSE_FORMAT_SCHEMA, read_response_format
+from gateway.dialects.structured.schemas import SCHEMA_SCHEMA, checked_schema
+from gateway.dialects.structured.structured_outputs import (
+    STRUCTURED_OUTPUTS_SCHEMA,
+    read_structured_outputs,
+)
+from gateway.errors import InvalidParameterError, shown
+
+
+class GrammarSyntax(StrEnum):
+    """Languages of a grammar given as a string."""
+
+    GBNF = "gbnf"
+    LARK = "lark"
+
+
+_TAGGED_KINDS = {
+    "regex": StructureKind.REGEX,
+    "lark": StructureKind.LARK,
+    "json_schema": StructureKind.JSON_SCHEMA,
+    "llguidance": StructureKind.LLGUIDANCE,
+}
+
+GRAMMAR_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "required": ["type", "value"],
+            "properties": {"type": {"enum": list(_TAGGED_KINDS)}, "value": {}},
+        },
+        {"type": "null"},
+    ]
+}
+
+
+class StructureParameters(Parameters):
+    """Constraints on the text; at most one of them per request."""
+
+    grammar: Any = Field(
+        default=None,
+        description="A grammar that the text must match: a string in llama.cpp's GBNF (or see "
+        "`grammar_syntax`), or an object of `type` regex, lark, json_schema or llguidance and `value`.",
+        json_schema_extra=GRAMMAR_SCHEMA,
+    )
+    grammar_syntax: Annotated[GrammarSyntax, Field(strict=False)] | None = Field(
+        default=None, description="Language of a `grammar` given as a string. Default: gbnf."
+    )
+    json_schema: Any = Field(
+        default=None,
+        description="A JSON schema that the text must match; {} matches any JSON.",
+        json_schema_extra=SCHEMA_SCHEMA,
+    )
+    response_format: Any = Field(
+        default=None,
+        description="`{type: text}`, `{type: json_object}` with or without `schema`, `{type: json_schema, "
+        "json_schema: {schema}}`, or `{type: grammar, grammar}`. Default: text.",
+        json_schema_extra=RESPONSE_FORMAT_SCHEMA,
+    )
+    structured_outputs: Any = Field(
+        default=None,
+        description="Exactly one of `json` (a JSON schema), `json_object` (true), `regex`, `choice` (a "
+        "list of strings) and `grammar`.",
+        json_schema_extra=STRUCTURED_OUTPUTS_SCHEMA,
+    )
+
+
+def read_structure(body: StructureParameters) -> Structure | None:
+    """Return what the text must match, or None if it is unconstrained. Raises a BadRequestError."""
+    found = [structure for structure in _all_structures(body) if structure is not None]
+    if len(found) > 1:
+        raise InvalidParameterError(
+            f"'{found[0].param}' and '{found[1].param}' cannot be combined: the text can be given one "
+            "structure only.",
+            param=found[1].param,
+        )
+    return found[0] if found else None
+
+
+def _all_structures(body: StructureParameters) -> Iterable[Structure | None]:
+    yield _grammar(body.grammar, body.grammar_syntax)
+    if body.json_schema is not None:
+        schema = checked_schema(body.json_schema, "json_schema")
+        yield Structure(StructureKind.JSON_SCHEMA, schema, "json_schema")
+    yield read_response_format(body.response_format)
+    yield read_structured_outputs(body.structured_outputs)
+
+
+def _grammar(value: object, syntax: GrammarSyntax | None) -> Structure | None:
+    if syntax is not None and value is not None and not isinstance(value, str):
+        raise InvalidParameterError(
+            "'grammar_syntax' is only allowed with a 'grammar' that is a string.",
+            param="grammar_syntax",
+        )
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        kind = StructureKind.LARK if syntax is GrammarSyntax.LARK else StructureKind.GBNF
+        return Structure(kind, value, "grammar")
+    if isinstance(value, dict):
+        return _tagged_grammar(value)
+    raise InvalidParameterError(
+        f"'grammar' must be a string or an object. Given: {shown(value)}.", param="grammar"
+    )
+
+
+def _tagged_grammar(value: dict[str, Any]) -> Structure:
+    tag, source = value.get("type"), value.get("value")
+    kind = _TAGGED_KINDS.get(tag) if isinstance(tag, str) else None
+    if kind is None:
+        raise InvalidParameterError(
+            f"'grammar.type' must be one of {', '.join(_TAGGED_KINDS)}. Given: {shown(tag)}.",
+            param="grammar.type",
+        )
+    if kind is StructureKind.JSON_SCHEMA:
+        return Structure(kind, checked_schema(source, "grammar.value"), "grammar")
+    is_right = isinstance(source, str) or (
+        kind is StructureKind.LLGUIDANCE and isinstance(source, dict)
+    )
+    if not is_right or not source:
+        expected = "string or object" if kind is StructureKind.LLGUIDANCE else "string"
+        raise InvalidParameterError(
+            f"'grammar.value' must be a {expected} that is not empty. Given: {shown(source)}.",
+            param="grammar.value",
+        )
+    return Structure(kind, source, "grammar")

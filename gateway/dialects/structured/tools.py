@@ -1,0 +1,175 @@
+"""Tools: functions that the model may call, and `tool_choice`."""
+
+import re
+from typing import Any
+
+from pydantic import Field
+
+from gateway.dialects.fields import Parameters, array_schema, read_list
+from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.dialects.structured.schemas import checked_schema
+from gateway.errors import InvalidParameterError, shown
+
+MAX_TOOLS = 128
+
+_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ANY_ARGUMENTS = {"type": "object"}
+
+FUNCTION_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "boolean", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+
+TOOL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
+}
+
+NAMED_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}},
+        },
+    },
+}
+
+TOOL_CHOICE_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"enum": ["none", "auto", "required"]}, NAMED_SCHEMA, {"type": "null"}]
+}
+
+
+class ToolParameters(Parameters):
+    """Tools that the model may call. The prompt is unchanged: it must describe the tools itself."""
+
+    tools: Any = Field(
+        default=None,
+        description="Functions that the model may call; with `strict` the arguments match the schema "
+        "`parameters`. Calls are answered as `tool_calls` of a choice.",
+        json_schema_extra=array_schema(TOOL_SCHEMA, most=MAX_TOOLS),
+    )
+    tool_choice: Any = Field(
+        default=None,
+        description="`none`, `auto`, `required` (at least one call), or `{type: function, function: "
+        "{name}}`. Default: auto if there are tools, else none.",
+        json_schema_extra=TOOL_CHOICE_SCHEMA,
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None,
+        description="Whether there may be several calls. Default: true.",
+    )
+
+
+def read_tool_use(body: ToolParameters) -> ToolUse | None:
+    """Return the tools and how the model may use them, or None. Raises a BadRequestError."""
+    tools = read_tools(body.tools)
+    mode, name = read_tool_choice(body.tool_choice)
+    check_choice(tools, mode, name, given=body.tool_choice, params=("tools", "tool_choice"))
+    if mode is None or not tools:
+        return None
+    return ToolUse(tools, mode, name, is_parallel=body.parallel_tool_calls is not False)
+
+
+def read_tools(value: object) -> list[Tool]:
+    """Return the functions in `tools`. Raises a BadRequestError."""
+    listed = read_list(value, "tools", most=MAX_TOOLS)
+    tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(listed)]
+    check_names(tools, "tools")
+    return tools
+
+
+def read_function(value: object, path: str, *, param: str) -> Tool:
+    """Return the function described at `path`.
+
+    Raises InvalidParameterError, which names `param`.
+    """
+    if not isinstance(value, dict):
+        raise InvalidParameterError(
+            f"'{path}' must be an object. Given: {shown(value)}.", param=param
+        )
+    name, schema = value.get("name"), value.get("parameters")
+    if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
+        raise InvalidParameterError(
+            f"'{path}.name' must be 1 to 64 letters, digits, '_', '-' or '.'. "
+            f"Given: {shown(name)}.",
+            param=param,
+        )
+    for entry, kind, described in (("description", str, "a string"), ("strict", bool, "a boolean")):
+        given = value.get(entry)
+        if given is not None and not isinstance(given, kind):
+            raise InvalidParameterError(
+                f"'{path}.{entry}' must be {described}. Given: {shown(given)}.", param=param
+            )
+    parameters = checked_schema(_ANY_ARGUMENTS if schema is None else schema, f"{path}.parameters")
+    return Tool(name, parameters, bool(value.get("strict")))
+
+
+def check_names(tools: list[Tool], param: str) -> None:
+    """Raise InvalidParameterError if two functions have the same name."""
+    if len({tool.name for tool in tools}) < len(tools):
+        raise InvalidParameterError(
+            f"'{param}' must have functions of different names.", param=param
+        )
+
+
+def check_choice(
+    tools: list[Tool],
+    mode: ToolMode | None,
+    name: str | None,
+    *,
+    given: object,
+    params: tuple[str, str],
+) -> None:
+    """Raise InvalidParameterError if a call is forced but no tool matches it.
+
+    `params` are the names of the tools parameter and of the choice parameter; `given` is the
+    client's value of the choice.
+    """
+    of_tools, of_choice = params
+    if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:
+        raise InvalidParameterError(
+            f"'{of_choice}' needs '{of_tools}'. Given: {shown(given)}.", param=of_choice
+        )
+    if name is not None and name not in {tool.name for tool in tools}:
+        raise InvalidParameterError(
+            f"'{of_choice}' must name one of the {of_tools}. Given: {shown(name)}.",
+            param=of_choice,
+        )
+
+
+def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
+    """Return the mode, None for no tools, and the name of the tool that must be called."""
+    match value:
+        case None | "auto":
+            return ToolMode.AUTO, None
+        case "none":
+            return None, None
+        case "required":
+            return ToolMode.REQUIRED, None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return ToolMode.NAMED, name
+        case _:
+            raise InvalidParameterError(
+                "'tool_choice' must be none, auto, required, or an object of type function with a function's "
+                f"name. Given: {shown(value)}.",
+                param="tool_choice",
+            )
+
+
+def _tool(value: object, path: str) -> Tool:
+    if not isinstance(value, dict) or value.get("type") != "function":
+        raise InvalidParameterError(
+            f"'{path}' must be an object of type function. Given: {shown(value)}.", param="tools"
+        )
+    return read_function(value.get("function"), f"{path}.function", param="tools")

@@ -1,0 +1,1 @@
+"""Generation requests, from the HTTP body to the admitted request."""

@@ -1,0 +1,47 @@
+"""Read a request of the generation API: authorize it, parse its body, choose its dialect."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from gateway.auth.principal import Principal
+from gateway.concurrency.large_work import Beside
+from gateway.dialects.profile import Profile
+from gateway.dialects.profile_choice import DIALECT_HEADER
+from gateway.dialects.wire import parse_object
+from gateway.generation.model_choice import profile_of
+from gateway.http.authorization import allow_unpaid, authorize, read_body
+from gateway.http.context import ProcessContext, context_of
+from gateway.tenancy.scopes import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An authorized request to the generation API."""
+
+    context: ProcessContext
+    principal: Principal
+    profile: Profile
+    body: dict[str, Any]
+    beside: Beside
+    """Runs work whose time grows with the size of the body."""
+
+
+async def read_call(request: Request, *, is_paid: bool = False) -> Call:
+    """Authorize the caller, read the body, and choose the dialect. Raises an ApiError.
+
+    Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if it
+    fails. After this call, errors have the style of the client's dialect.
+    """
+    context = context_of(request)
+    principal = await authorize(request, Scope.COMPLETIONS)
+    allow_unpaid(request, principal, is_paid=is_paid)
+    content = await read_body(request, principal.tenant_id)
+    beside = context.large_work.of(principal.tenant_id, size=len(content))
+    body: dict[str, Any] = await beside(partial(parse_object, content))
+    header = request.headers.get(DIALECT_HEADER)
+    profile = await profile_of(context, principal, body, header=header)
+    request.state.error_style = profile.error_style
+    return Call(context, principal, profile, body, beside)

@@ -1,0 +1,70 @@
+"""Plan of a chat: its prompt, and how to parse its output."""
+
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from contract.messages import Feature, Parsing, WorkerCard
+from gateway.concurrency.large_work import Beside
+from gateway.dialects.chat.template_arguments import unread_parameters
+from gateway.dialects.request import GenerationRequest, Reasoning, ToolMode, ToolUse
+from gateway.http.context import ProcessContext
+from gateway.prompt.chat import render_chat
+
+_UNREAD_IMAGE = b""
+"""Placeholder for an image until the gateway fetches it. Fetching comes last, so that a rejected
+request fetches none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChat:
+    """A chat as a completion."""
+
+    request: GenerationRequest
+    """The request with its one rendered prompt and the parameters that the template ignores."""
+    parsing: Parsing | None
+    """None for a completion."""
+    reasoning: Reasoning | None
+    """The reasoning before structured output."""
+    enforced_tools: ToolUse | None
+    """Tool use of the request, unless no grammar can describe the model's tool-call format."""
+
+
+async def plan_chat(
+    context: ProcessContext,
+    request: GenerationRequest,
+    card: WorkerCard,
+    tokenizer: Tokenizer,
+    beside: Beside,
+) -> PlannedChat:
+    """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
+    chat, form = request.chat, card.chat
+    if chat is None:
+        return PlannedChat(request, None, None, request.tool_use)
+    rendered = await render_chat(request, card, context.chat_templates, tokenizer, beside)
+    assert form is not None  # noqa: S101 - nothing is rendered without it
+    read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
+    ignored = unread_parameters(chat, read)
+    use = request.tool_use if form.tool_parser else None
+    enforced = use if use is not None and _can_be_enforced(request, use, card) else None
+    parsing = Parsing(
+        tools=chat.tools if use is not None else [],
+        has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
+        finds_reasoning=rendered.finds_reasoning,
+        opening_tokens=rendered.opening_tokens,
+        template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
+    )
+    request = replace(
+        request,
+        prompts=[rendered.text],
+        images=[[_UNREAD_IMAGE] * len(chat.image_sources)],
+        image_params=[[source.param for source in chat.image_sources]],
+        ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
+    )
+    return PlannedChat(request, parsing, rendered.reasoning, enforced)
+
+
+def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
+    """Whether a grammar can enforce the calls: in our format, or in the model's if it is known."""
+    is_ours = use.mode is not ToolMode.AUTO or request.structure is not None
+    return is_ours or Feature.STRICT_TOOLS in card.features

@@ -1,0 +1,104 @@
+"""Idempotency-Key: run a request, or return the response of an earlier one."""
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+from typing import Final
+
+import msgspec
+from fastapi import Request
+from redis.exceptions import RedisError
+
+from gateway.delivery.routes import may_read
+from gateway.errors import (
+    IdempotencyConflictError,
+    IdempotencyInProgressError,
+    InvalidParameterError,
+    queue_unavailable,
+    shown,
+)
+from gateway.generation.call import Call
+from gateway.idempotency.registry import IdempotentRequest
+from gateway.responses.responses import Answer, AnswerState
+
+HEADER: Final = "Idempotency-Key"
+REPLAYED_HEADER: Final = "idempotent-replayed"
+
+ADMISSION_SECONDS: Final = 60.0
+"""Maximum time to admit a request. A gateway that takes longer has died."""
+PATIENCE_SECONDS: Final = 2.0
+"""How long a request waits while an equal one is being admitted."""
+_LOOK_SECONDS: Final = 0.05
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+logger = logging.getLogger(__name__)
+
+
+async def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest | None:
+    """Return what must be equal for two requests to be the same; None without a key.
+
+    Raises InvalidParameterError.
+    """
+    key = request.headers.get(HEADER)
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise InvalidParameterError(
+            f"The header '{HEADER}' must have 1 to 255 visible ASCII characters. "
+            f"Given: {shown(key)} ({len(key)} characters).",
+            param=HEADER,
+        )
+    # Null means absent, so drop it.
+    body = {name: value for name, value in call.body.items() if value is not None}
+    digest = hashlib.sha256(f"{request.url.path} {call.profile.name}\n".encode())
+    await call.beside(lambda: digest.update(msgspec.json.encode(body, order="deterministic")))
+    return IdempotentRequest(
+        call.principal.tenant_id, call.principal.project_id, key, digest.hexdigest()
+    )
+
+
+async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) -> Answer | None:
+    """Return the response for the key; None if the key now stands for `request_id`.
+
+    A failed response counts as none. Raises IdempotencyConflictError if the key stands for a
+    different request, IdempotencyInProgressError if that request is not admitted soon, and
+    StoreUnavailableError.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    useless = ""
+    registry, answers = call.context.idempotency, call.context.answers
+    try:
+        while True:
+            claim = await registry.claim(asked, request_id, in_place_of=useless)
+            if claim.request_id == request_id:
+                return None
+            if claim.body_digest != asked.body_digest:
+                raise IdempotencyConflictError
+            answer = await answers.find(claim.request_id, tenant_id=asked.tenant_id)
+            if answer is not None and answer.state is not AnswerState.FAILED:
+                if not may_read(call.principal, answer):
+                    # A request without a model in its body uses the default of this credential.
+                    raise IdempotencyConflictError
+                return answer
+            if answer is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
+                useless = claim.request_id
+            elif time.monotonic() > deadline:
+                raise IdempotencyInProgressError
+            else:
+                await asyncio.sleep(_LOOK_SECONDS)
+    except RedisError:
+        raise queue_unavailable() from None
+
+
+async def release(call: Call, asked: IdempotentRequest, request_id: str) -> None:
+    """Free the key of a request that was not admitted.
+
+    If Redis does not respond, the key becomes free later.
+    """
+    try:
+        await call.context.idempotency.release(asked, request_id)
+    except RedisError as error:
+        logger.warning("cannot free an Idempotency-Key now: %s", type(error).__name__)

@@ -1,0 +1,97 @@
+"""Models that workers announce: `GET /v1/models` and `GET /v1/models/{id}`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from redis.exceptions import RedisError
+from tokenizers import Tokenizer
+
+from contract.messages import WorkerCard
+from contract.tier import ServiceTier
+from gateway.auth.principal import Principal
+from gateway.dialects.profile_choice import choose_profile
+from gateway.dialects.support import supported_chat_parameters, supported_parameters
+from gateway.dispatch.catalogue import ServedModel
+from gateway.errors import ModelNotFoundError, ServiceUnavailableError, StoreUnavailableError
+from gateway.http.authorization import authorize
+from gateway.http.context import ProcessContext, context_of
+from gateway.prompt.infill import find_template
+from gateway.structure.tools import has_tool_calls
+from gateway.tenancy.scopes import Scope
+from gateway.tenancy.times import utc_now
+
+router = APIRouter(tags=["Models"])
+
+
+@router.get("/v1/models", summary="List the models you may use")
+async def list_models(request: Request) -> dict[str, Any]:
+    """Return every announced model that the principal may use."""
+    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    visible = [
+        model for model in context.catalogue.models if principal.allows_model(model.card.model)
+    ]
+    bodies = [await _body(context, principal, model) for model in visible]
+    return {"object": "list", "data": bodies}
+
+
+@router.get("/v1/models/{model_id:path}", summary="Describe one model")
+async def get_model(request: Request, model_id: str) -> dict[str, Any]:
+    """Return one model by its id or an alias. Both may contain slashes."""
+    context, principal = context_of(request), await authorize(request, Scope.COMPLETIONS)
+    model = context.catalogue.known(model_id)
+    if model is None or not principal.allows_model(model.card.model):
+        raise ModelNotFoundError(model_id)
+    return await _body(context, principal, model)
+
+
+async def _body(
+    context: ProcessContext, principal: Principal, model: ServedModel
+) -> dict[str, Any]:
+    card = model.card
+    tokenizer = await _tokenizer(context, card)
+    profile = choose_profile(None, principal, model_dialect=card.dialect, settings=context.settings)
+    return {
+        "id": card.model,
+        "aliases": card.aliases,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "sluice",
+        "context_window": card.context_window,
+        "max_model_len": card.context_window,
+        "dialect": profile.name,
+        "features": card.features,
+        "supported_parameters": supported_parameters(
+            card.features,
+            has_infill=tokenizer is not None and find_template(tokenizer) is not None,
+            has_tools=tokenizer is not None and has_tool_calls(tokenizer),
+        ),
+        "supported_chat_parameters": supported_chat_parameters(card.features),
+        "pricing": _pricing(context, card.model),
+        "ready": model.status.ready_workers > 0,
+    }
+
+
+def _pricing(context: ProcessContext, model: str) -> dict[str, Any] | None:
+    """Return current micro-dollars per million tokens in each tier; None if prices are unknown."""
+    try:
+        prices = {tier: context.prices.find(model, tier, utc_now()) for tier in ServiceTier}
+    except StoreUnavailableError:
+        return None
+    return {
+        tier: {
+            "prompt_micros": price.prompt_micros if price else 0,
+            "cached_micros": price.cached_micros if price else 0,
+            "completion_micros": price.completion_micros if price else 0,
+        }
+        for tier, price in prices.items()
+    }
+
+
+async def _tokenizer(context: ProcessContext, card: WorkerCard) -> Tokenizer | None:
+    """Return the model's tokenizer; None until a worker publishes it."""
+    if not card.tokenizer_digest:
+        return None
+    try:
+        return await context.tokenizers.get(card.tokenizer_digest)
+    except (RedisError, ServiceUnavailableError):
+        return None

@@ -1,0 +1,170 @@
+"""Plan of a request: all checks that precede the queue."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from contract.messages import Parsing, Ranking, WorkerCard
+from contract.tier import ServiceTier
+from contract.tracing import FETCH_IMAGES
+from gateway import tracing
+from gateway.dialects.bodies import require_model
+from gateway.dialects.endpoint import Endpoint
+from gateway.dialects.request import GenerationRequest
+from gateway.dialects.support import check_supported, refuse_ignored
+from gateway.errors import InvalidParameterError, queue_unavailable
+from gateway.generation.call import Call
+from gateway.generation.chat_plan import PlannedChat, plan_chat
+from gateway.generation.model_choice import choose_allowed
+from gateway.http.context import ProcessContext
+from gateway.images.fetching import fetch_images
+from gateway.prompt.infill import find_template
+from gateway.prompt.preparation import PreparedRequest, prepare
+from gateway.structure.sandbox.pool import TokenizerSource
+from gateway.structure.tools import has_tool_calls
+from gateway.tenancy.usage_record import Counts
+
+TOKEN_BYTES: Final = 64
+"""Bytes of memory for a token with its text."""
+SCORE_BYTES: Final = 160
+"""Bytes of memory for one log-probability with its token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A validated request, ready to run."""
+
+    endpoint: Endpoint
+    request: GenerationRequest
+    card: WorkerCard
+    prepared: PreparedRequest
+    grammar: str
+    """The compiled grammar that the text must match; empty for unconstrained text."""
+    service_tier: ServiceTier
+    parsing: Parsing | None = None
+    """How to parse the output of a chat."""
+
+    @property
+    def model(self) -> str:
+        """The model name that the client gave, else the model's own name."""
+        return self.request.model or self.card.model
+
+    @property
+    def most(self) -> Counts:
+        """The maximum tokens that the request may use, including those that `best_of` discards."""
+        prompts = zip(self.prepared.prompts, self.request.images, strict=True)
+        completion_tokens = sum(prompt.max_tokens for prompt in self.prepared.prompts)
+        return Counts(
+            prompt_tokens=sum(
+                self._most_tokens(len(prompt.token_ids), len(images)) for prompt, images in prompts
+            ),
+            completion_tokens=completion_tokens * self.request.best_of,
+        )
+
+    def _most_tokens(self, tokens: int, images: int) -> int:
+        """Return the maximum tokens of a prompt.
+
+        The exact number of image tokens is known when the prompt is read.
+        """
+        most, per_image = self.card.context_window - 1, self.card.image_tokens
+        if not images:
+            return tokens
+        return min(tokens + images * per_image, most) if per_image else most
+
+
+async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
+    """Check a request against its dialect, its model and the context window. Raises an ApiError."""
+    context, principal, body, profile = call.context, call.principal, call.body, call.profile
+    name = choose_allowed(context, principal, require_model(body, profile), profile=profile)
+    read = partial(endpoint.read, body, profile, max_prompts=context.settings.max_prompts)
+    request = await call.beside(read)
+    if principal.is_strict:
+        refuse_ignored(request.ignored_parameters)
+    try:
+        card = (await context.catalogue.find(name)).card
+        tokenizer = await context.tokenizers.get(card.tokenizer_digest)
+    except RedisError:
+        raise queue_unavailable() from None
+    request = check_supported(
+        request,
+        card.features,
+        has_infill=find_template(tokenizer) is not None,
+        has_tools=has_tool_calls(tokenizer),
+        max_images=card.max_images,
+    )
+    chat = await plan_chat(context, request, card, tokenizer, call.beside)
+    request = chat.request
+    if principal.is_strict:
+        refuse_ignored(request.ignored_parameters)
+    prepared = await prepare(request, tokenizer, card, call.beside)
+    _check_size(request, prepared, most_bytes=context.settings.max_held_bytes)
+    grammar = await _grammar(context, chat, card, principal.tenant_id)
+    tier = request.service_tier or principal.service_tier
+    parsing = chat.parsing and _within(chat.parsing, prepared)
+    return Plan(endpoint, request, card, prepared, grammar, tier, parsing)
+
+
+async def with_images(call: Call, plan: Plan) -> Plan:
+    """Return the plan with the image files; those of a chat may have to be fetched.
+
+    Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
+    """
+    chat = plan.request.chat
+    if chat is None or not chat.image_sources:
+        return plan
+    with tracing.span(FETCH_IMAGES):
+        files = await fetch_images(
+            chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
+        )
+    return replace(plan, request=replace(plan.request, images=[files]))
+
+
+def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:
+    """Reject a response that may need more memory than allowed, before a worker runs it.
+
+    Raises InvalidParameterError.
+    """
+    is_ranked = request.best_of > request.n or request.ranking is Ranking.SUM
+    if request.stream and not is_ranked:
+        return
+    sequences = request.best_of if is_ranked else request.n
+    tokens = sum(prompt.max_tokens for prompt in prepared.prompts) * sequences
+    scores = 0 if request.logprobs is None else request.logprobs + 1
+    held_bytes = tokens * (TOKEN_BYTES + scores * SCORE_BYTES)
+    if held_bytes > most_bytes:
+        raise InvalidParameterError(
+            f"The answer may come to {tokens} tokens with {scores} log-probabilities each. The gateway holds it until "
+            f"it is complete, which takes {held_bytes} bytes; the bound is {most_bytes}. Reduce 'max_tokens' or the "
+            "number of choices or log-probabilities, or stream an answer without 'best_of'.",
+            param="max_tokens",
+        )
+
+
+def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
+    """Return the parsing for a prompt whose truncation may have cut the opening of the output."""
+    tokens = len(prepared.prompts[0].token_ids)
+    if parsing.opening_tokens <= tokens:
+        return parsing
+    return msgspec.structs.replace(parsing, opening_tokens=tokens)
+
+
+async def _grammar(
+    context: ProcessContext, chat: PlannedChat, card: WorkerCard, tenant_id: str
+) -> str:
+    digest = card.tokenizer_digest
+    tokenizer = TokenizerSource(
+        digest,
+        partial(context.tokenizers.file, digest),
+        eos_token_ids=card.eos_token_ids,
+        vocabulary_size=card.vocabulary_size,
+    )
+    return await context.grammars.compile(
+        chat.request.structure,
+        chat.enforced_tools,
+        tenant_id=tenant_id,
+        tokenizer=tokenizer,
+        reasoning=chat.reasoning,
+    )

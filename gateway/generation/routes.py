@@ -1,0 +1,176 @@
+"""Generation endpoints, each with an `:estimate` endpoint for a dry run."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from contract.tracing import PLAN
+from gateway import tracing
+from gateway.delivery.event_ids import read_last_event_id
+from gateway.delivery.measuring import RequestMeasure
+from gateway.delivery.readings import FirstReading
+from gateway.delivery.respond import answer_streamed, answer_whole, measured
+from gateway.delivery.routes import continue_stream, read_again, tell_status
+from gateway.dialects.bodies import require_model
+from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.generation.call import Call, read_call
+from gateway.generation.estimate import estimate
+from gateway.generation.idempotency import (
+    REPLAYED_HEADER,
+    find_earlier,
+    read_idempotent_request,
+    release,
+)
+from gateway.generation.model_choice import choose_allowed
+from gateway.generation.plan import Plan, make_plan
+from gateway.generation.submit import Submission, submit
+from gateway.generation.tracing import note_plan
+from gateway.http.authorization import count_unpaid
+from gateway.http.ignored_parameters import ignored_header
+from gateway.idempotency.registry import IdempotentRequest
+from gateway.responses.responses import Answer
+
+COST_HEADER: Final = "x-include-cost"
+"""`true` or `false` overrides the account's default for one request."""
+
+router = APIRouter()
+
+
+async def create_completion(request: Request, endpoint: Endpoint) -> Response:
+    """Authenticate, check, reserve, enqueue, and respond with a whole response or a stream.
+
+    A client that resumes a stream, or repeats an Idempotency-Key, gets the original response.
+    """
+    measure = RequestMeasure(endpoint.name, request.state, generates=True)
+    return await measured(request, measure, _create(request, endpoint, measure))
+
+
+async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
+    """Estimate a request without running it."""
+    call = await read_call(request)
+    plan = await make_plan(call, endpoint)
+    return Response(
+        msgspec.json.encode(estimate(call, plan)),
+        media_type="application/json",
+        headers=_plan_headers(plan),
+    )
+
+
+async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
+    if (position := read_last_event_id(request)) is not None:
+        return await continue_stream(request, endpoint, position, measure)
+    call = await read_call(request, is_paid=True)
+    idempotent = await read_idempotent_request(request, call)
+    request_id = endpoint.new_id()
+    if idempotent is None:
+        submission = await _submit(request, call, endpoint, request_id=request_id)
+    else:
+        # Do not replay a stored response to a caller that may not use its model.
+        name = require_model(call.body, call.profile)
+        choose_allowed(call.context, call.principal, name, profile=call.profile)
+        earlier = await find_earlier(call, idempotent, request_id)
+        if earlier is not None:
+            count_unpaid(request, is_fault=True)
+            return await _replay(request, call, endpoint, earlier, measure)
+        submission = await _submit_with_key(
+            request, call, endpoint, idempotent, request_id=request_id
+        )
+    measure.accepted(submission.plan.card.model)
+    # Each paid request allows one more failure.
+    call.context.unpaid.use(request.state.caller, -1)
+    return await _answer(request, call, endpoint, submission, measure)
+
+
+async def _submit(
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    *,
+    request_id: str,
+    is_idempotent: bool = False,
+) -> Submission:
+    with tracing.span(PLAN):
+        plan = await make_plan(call, endpoint)
+    note_plan(plan, request_id)
+    return await submit(
+        call,
+        plan,
+        request_id=request_id,
+        shows_cost=_shows_cost(request, call),
+        is_idempotent=is_idempotent,
+    )
+
+
+async def _submit_with_key(
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    idempotent: IdempotentRequest,
+    *,
+    request_id: str,
+) -> Submission:
+    """Submit a request under its Idempotency-Key, and free the key if that fails."""
+    try:
+        return await _submit(request, call, endpoint, request_id=request_id, is_idempotent=True)
+    except BaseException:
+        await asyncio.shield(release(call, idempotent, request_id))
+        raise
+
+
+async def _replay(
+    request: Request, call: Call, endpoint: Endpoint, answer: Answer, measure: RequestMeasure
+) -> Response:
+    is_streamed = call.body.get("stream") is True
+    headers = {REPLAYED_HEADER: "true"}
+    if answer.head.is_background and not is_streamed:
+        return await tell_status(call.context, endpoint, answer, headers=headers)
+    return await read_again(request, answer, measure, is_streamed=is_streamed, headers=headers)
+
+
+async def _answer(
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    submission: Submission,
+    measure: RequestMeasure,
+) -> Response:
+    headers = {**submission.account.admission.headers, **_plan_headers(submission.plan)}
+    is_streamed = submission.plan.request.stream
+    answers = call.context.answers
+    answer = submission.answer
+    if answer is not None and answer.head.is_background:
+        answers.leave(submission.account)
+        if not is_streamed:
+            return await tell_status(call.context, endpoint, answer, headers=headers)
+        return await read_again(request, answer, measure, is_streamed=True, headers=headers)
+    reading = FirstReading(
+        answers, submission.account, submission.completion, submission.generation
+    )
+    if is_streamed:
+        return await answer_streamed(request, reading, measure, headers=headers)
+    return await answer_whole(request, reading, measure, headers=headers)
+
+
+def _shows_cost(request: Request, call: Call) -> bool:
+    asked = request.headers.get(COST_HEADER, "").lower()
+    return asked == "true" or (asked != "false" and call.principal.shows_cost)
+
+
+def _plan_headers(plan: Plan) -> Mapping[str, str]:
+    headers = {"x-max-tokens-applied": str(plan.prepared.applied_max_tokens)}
+    if plan.prepared.cut_tokens:
+        headers["x-prompt-truncated"] = str(plan.prepared.cut_tokens)
+    return headers | ignored_header(plan.request.ignored_parameters)
+
+
+# Plain routes: FastAPI's own would look for parameters and dependencies in every request, a fifth
+# of the gateway's time per request. Their documentation is in gateway.openapi.document.
+for _endpoint in ENDPOINTS:
+    _create_route = partial(create_completion, endpoint=_endpoint)
+    _estimate_route = partial(estimate_completion, endpoint=_endpoint)
+    router.add_route(_endpoint.path, _create_route, methods=["POST"])
+    router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])

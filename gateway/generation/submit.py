@@ -1,0 +1,329 @@
+"""Submit a planned request: reserve its usage and enqueue its jobs."""
+
+import base64
+import hashlib
+import hmac
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache, partial
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from contract import clock, logs
+from contract.dialect import Dialect
+from contract.messages import GenerationJob
+from contract.tracing import RESERVE
+from gateway import telemetry, tracing
+from gateway.auth.principal import Principal
+from gateway.dialects.profile import ContextLengthBehavior
+from gateway.dispatch.generation import Generation
+from gateway.errors import OverloadedError, TenantQueueFullError
+from gateway.generation.call import Call
+from gateway.generation.plan import Plan, with_images
+from gateway.http.context import ProcessContext
+from gateway.quota.replies import ReservationRequest
+from gateway.quota.storage import SMALL_BYTES
+from gateway.responses.head import AnswerHead
+from gateway.responses.kept import LIVE_GRACE_MS
+from gateway.responses.responses import Answer, AnswerState
+from gateway.responses.settlement import Account, Keeper
+from gateway.settings import Settings
+from gateway.stream.completion import Completion, Usage
+from gateway.tenancy.limits import SubjectLimits
+from gateway.tenancy.times import utc_now
+from gateway.tenancy.usage_record import Outcome, UsageRecord
+
+_JOB_BYTES: Final = 1_024
+"""Approximate bytes of a job without its prompt."""
+_TOKEN_BYTES: Final = 5
+"""Maximum bytes of a token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An admitted request."""
+
+    plan: Plan
+    completion: Completion
+    generation: Generation
+    account: Account
+    answer: Answer | None
+    """The stored response that clients can read again; None if it is not kept."""
+
+
+async def submit(
+    call: Call, plan: Plan, *, request_id: str, shows_cost: bool, is_idempotent: bool = False
+) -> Submission:
+    """Reserve the usage of a request, fetch its images, and enqueue its jobs.
+
+    A response that clients can read again is kept, for longer if `is_idempotent` or in the
+    background. Raises an ApiError after cleaning up.
+    """
+    context, principal = call.context, call.principal
+    # A whole response is collected while it arrives, so its unread bytes need no limit.
+    most_unread = context.settings.max_unread_bytes if plan.request.stream else sys.maxsize
+    turn = partial(context.loop_turns.slice_of, principal.tenant_id)
+    generation = Generation(max_unread_bytes=most_unread, turn=turn)
+    most = plan.most
+    record = draft_record(call, plan, request_id)
+    with tracing.span(RESERVE):
+        admission = await context.reservations.reserve(
+            ReservationRequest.of(
+                record,
+                principal.limits,
+                prompt_tokens=most.prompt_tokens,
+                completion_tokens=most.completion_tokens,
+            ),
+            is_openai=call.profile.name is Dialect.OPENAI,
+            sees=principal.sees_use_of,
+        )
+    telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier).inc()
+    try:
+        # Fetch images only now: a request without permission to run must not fetch any or delay
+        # others.
+        plan = await with_images(call, plan)
+    except BaseException:
+        await context.reservations.release(record.tenant_id, request_id)
+        raise
+    account = context.desk.open(record, admission, generation)
+    completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
+    jobs = _jobs(context, principal, plan, completion_id=request_id)
+    answer = None
+    retention = _retention(context.settings, plan, is_idempotent=is_idempotent)
+    try:
+        stored = await _take_storage(context, principal, account, jobs, retention)
+    except BaseException:
+        await context.reservations.release(record.tenant_id, request_id)
+        raise
+    if retention:
+        head = AnswerHead.of(
+            completion,
+            jobs=jobs,
+            record=account.record,
+            subjects=principal.limits,
+            most=most,
+            weight=principal.tenant_weight,
+            is_background=plan.request.is_background,
+            retention_ms=int(retention.total_seconds() * 1000),
+            stored_bytes=stored,
+        )
+        context.answers.open(head, account)
+        answer = Answer(
+            head=head,
+            state=AnswerState.RUNNING,
+            has_begun=False,
+            owner=context.dispatcher.gateway,
+            term=1,
+        )
+    try:
+        await context.dispatcher.enqueue(
+            plan.card.model,
+            jobs,
+            weight=principal.tenant_weight,
+            generation=generation,
+        )
+    except (OverloadedError, TenantQueueFullError):
+        context.answers.discard(request_id)
+        await context.reservations.release(record.tenant_id, request_id)
+        if stored:
+            await context.storage.settle(
+                record.tenant_id, principal.limits, request_id, 0, live_ms=0
+            )
+        raise
+    except BaseException as error:
+        # The queue may have accepted the jobs, and a worker may have started them.
+        account.fail(error)
+        raise
+    return Submission(plan, completion, generation, account, answer)
+
+
+async def _take_storage(
+    context: ProcessContext,
+    principal: Principal,
+    account: Account,
+    jobs: list[GenerationJob],
+    retention: timedelta,
+) -> int:
+    """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
+
+    Raises RateLimitError.
+    """
+    settings, record = context.settings, account.record
+    size = sum(map(_job_bytes, jobs))
+    if retention:
+        # The head of a kept response contains the jobs as well.
+        size *= 2
+    if size < SMALL_BYTES and retention <= settings.answer_retention:
+        return 0
+    live = settings.request_timeout + retention
+    await context.storage.take(
+        record.tenant_id,
+        principal.limits,
+        record.request_id,
+        size,
+        live_ms=int(live.total_seconds() * 1000) + LIVE_GRACE_MS,
+    )
+    if not retention:
+        account.keep(_StoredUntilEnd(context, record, principal.limits))
+    return size
+
+
+def _job_bytes(job: GenerationJob) -> int:
+    images = sum(map(len, job.images))
+    return _JOB_BYTES + _TOKEN_BYTES * len(job.prompt_token_ids) + images + len(job.grammar)
+
+
+class _StoredUntilEnd(Keeper):
+    """Releases the stored bytes of a request when its account ends."""
+
+    def __init__(
+        self, context: ProcessContext, record: UsageRecord, subjects: tuple[SubjectLimits, ...]
+    ) -> None:
+        self._context = context
+        self._record = record
+        self._subjects = subjects
+
+    @override
+    def ending(self, outcome: Outcome) -> None:
+        context, record = self._context, self._record
+        context.desk.start(
+            context.storage.settle(
+                record.tenant_id, self._subjects, record.request_id, 0, live_ms=0
+            )
+        )
+
+    @override
+    async def may_settle(self) -> bool:
+        return True
+
+    @override
+    def settled(self, record: UsageRecord) -> None:
+        pass
+
+
+def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
+    """Return the usage record of a request before it runs, including its price.
+
+    Raises StoreUnavailableError while prices are unknown.
+    """
+    principal, model = call.principal, plan.card.model
+    price = call.context.prices.find(model, plan.service_tier, utc_now())
+    record = UsageRecord(
+        request_id=request_id,
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        credential_id=principal.credential_id,
+        model=model,
+        endpoint=plan.endpoint.name,
+        dialect=plan.request.profile.name,
+        service_tier=plan.service_tier,
+        is_streamed=plan.request.stream,
+        is_prepaid=principal.is_prepaid,
+        gateway=call.context.dispatcher.gateway,
+        jobs=len(plan.prepared.prompts),
+    )
+    if price is None:
+        return record
+    return msgspec.structs.replace(
+        record,
+        prompt_price=price.prompt_micros,
+        cached_price=price.cached_micros,
+        completion_price=price.completion_micros,
+    )
+
+
+def _retention(settings: Settings, plan: Plan, *, is_idempotent: bool) -> timedelta:
+    """Return how long the response stays readable after its end; zero if it is not kept."""
+    if is_idempotent or plan.request.is_background:
+        return settings.idempotency_retention
+    return settings.answer_retention if plan.request.stream else timedelta(0)
+
+
+def _completion(
+    plan: Plan, request_id: str, *, cost_of: Callable[[Usage], int] | None
+) -> Completion:
+    card, prompts = plan.card, plan.prepared.prompts
+    return Completion(
+        id=request_id,
+        model=plan.model,
+        created=clock.now_seconds(),
+        fingerprint=_fingerprint(card.engine, card.model, card.tokenizer_digest),
+        request=plan.request,
+        prompt_token_ids=[prompt.token_ids for prompt in prompts],
+        prompt_texts=[prompt.echo for prompt in prompts],
+        cost_of=cost_of,
+    )
+
+
+def _jobs(
+    context: ProcessContext, principal: Principal, plan: Plan, *, completion_id: str
+) -> list[GenerationJob]:
+    request = plan.request
+    deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
+    salt = _cache_salt(
+        context.settings.cache_salt_secret.get_secret_value(),
+        principal.tenant_id,
+        request.cache_isolation_key,
+    )
+    return [
+        GenerationJob(
+            id=f"{completion_id}-{index}",
+            handle=context.dispatcher.next_handle(),
+            gateway=context.dispatcher.gateway,
+            tenant=principal.tenant_id,
+            cache_salt=salt,
+            prompt_token_ids=prompt.token_ids,
+            max_tokens=prompt.max_tokens,
+            sampling=plan.prepared.sampling,
+            deadline_ms=deadline_ms,
+            n=request.n,
+            best_of=request.best_of,
+            ranking=request.ranking,
+            stop=request.stop,
+            includes_stop=request.includes_stop,
+            logprobs=request.logprobs,
+            score_prompt=request.echo and request.logprobs is not None,
+            stream=request.stream,
+            grammar=plan.grammar,
+            reads_prefix_cache=request.reads_prefix_cache,
+            shows_special_tokens=_shows_special_tokens(plan),
+            max_predict_ms=request.max_predict_ms,
+            images=request.images[index],
+            image_params=request.image_params[index],
+            service_tier=plan.service_tier,
+            is_background=request.is_background,
+            may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
+            parsing=plan.parsing,
+            request_id=logs.request_id.get(),
+            traceparent=tracing.traceparent(),
+        )
+        for index, prompt in enumerate(plan.prepared.prompts)
+    ]
+
+
+def _shows_special_tokens(plan: Plan) -> bool:
+    # Tool calls and reasoning are often marked by special tokens.
+    request, form = plan.request, plan.card.chat
+    if request.chat is None:
+        return request.shows_special_tokens or request.tool_use is not None
+    is_looked_for = form is not None and form.shows_special_tokens
+    has_hermes_calls = plan.parsing is not None and plan.parsing.has_hermes_calls
+    return request.shows_special_tokens or is_looked_for or has_hermes_calls
+
+
+@lru_cache(maxsize=1_000)
+def _fingerprint(engine: str, model: str, tokenizer_digest: str) -> str:
+    identity = f"{engine} {model} {tokenizer_digest}"
+    return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=10_000)
+def _cache_salt(secret: str, tenant_id: str, isolation_key: str) -> str:
+    # The length prefix keeps a tenant's id plus key from equalling another tenant's id.
+    identity = f"{len(tenant_id)} {tenant_id}{isolation_key}" if isolation_key else tenant_id
+    digest = hmac.digest(secret.encode(), identity.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest[:18]).decode()

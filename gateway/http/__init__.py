@@ -1,0 +1,1 @@
+"""What all routes share: middleware, authorization, bodies, errors and resources."""

@@ -1,0 +1,213 @@
+"""Process-wide resources: opened at startup, closed at shutdown."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway import telemetry
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.revocation import RevocationListener
+from gateway.concurrency.fair_turns import LoopTurns
+from gateway.concurrency.large_work import LargeWork
+from gateway.concurrency.tasks import end_task
+from gateway.database.engine import Database
+from gateway.database.schema import require_current_schema
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.heartbeat import Heartbeat
+from gateway.http.allowances import Allowance
+from gateway.http.intake import Intake
+from gateway.idempotency.registry import IdempotencyRegistry
+from gateway.images.fetcher import ImageFetcher
+from gateway.ledger.balances import LedgerBalances
+from gateway.prompt.chat_templates import ChatTemplates
+from gateway.prompt.tokenizers import TokenizerStore
+from gateway.quota.price_book import PriceBook
+from gateway.quota.reservations import Reservations
+from gateway.quota.seeding import Seeder
+from gateway.quota.storage import Storage
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor, connect
+from gateway.responses.responses import Answers
+from gateway.responses.settlement import SettlementDesk
+from gateway.settings import Settings
+from gateway.structure.checker import GrammarChecker
+from gateway.structure.sandbox.pool import SandboxSettings
+from gateway.tenancy.changes import ChangeAnnouncer
+
+logger = logging.getLogger(__name__)
+
+MAX_REDIS_CONNECTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessContext:
+    """Everything that handlers share."""
+
+    settings: Settings
+    intake: Intake
+    large_work: LargeWork
+    loop_turns: LoopTurns
+    unpaid: Allowance
+    failed_logins: Allowance
+    redis: "Redis"
+    database: Database
+    announcer: ChangeAnnouncer
+    authenticator: Authenticator
+    catalogue: Catalogue
+    tokenizers: TokenizerStore
+    chat_templates: ChatTemplates
+    grammars: GrammarChecker
+    images: ImageFetcher
+    dispatcher: Dispatcher
+    prices: PriceBook
+    quotas: QuotaStore
+    seeder: Seeder
+    reservations: Reservations
+    storage: Storage
+    desk: SettlementDesk
+    answers: Answers
+    idempotency: IdempotencyRegistry
+
+
+def context_of(request: Request) -> ProcessContext:
+    """Return the context of the process that serves `request`."""
+    context: ProcessContext = request.app.state.context
+    return context
+
+
+@asynccontextmanager
+async def open_context(
+    settings: Settings, *, on_failure: Callable[[], None]
+) -> AsyncIterator[ProcessContext]:
+    """Open connections and start the background loops; on exit, stop them in reverse order.
+
+    The context calls `on_failure` if a bug ends a loop: otherwise the process would stop responding
+    but appear healthy.
+    """
+
+    def report_failure(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("a loop of the gateway ended; stopping", exc_info=error)
+            on_failure()
+
+    telemetry.TENANTS.tell(settings.metrics_tenants)
+    async with AsyncExitStack() as stack:
+        database = Database(settings.database_url.get_secret_value())
+        stack.push_async_callback(database.aclose)
+        await require_current_schema(database)
+        authenticator = Authenticator.from_settings(settings, database)
+        redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
+        stack.push_async_callback(redis.aclose)
+        prices = PriceBook(database)
+        await prices.refresh()
+        listener = RevocationListener(redis, authenticator, on_prices_changed=prices.refresh_soon)
+        listener.start()
+        stack.push_async_callback(listener.stop)
+        executor = PipeliningExecutor(redis)
+        stack.push_async_callback(executor.aclose)
+        catalogue = Catalogue(executor)
+        dispatcher = Dispatcher(
+            gateway=f"gw-{secrets.token_hex(6)}",
+            client=redis,
+            catalogue=catalogue,
+            max_waiting_jobs=settings.max_waiting_jobs,
+            max_waiting_jobs_of_tenant=settings.max_waiting_jobs_of_tenant,
+            queue_timeout_seconds=settings.queue_timeout.total_seconds(),
+            resume_after_seconds=settings.resume_after.total_seconds(),
+        )
+        # Always accept a single body of the maximum size.
+        most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
+        large_work = LargeWork(most_waiting_bytes=most_held)
+        stack.callback(large_work.close)
+        loop_turns = LoopTurns()
+        images = ImageFetcher.from_settings(settings)
+        grammars = GrammarChecker(SandboxSettings())
+        stack.push_async_callback(grammars.aclose)
+        quotas = QuotaStore(executor)
+        seeder = Seeder(quotas, LedgerBalances(database))
+        reservations = Reservations(quotas, seeder)
+        desk = SettlementDesk(reservations, dispatcher, catalogue)
+        storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
+        answers = Answers(
+            redis,
+            executor,
+            dispatcher,
+            desk,
+            storage=storage,
+            loop_turns=loop_turns,
+            journal_interval=settings.journal_interval,
+            max_unread_bytes=settings.max_unread_bytes,
+        )
+        await _first_contact(catalogue, dispatcher)
+        stack.push_async_callback(dispatcher.aclose)
+        heartbeat = Heartbeat(settings.redis_url, dispatcher, reservations, on_failure=on_failure)
+        stack.push_async_callback(heartbeat.aclose)
+        heartbeat.start()
+        loops = (
+            catalogue.run(),
+            dispatcher.run(),
+            prices.run(),
+            reservations.run(),
+            desk.run(),
+            answers.run(),
+        )
+        for loop in loops:
+            task = asyncio.create_task(loop)
+            task.add_done_callback(report_failure)
+            stack.push_async_callback(end_task, task)
+        # Settle what ends here while the loops still run.
+        stack.push_async_callback(reservations.aclose)
+        stack.push_async_callback(desk.aclose)
+        stack.push_async_callback(answers.aclose)
+        yield ProcessContext(
+            settings=settings,
+            intake=Intake(most_bytes=most_held),
+            large_work=large_work,
+            loop_turns=loop_turns,
+            unpaid=Allowance(
+                per_minute=settings.unpaid_requests_per_minute,
+                code="unpaid_requests",
+                what="Requests that fail, or that only estimate, tokenize or read an answer",
+            ),
+            failed_logins=Allowance(
+                per_minute=settings.failed_logins_per_minute,
+                code="failed_logins",
+                what="Credentials from your address that are not valid",
+            ),
+            redis=redis,
+            database=database,
+            announcer=ChangeAnnouncer(redis),
+            authenticator=authenticator,
+            catalogue=catalogue,
+            tokenizers=TokenizerStore(catalogue.tokenizer),
+            chat_templates=ChatTemplates(catalogue.chat_template, grammars.try_template),
+            grammars=grammars,
+            images=images,
+            dispatcher=dispatcher,
+            prices=prices,
+            quotas=quotas,
+            seeder=seeder,
+            reservations=reservations,
+            storage=storage,
+            desk=desk,
+            answers=answers,
+            idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
+        )
+
+
+async def _first_contact(catalogue: Catalogue, dispatcher: Dispatcher) -> None:
+    # Workers drop jobs of a gateway without a heartbeat, so send the first heartbeat before any
+    # job.
+    try:
+        await dispatcher.beat()
+        await catalogue.refresh()
+    except RedisError as error:
+        logger.warning("Redis does not answer yet: %s", type(error).__name__)

@@ -1,0 +1,130 @@
+"""Error handlers: respond to every failure, including bugs, in the style of the dialect."""
+
+import logging
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from contract.dialect import Dialect
+from contract.tracing import ERROR_TYPE
+from gateway import tracing
+from gateway.dialects.profile import PROFILES
+from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
+from gateway.errors import (
+    ApiError,
+    BadRequestError,
+    ErrorStyle,
+    InternalError,
+    InvalidJsonError,
+    InvalidParameterError,
+    MethodNotAllowedError,
+    MissingParameterError,
+    NotFoundError,
+    PayloadTooLargeError,
+    queue_unavailable,
+    shown,
+)
+from gateway.http.authorization import count_unpaid
+from gateway.http.context import ProcessContext
+
+logger = logging.getLogger(__name__)
+
+_FAULTS_OF_CLIENTS = (BadRequestError, NotFoundError, PayloadTooLargeError)
+"""Failures that count against a key. For limit and payment errors, only large bodies count."""
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status in logs and metrics when the client has disconnected; no client receives it."""
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make `app` answer every exception with an ApiError."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(RedisError, _on_redis_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+def error_style_of(request: Request) -> ErrorStyle:
+    """Return the error style of a request.
+
+    After the route has chosen the request's profile, it sets `request.state.error_style`. Before
+    that, or without a route, the header's dialect decides, else the gateway's default dialect.
+    """
+    style = getattr(request.state, "error_style", None)
+    if isinstance(style, ErrorStyle):
+        return style
+    named = dialect_of(request.headers.get(DIALECT_HEADER, ""))
+    return PROFILES[named or _default_dialect(request)].error_style
+
+
+def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Response:
+    """Render an error as the response to the current request."""
+    tracing.note({ERROR_TYPE: error.code})
+    return Response(
+        error.content(style),
+        status_code=error.status_for(style),
+        headers=dict(error.headers()),
+        media_type="application/json",
+    )
+
+
+def _default_dialect(request: Request) -> Dialect:
+    # There is no context before the lifespan starts.
+    context: ProcessContext | None = getattr(request.app.state, "context", None)
+    return Dialect.OPENAI if context is None else context.settings.default_dialect
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101 - FastAPI's registration guarantees it
+    if error.status < InternalError.status:
+        count_unpaid(request, is_fault=isinstance(error, _FAULTS_OF_CLIENTS))
+    return to_response(error, error_style_of(request))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - FastAPI's registration guarantees it
+    style = error_style_of(request)
+    path, method = request.url.path, request.method
+    if error.status_code == NotFoundError.status:
+        return to_response(NotFoundError(f"There is no route {method} {path[:200]}."), style)
+    if error.status_code == MethodNotAllowedError.status:
+        refusal = MethodNotAllowedError(f"{method} is not allowed on {path[:200]}.")
+        response = to_response(refusal, style)
+        response.headers.update(error.headers or {})
+        return response
+    return to_response(BadRequestError("The request cannot be read."), style)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - FastAPI's registration guarantees it
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"][1:])
+    if problem["type"] == "json_invalid":
+        refusal: ApiError = InvalidJsonError("The body is not valid JSON.")
+    elif problem["type"] == "missing" and name:
+        refusal = MissingParameterError(name)
+    else:
+        reason = problem["msg"].removeprefix("Value error, ")
+        refusal = InvalidParameterError(
+            f"'{name or 'body'}': {reason}. Given: {shown(problem.get('input'))}.",
+            param=name or None,
+        )
+    return to_response(refusal, error_style_of(request))
+
+
+async def _on_redis_error(request: Request, error: Exception) -> Response:
+    logger.warning("Redis failed a request: %s", type(error).__name__)
+    return to_response(queue_unavailable(), error_style_of(request))
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_bug(request: Request, _error: Exception) -> Response:
+    return to_response(InternalError(), error_style_of(request))

@@ -1,0 +1,70 @@
+"""Health checks and metrics: `/healthz`, `/readyz` and, for operators only, `/metrics`."""
+
+import asyncio
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from redis.exceptions import RedisError, ResponseError
+
+from contract.metrics import exposition
+from gateway import telemetry
+from gateway.http.context import context_of
+from gateway.redis_client import observe_memory
+
+PING_SECONDS: Final = 1.5
+"""Timeout for Redis to respond."""
+
+router = APIRouter(include_in_schema=False)
+metrics_router = APIRouter(include_in_schema=False)
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Respond while the event loop runs, even if everything else fails."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """Respond with 200 only if Redis accepts writes and this process is not draining.
+
+    Load balancers send requests only then.
+    """
+    if request.app.state.drain.is_leaving:
+        return JSONResponse({"status": "stopping"}, status_code=503)
+    context = context_of(request)
+    try:
+        async with asyncio.timeout(PING_SECONDS):
+            # A full Redis or a replica still answers pings.
+            await context.dispatcher.announce(context.redis)
+    except ResponseError:
+        return JSONResponse({"status": "redis refuses writes"}, status_code=503)
+    except (RedisError, TimeoutError):
+        return JSONResponse({"status": "redis does not answer"}, status_code=503)
+    return JSONResponse({"status": "ready"})
+
+
+@metrics_router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return all metrics of this process.
+
+    The format is Prometheus text, or OpenMetrics if the request accepts it.
+    """
+    context = context_of(request)
+    await observe_memory(context.redis, timeout_seconds=PING_SECONDS)
+    telemetry.JOBS_IN_FLIGHT.set(context.dispatcher.jobs_in_flight)
+    telemetry.RESERVED_REQUESTS.set(context.reservations.open_requests)
+    # Remove the values of models that no longer exist.
+    for gauge in telemetry.OF_MODELS:
+        gauge.clear()
+    for model in context.catalogue.models:
+        name, status = model.card.model, model.status
+        telemetry.model_known(name)
+        telemetry.WAITING_JOBS.labels(name).set(status.waiting_jobs)
+        telemetry.LEASED_JOBS.labels(name).set(status.leased_jobs)
+        telemetry.READY_WORKERS.labels(name).set(status.ready_workers)
+        telemetry.OLDEST_WAIT.labels(name).set(status.oldest_wait_seconds)
+        telemetry.WAITING_TENANTS.labels(name).set(status.waiting_tenants)
+    content, content_type = exposition(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})

@@ -1,0 +1,78 @@
+"""Tracing span of an HTTP request."""
+
+from collections.abc import Awaitable
+
+from opentelemetry.trace import StatusCode
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from contract import logs
+from contract.tracing import (
+    HTTP_METHOD,
+    HTTP_ROUTE,
+    HTTP_STATUS,
+    REQUEST_ID,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    URL_SCHEME,
+)
+from gateway import tracing
+from gateway.http.draining import PROBES
+
+
+class TracingMiddleware:
+    """Gives every request a span, except health checks and metrics."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request (ASGI)."""
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        with tracing.request_span(scope["method"], Headers(scope=scope), _described(scope)) as span:
+            if not span.is_recording():
+                await self._app(scope, receive, send)
+                return
+
+            def note_and_send(message: Message) -> Awaitable[None]:
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                    span.set_attribute(HTTP_STATUS, status)
+                    if status >= 500:
+                        span.set_status(StatusCode.ERROR)
+                return send(message)
+
+            try:
+                await self._app(scope, receive, note_and_send)
+            finally:
+                if route := _route(scope):
+                    span.update_name(f"{scope['method']} {route}")
+                    span.set_attribute(HTTP_ROUTE, route)
+
+
+def _described(scope: Scope) -> tracing.Attributes:
+    host, port = scope.get("server") or ("", None)
+    described: dict[str, str | bool | int | float] = {
+        HTTP_METHOD: scope["method"],
+        REQUEST_ID: logs.request_id.get(),
+        SERVER_ADDRESS: host,
+        URL_SCHEME: scope["scheme"],
+    }
+    if port is not None:
+        described[SERVER_PORT] = port
+    return described
+
+
+def _route(scope: Scope) -> str:
+    """Return the route template of a request; empty if no route matched.
+
+    Never export the path itself: a client may have put a key into it.
+    """
+    if "endpoint" not in scope:
+        return ""
+    path: str = getattr(scope.get("route"), "path", "") or scope["path"]
+    for name, value in scope.get("path_params", {}).items():
+        path = path.replace(str(value), f"{{{name}}}", 1)
+    return path

@@ -1,0 +1,1 @@
+"""`sluice up`: all processes on one machine."""

@@ -1,0 +1,168 @@
+"""Startup sequence of `sluice up`: start each process, wait until it is ready, stop in order."""
+
+import asyncio
+import shlex
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import click
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.concurrency.tether import adopt_orphans
+from gateway.database import schema
+from gateway.errors import StartupError
+from gateway.launch import demo, probe
+from gateway.launch.demo import DemoFile
+from gateway.launch.launch_plan import LaunchPlan
+from gateway.launch.ports import LOOPBACK
+from gateway.launch.supervisor import Supervisor
+from gateway.redis_client import connect
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REDIS_SECONDS: Final = 15.0
+"""How long Redis may take to respond."""
+REMINDER_SECONDS: Final = 15.0
+"""Interval of the message that the model is still loading."""
+
+
+class BringUp:
+    """One run of `sluice up`."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._demo = DemoFile(plan.folder / "demo.env")
+        self._started_at = time.monotonic()
+        self._stop_asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start everything, and stop it on a signal or if a process does not start."""
+        supervisor = Supervisor(self._say)
+        adopt_orphans()
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, supervisor)
+        try:
+            await self._unless_stopped(self._serve(supervisor))
+        finally:
+            self._stop_asked.set()
+            await supervisor.stop()
+        self._say("Stopped; no process is left.")
+
+    def _on_signal(self, supervisor: Supervisor) -> None:
+        if self._stop_asked.is_set():
+            supervisor.kill()
+            return
+        self._stop_asked.set()
+        self._say("Stopping (Ctrl-C again to stop at once) ...")
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        serving = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._stop_asked.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if serving.done():
+            serving.result()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    async def _serve(self, supervisor: Supervisor) -> None:
+        earlier = self._demo.take()
+        starting = self._start(supervisor, earlier.get("SLUICE_KEY"))
+        await supervisor.while_alive(asyncio.create_task(starting))
+        supervisor.settle()
+        await asyncio.Event().wait()
+
+    async def _start(self, supervisor: Supervisor, earlier_key: str | None) -> None:
+        plan = self._plan
+        for spec in (*plan.jobs, *plan.gateways, *plan.workers):
+            spec.log.write_bytes(b"")
+        await self._start_redis(supervisor)
+        await schema.upgrade(plan.database_url)
+        # Start this before everything that creates usage, so that it stops later and Redis still
+        # runs.
+        await supervisor.start(plan.jobs)
+        # The worker takes longest, so do not delay it for the others.
+        self._say(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
+        await supervisor.start(plan.workers)
+        key = await demo.prepare_key(plan.database_url, plan.redis_url, earlier_key)
+        self._say("The database is ready, with a tenant and a key to try things out.")
+        await supervisor.start(plan.gateways)
+        for port in plan.ports:
+            await probe.wait_until_ready(port)
+            self._say(f"A gateway is up on port {port}.")
+        await self._wait_for_model(key)
+        self._finish(key)
+
+    async def _start_redis(self, supervisor: Supervisor) -> None:
+        if self._plan.redis is not None:
+            self._plan.redis.log.write_bytes(b"")
+            await supervisor.start([self._plan.redis])
+        redis = connect(self._plan.redis_url, max_connections=1)
+        try:
+            async with asyncio.timeout(REDIS_SECONDS):
+                await _ping(redis)
+        except TimeoutError:
+            raise StartupError("The Redis server does not answer.") from None
+        finally:
+            await redis.aclose()
+        kind = "server that was given" if self._plan.redis is None else "server of our own"
+        port = redis.connection_pool.connection_kwargs.get("port")
+        where = "behind sentinels" if port is None else f"on port {port}"
+        self._say(f"Redis is up {where} (a {kind}).")
+
+    async def _wait_for_model(self, key: str) -> None:
+        reminding = asyncio.create_task(self._remind())
+        try:
+            for port in self._plan.ports:
+                await probe.wait_until_answering(port, key, self._plan.model_name)
+        finally:
+            reminding.cancel()
+
+    async def _remind(self) -> None:
+        while True:
+            await asyncio.sleep(REMINDER_SECONDS)
+            self._say(f"Still loading the model; its log: {self._plan.workers[0].log}")
+
+    def _finish(self, key: str) -> None:
+        model = self._plan.model_name
+        url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
+        self._demo.write({"SLUICE_URL": url, "SLUICE_KEY": key, "SLUICE_MODEL": model})
+        self._say("Everything is up. Ctrl-C stops it.")
+        _echo(
+            f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
+            f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]} (metrics, Admin API)\n\n"
+            f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
+            f"The same is in {self._demo.path}; the logs are in {self._plan.folder / 'logs'}.\n"
+        )
+
+    def _say(self, text: str) -> None:
+        _echo(f"[{time.monotonic() - self._started_at:5.1f} s] {text}")
+
+
+def _echo(text: str) -> None:
+    try:
+        click.echo(text)
+    except OSError:
+        # The terminal is gone, but running processes must still be stopped in order.
+        return
+
+
+def _curl_line(url: str, key: str, model: str) -> str:
+    body = msgspec.json.encode({"model": model, "prompt": "Once upon a time", "max_tokens": 40})
+    return (
+        f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(body.decode())}"
+    )
+
+
+async def _ping(redis: Redis) -> None:
+    while True:
+        try:
+            await redis.ping()
+        except (RedisError, OSError):
+            await asyncio.sleep(probe.POLL_SECONDS)
+        else:
+            return

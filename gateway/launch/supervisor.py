@@ -1,0 +1,105 @@
+"""Supervisor that keeps the processes of `sluice up` running and stops them in order."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.errors import StartupError
+from gateway.launch.child import Child, ChildSpec, describe_exit, log_tail
+
+FIRST_RESTART_SECONDS: Final = 1.0
+LAST_RESTART_SECONDS: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""A process that ran this long is restarted after only the initial pause."""
+
+
+class ChildDiedError(StartupError):
+    """A process exited during startup."""
+
+    def __init__(self, spec: ChildSpec, status: int) -> None:
+        super().__init__(
+            f"The {spec.name} did not start ({describe_exit(status)}). The end of its log, {spec.log}:\n"
+            f"{log_tail(spec.log)}"
+        )
+
+
+class Supervisor:
+    """The children, in the order in which they were started.
+
+    Args:
+        say: Shows a message to the user at the terminal.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._children: list[list[Child]] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_settled = False
+
+    async def start(self, specs: Sequence[ChildSpec]) -> None:
+        """Start processes that stop together, before those started earlier."""
+        group: list[Child] = []
+        self._children.append(group)
+        for spec in specs:
+            group.append(await Child.start(spec))
+            self._watchers.append(asyncio.create_task(self._watch(group, len(group) - 1)))
+
+    async def while_alive(self, waiting: asyncio.Task[None]) -> None:
+        """Wait for a task, or raise ChildDiedError as soon as a process exits."""
+        try:
+            await asyncio.wait({waiting, self._died}, return_when=asyncio.FIRST_COMPLETED)
+            if self._died.done():
+                self._died.result()
+            waiting.result()
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    def settle(self) -> None:
+        """Restart processes that exit from now on; startup is complete."""
+        self._is_settled = True
+
+    async def stop(self) -> None:
+        """Stop all processes, the last started first."""
+        await _end(self._watchers)
+        for group in reversed(self._children):
+            await asyncio.gather(*(child.stop() for child in group))
+        if self._died.done():
+            self._died.exception()
+
+    def kill(self) -> None:
+        """Kill all processes immediately; `stop` then returns soon."""
+        for group in self._children:
+            for child in group:
+                child.kill()
+
+    async def _watch(self, group: list[Child], place: int) -> None:
+        pause = FIRST_RESTART_SECONDS
+        while True:
+            child, started_at = group[place], time.monotonic()
+            status = await child.wait()
+            if not self._is_settled:
+                self._report_death(child, status)
+                return
+            if time.monotonic() - started_at >= STEADY_SECONDS:
+                pause = FIRST_RESTART_SECONDS
+            self._say(
+                f"The {child.spec.name} ended ({describe_exit(status)}); "
+                f"starting it again in {pause:g} s. Its log: {child.spec.log}"
+            )
+            await child.end_orphans()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_RESTART_SECONDS)
+            group[place] = await Child.start(child.spec)
+
+    def _report_death(self, child: Child, status: int) -> None:
+        if not self._died.done():
+            self._died.set_exception(ChildDiedError(child.spec, status))
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

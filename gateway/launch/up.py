@@ -1,0 +1,126 @@
+"""`sluice up`: run a complete deployment on this machine."""
+
+import asyncio
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gateway.errors import StartupError
+from gateway.launch.bring_up import BringUp
+from gateway.launch.launch_plan import DEFAULT_OPERATOR_PORT, DEFAULT_PORT, UpOptions, make_plan
+from gateway.settings import load_settings
+
+FOLDER: Final = ".sluice"
+
+EPILOG = """\
+\b
+Examples:
+  sluice up
+  sluice up --model Qwen/Qwen2.5-0.5B --max-model-len 4096
+  sluice up --gateways 2 --port 9000
+  sluice up --engine scripted -- --scripted-step-seconds 0.01
+
+Options after -- go to the worker (see `sluice worker --help`). The folder .sluice below the current one
+keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SLUICE_KEY and SLUICE_MODEL.
+"""
+
+
+@click.command("up", epilog=EPILOG)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help=f"Port of the (first) gateway.  [default: {DEFAULT_PORT}, or the next free one]",
+)
+@click.option(
+    "--operator-port",
+    type=click.IntRange(1, 65535),
+    help="Port of /admin and /metrics of the (first) gateway.  "
+    f"[default: {DEFAULT_OPERATOR_PORT}, or the next free one]",
+)
+@click.option(
+    "--gateways",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Gateways, on consecutive ports.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Workers."
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Folder or Hugging Face id of the model.  [default: the shipped tiny one]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["vllm", "scripted"]),
+    default="vllm",
+    show_default=True,
+    help="`scripted` makes up words at a steady pace.",
+)
+@click.option(
+    "--max-model-len",
+    "--context-window",
+    "context_window",
+    type=click.IntRange(min=2),
+    metavar="TOKENS",
+    help="Prompt and completion together, at most.  [default: what the model allows]",
+)
+@click.option("--redis-url", metavar="URL", help="Use this Redis server instead of starting one.")
+@click.option(
+    "--database-url", metavar="URL", help="Use this database instead of a file in .sluice."
+)
+@click.argument("worker_arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def command(
+    sluice: tuple[str, ...],
+    *,
+    port: int | None,
+    operator_port: int | None,
+    gateways: int,
+    workers: int,
+    model: str | None,
+    engine: str,
+    context_window: int | None,
+    redis_url: str | None,
+    database_url: str | None,
+    worker_arguments: tuple[str, ...],
+) -> None:
+    """Start Redis, a database, a gateway, a worker and background jobs on loopback, until Ctrl-C."""
+    options = UpOptions(
+        sluice=sluice,
+        port=port,
+        operator_port=operator_port,
+        gateways=gateways,
+        workers=workers,
+        model=model,
+        engine=engine,
+        context_window=context_window,
+        redis_url=redis_url,
+        database_url=database_url,
+        worker_arguments=worker_arguments,
+    )
+    folder = Path(FOLDER).absolute()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+    with _only_one(folder):
+        asyncio.run(BringUp(make_plan(options, folder, load_settings())).run())
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system releases it however this process ends."""
+    with (folder / "up.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StartupError(
+                f"`sluice up` runs in this folder already ({folder} is in use). "
+                "Stop it with Ctrl-C where it runs, or start this one in another folder."
+            ) from error
+        yield

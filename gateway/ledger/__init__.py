@@ -1,0 +1,1 @@
+"""Usage records from Redis into the SQL ledger: drain, sweep, reconcile."""

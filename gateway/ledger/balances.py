@@ -1,0 +1,50 @@
+"""Quota counters derived from the ledger."""
+
+from collections.abc import Collection
+
+from typing_extensions import override
+
+from gateway.database.engine import Database
+from gateway.database.ledger.rows import MAX_MS
+from gateway.database.ledger.snapshot import snapshot
+from gateway.database.ledger.store import LedgerStore
+from gateway.quota.seeding import Balances, BalanceSource
+from gateway.tenancy.limits import LimitScope, SubjectLimits
+from gateway.tenancy.times import to_time
+
+_END_OF_TIME = to_time(MAX_MS)
+
+
+class LedgerBalances(BalanceSource):
+    """Derives a subject's counters from the ledger and the credits."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @override
+    async def balances(
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        *,
+        day_start_ms: int,
+        month_start_ms: int,
+        request_ids: Collection[str],
+    ) -> Balances:
+        """See `BalanceSource`."""
+        async with snapshot(self._database) as transaction:
+            store = LedgerStore(transaction)
+            today, month = [
+                await store.usage_between(
+                    tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
+                )
+                for start in (day_start_ms, month_start_ms)
+            ]
+            has_credit = subject.scope is LimitScope.TENANT
+            return Balances(
+                requests_today=today.requests,
+                tokens_today=today.tokens,
+                cost_this_month=month.cost_micros,
+                credit_micros=await store.credit(tenant_id) if has_credit else None,
+                known_ids=await store.known(request_ids),
+            )

@@ -1,0 +1,278 @@
+"""Reconcile Redis with the ledger, and the ledger's rows with their rollups.
+
+The numbers of a subject in Redis must equal those of the ledger plus the records that are not yet
+drained. A wrong number is not corrected: the account is unseeded and derived again when it is next
+needed.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from redis.asyncio import Redis
+
+from contract import keys
+from gateway.database.engine import Database
+from gateway.database.ledger.holders import HolderStore
+from gateway.database.ledger.rollups import Rollups
+from gateway.database.ledger.snapshot import snapshot
+from gateway.database.ledger.store import LedgerStore
+from gateway.ledger.drain import FIELD
+from gateway.quota.periods import DAY_MS
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
+from gateway.tenancy.limits import LimitScope, subject_of
+from gateway.tenancy.times import to_ms, to_time, utc_now
+from gateway.tenancy.usage_record import UsageRecord, readable_usage
+
+LOOKS: Final = 3
+"""A number that differs by the same amount in this many reads is wrong.
+
+One difference may only mean that usage reached the ledger between two reads.
+"""
+MOST_LOOKS: Final = 8
+PAUSE_SECONDS: Final = 0.2
+MOST_UNDRAINED: Final = 20_000
+"""A bucket with more undrained records is left for the next run."""
+ROLLUP_DAYS: Final = 3
+"""Days whose rollups are compared with their rows."""
+
+_FIELDS = ("seeded", "day", "q", "t", "month", "s", "credit")
+_SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A number that was wrong in Redis."""
+
+    tenant_id: str
+    subject: str
+    """Such as `t:acme`."""
+    number: str
+    """`requests_of_day`, `tokens_of_day`, `cost_of_month` or `credit`."""
+    redis: int
+    ledger: int
+    """The value from the ledger and the undrained records."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReconcileReport:
+    """What was compared, and the differences that were found and healed."""
+
+    compared_accounts: int = 0
+    busy_accounts: int = 0
+    """Accounts that kept changing; they are compared in the next run."""
+    differences: list[Difference] = field(default_factory=list)
+    corrected_reservations: int = 0
+    """Accounts with a wrong amount held by open reservations."""
+    forgotten_requests: int = 0
+    """Concurrent requests that had no reservation."""
+    wrong_hours: list[datetime] = field(default_factory=list)
+    """Hours whose rollups did not match their rows."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no difference was found."""
+        return not (
+            self.differences
+            or self.corrected_reservations
+            or self.forgotten_requests
+            or self.wrong_hours
+        )
+
+
+class _Account(NamedTuple):
+    """A seeded account and its undrained records, read at one moment."""
+
+    day: int
+    month: int
+    numbers: Mapping[str, int]
+    undrained: Sequence[UsageRecord]
+
+
+class _Holder(NamedTuple):
+    tenant_id: str
+    scope: LimitScope
+    id: str
+
+    @property
+    def subject(self) -> str:
+        return subject_of(self.scope, self.id)
+
+    def owns(self, record: UsageRecord) -> bool:
+        return record.tenant_id == self.tenant_id and record.id_of(self.scope) == self.id
+
+
+async def reconcile(
+    redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS
+) -> ReconcileReport:
+    """Compare everything, heal differences and report them.
+
+    Args:
+        redis: A client of the Redis server.
+        database: The ledger's database.
+        rollup_days: Number of days, today included, whose rollups are compared with their rows.
+
+    Raises RedisError or StoreUnavailableError; differences healed before stay healed.
+    """
+    report = ReconcileReport()
+    reconciler = _Reconciler(redis, database, report)
+    for bucket in range(keys.BUCKETS):
+        await reconciler.compare_accounts(bucket)
+        await reconciler.audit_reservations(bucket)
+    await reconciler.compare_rollups(rollup_days)
+    return report
+
+
+class _Reconciler:
+    def __init__(self, redis: Redis, database: Database, report: ReconcileReport) -> None:
+        self._redis = redis
+        self._executor = PipeliningExecutor(redis)
+        self._database = database
+        self._report = report
+        self._store = QuotaStore(self._executor)
+
+    async def compare_accounts(self, bucket: int) -> None:
+        names = await self._executor.execute_command("SMEMBERS", keys.accounts(bucket))
+        for holder in await self._holders(bucket, [name.decode() for name in names]):
+            await self._compare(bucket, holder)
+
+    async def audit_reservations(self, bucket: int) -> None:
+        audit = await self._store.audit_open(bucket)
+        self._report.corrected_reservations += audit.corrected_accounts
+        self._report.forgotten_requests += audit.forgotten_requests
+
+    async def compare_rollups(self, days: int) -> None:
+        rollups, now = Rollups(self._database), utc_now()
+        wrong = await rollups.wrong_hours(since=now - timedelta(days=days - 1), until=now)
+        if not wrong:
+            return
+        async with self._database.writing() as transaction:
+            await LedgerStore(transaction).mark_dirty(wrong)
+        await rollups.make_all()
+        self._report.wrong_hours += wrong
+
+    async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
+        """Return the holders of these accounts, without those that the database does not have."""
+        wanted = [
+            (_SCOPES[kind], id_)
+            for kind, _, id_ in (subject.partition(":") for subject in sorted(subjects))
+            if kind in _SCOPES
+        ]
+        if not wanted:
+            return []
+        async with self._database.reading() as transaction:
+            tenants = await HolderStore(transaction).tenants_of(wanted)
+        return [
+            _Holder(tenants[scope, id_], scope, id_)
+            for scope, id_ in wanted
+            if (scope, id_) in tenants and keys.bucket_of(tenants[scope, id_]) == bucket
+        ]
+
+    async def _compare(self, bucket: int, holder: _Holder) -> None:
+        seen: list[dict[str, int]] = []
+        for _ in range(MOST_LOOKS):
+            account = await self._account(bucket, holder)
+            if account is None:
+                return
+            differences = await self._differences(holder, account)
+            if not differences:
+                self._report.compared_accounts += 1
+                return
+            seen.append({each.number: each.redis - each.ledger for each in differences})
+            if len(seen) >= LOOKS and all(each == seen[-1] for each in seen[-LOOKS:]):
+                await self._heal(holder, differences)
+                return
+            await asyncio.sleep(PAUSE_SECONDS)
+        self._report.busy_accounts += 1
+
+    async def _heal(self, holder: _Holder, differences: list[Difference]) -> None:
+        await self._store.unseed(holder.tenant_id, holder.subject)
+        self._report.compared_accounts += 1
+        self._report.differences += differences
+
+    async def _account(self, bucket: int, holder: _Holder) -> _Account | None:
+        """Return the account; None if it is not seeded or has too many undrained records."""
+        # Both keys are in one bucket: a transaction reads them at the same moment.
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.execute_command("HMGET", keys.account(bucket, holder.subject), *_FIELDS)
+        pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", MOST_UNDRAINED)
+        values, entries = await pipeline.execute()
+        if values[0] is None or len(entries) == MOST_UNDRAINED:
+            return None
+        numbers = dict(zip(_FIELDS, values, strict=True))
+        known = {
+            "requests_of_day": numbers["q"],
+            "tokens_of_day": numbers["t"],
+            "cost_of_month": numbers["s"],
+            "credit": numbers["credit"] if holder.scope is LimitScope.TENANT else None,
+        }
+        return _Account(
+            int(numbers["day"]),
+            int(numbers["month"]),
+            {name: int(value) for name, value in known.items() if value is not None},
+            list(_records_of(holder, entries)),
+        )
+
+    async def _differences(self, holder: _Holder, account: _Account) -> list[Difference]:
+        derived = await self._derive(holder, account)
+        return [
+            Difference(
+                tenant_id=holder.tenant_id,
+                subject=holder.subject,
+                number=name,
+                redis=value,
+                ledger=derived[name],
+            )
+            for name, value in account.numbers.items()
+            if value != derived[name]
+        ]
+
+    async def _derive(self, holder: _Holder, account: _Account) -> dict[str, int]:
+        """Return the correct values of the account's numbers, for its day and month."""
+        day = (to_time(account.day * DAY_MS), to_time((account.day + 1) * DAY_MS))
+        month = _month_span(account.month)
+        async with snapshot(self._database) as transaction:
+            store = LedgerStore(transaction)
+            of_day, of_month = [
+                await store.usage_between(*holder, start=start, end=end)
+                for start, end in (day, month)
+            ]
+            credit = await store.credit(holder.tenant_id) if "credit" in account.numbers else 0
+            known = await store.known({record.request_id for record in account.undrained})
+        rest = _missing(account.undrained, known)
+        today = [record for record in rest if _is_within(record, day)]
+        return {
+            "requests_of_day": of_day.requests + len(today),
+            "tokens_of_day": of_day.tokens
+            + sum(record.prompt_tokens + record.completion_tokens for record in today),
+            "cost_of_month": of_month.cost_micros
+            + sum(record.cost_micros for record in rest if _is_within(record, month)),
+            "credit": credit - sum(record.cost_micros for record in rest if record.is_prepaid),
+        }
+
+
+def _records_of(
+    holder: _Holder, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
+) -> Iterator[UsageRecord]:
+    for _, fields in entries:
+        record = readable_usage(fields.get(FIELD))
+        if record is not None and holder.owns(record):
+            yield record
+
+
+def _missing(records: Sequence[UsageRecord], known: Collection[str]) -> list[UsageRecord]:
+    """Return the first record of each request that is not in the ledger."""
+    first = {record.request_id: record for record in reversed(records)}
+    return [record for request_id, record in first.items() if request_id not in known]
+
+
+def _is_within(record: UsageRecord, span: tuple[datetime, datetime]) -> bool:
+    return to_ms(span[0]) <= record.created_ms < to_ms(span[1])
+
+
+def _month_span(month: int) -> tuple[datetime, datetime]:
+    start = datetime(month // 100, month % 100, 1, tzinfo=UTC)
+    return start, (start + timedelta(days=31)).replace(day=1)

@@ -1,0 +1,141 @@
+"""Settlement sweep: settle requests of dead gateways, whose reservations are no longer renewed.
+
+The sweep cancels their jobs, reads the engine's counts from the receipts and settles the requests
+as lost. A gateway that returns may settle the same requests: the first settlement counts. A gateway
+that takes a request over renews its reservation first; then the sweep does not settle it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from contract import clock, keys
+from contract.queue import JobQueue
+from contract.receipts import JobReceipt, JobState
+from gateway.quota.replies import ExpiredReservation
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
+from gateway.tenancy.usage_record import Counts, Outcome, UsageRecord, readable_usage
+
+PATIENCE_MS: Final = 600_000
+"""After this long without renewal, the request is settled even if its gateway is alive.
+
+The engine's last reported counts are then final.
+"""
+AT_ONCE: Final = 500
+"""Limit of reservations of one bucket in one run."""
+LOST_CODE: Final = "gateway_lost"
+
+logger = logging.getLogger(__name__)
+
+
+class _Abandoned(NamedTuple):
+    record: UsageRecord
+    expired_ms: int
+    """When its lease expired."""
+
+
+class Sweep:
+    """Finds and settles abandoned reservations in all buckets."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._executor = PipeliningExecutor(redis)
+        self._store = QuotaStore(self._executor)
+
+    async def run(self) -> int:
+        """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
+
+        Returns how many requests were settled. Raises RedisError.
+        """
+        found = await asyncio.gather(*(self._abandoned(bucket) for bucket in range(keys.BUCKETS)))
+        abandoned = [each for some in found for each in some]
+        alive = await self._living({each.record.gateway for each in abandoned})
+        return sum([await self._try_to_end(each, alive) for each in abandoned])
+
+    async def _abandoned(self, bucket: int) -> list[_Abandoned]:
+        return [
+            _Abandoned(record, expired.expired_ms)
+            for expired in await self._store.expired(bucket, most=AT_ONCE)
+            if (record := _draft(expired)) is not None
+        ]
+
+    async def _living(self, gateways: set[str]) -> set[str]:
+        names = sorted(gateways)
+        beats = await asyncio.gather(
+            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
+        )
+        return {name for name, lives in zip(names, beats, strict=True) if lives}
+
+    async def _try_to_end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        try:
+            return await self._end(abandoned, alive)
+        except ResponseError:
+            # A faulty record must not block the others.
+            logger.exception("request %s cannot be settled", abandoned.record.request_id)
+            return False
+
+    async def _end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        record = abandoned.record
+        is_overdue = clock.now_ms() - abandoned.expired_ms > PATIENCE_MS
+        if record.gateway in alive and not is_overdue:
+            return False
+        queue = JobQueue(self._executor, record.model)
+        job_ids = record.job_ids
+        receipts = await self._cancel(queue, record.tenant_id, job_ids)
+        if not is_overdue and not all(map(_has_ended, receipts)):
+            return False
+        # Does nothing if another gateway has taken the request over in the meantime.
+        is_settled = await self._store.settle(
+            _settled(record, receipts), expired_ms=abandoned.expired_ms
+        )
+        if is_settled:
+            await queue.forget(job_ids)
+        return is_settled
+
+    async def _cancel(
+        self, queue: JobQueue, tenant_id: str, job_ids: Sequence[str]
+    ) -> list[JobReceipt]:
+        """Cancel jobs that have not ended; return the receipts afterwards."""
+        receipts = await queue.receipts(job_ids)
+        waiting = [
+            job_id
+            for job_id, receipt in zip(job_ids, receipts, strict=True)
+            if not _has_ended(receipt)
+        ]
+        if not waiting:
+            return receipts
+        await asyncio.gather(*(queue.cancel(job_id, tenant_id) for job_id in waiting))
+        return await queue.receipts(job_ids)
+
+
+def _draft(expired: ExpiredReservation) -> UsageRecord | None:
+    draft = readable_usage(expired.record)
+    if draft is None:
+        logger.error("the record of reservation %s cannot be read", expired.request_id)
+        return None
+    return msgspec.structs.replace(
+        draft, request_id=expired.request_id, created_ms=expired.created_ms
+    )
+
+
+def _has_ended(receipt: JobReceipt) -> bool:
+    return receipt.state in (JobState.ENDED, JobState.ABSENT)
+
+
+def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
+    counts = Counts(
+        sum(receipt.prompt_tokens for receipt in receipts),
+        sum(receipt.cached_tokens for receipt in receipts),
+        sum(receipt.completion_tokens for receipt in receipts),
+    )
+    return msgspec.structs.replace(
+        draft.used(**counts._asdict()),
+        outcome=Outcome.LOST,
+        code=LOST_CODE,
+        ended_ms=clock.now_ms(),
+    ).priced(free=counts)

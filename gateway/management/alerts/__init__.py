@@ -1,0 +1,1 @@
+"""Alerts about limits and credits, sent to webhooks."""

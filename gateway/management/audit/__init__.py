@@ -1,0 +1,1 @@
+"""The audit log: a chain of signed entries."""

@@ -1,0 +1,171 @@
+"""`sluice audit`: list the audit log and detect tampering."""
+
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from gateway.management.audit.log import AuditEntry, ChainState
+from gateway.management.audit.service import AuditFilter, AuditService
+from gateway.management.audit.signing import HeadSigner, SignedHead
+from gateway.settings import load_settings
+from gateway.terminal.options import database_option, json_option, open_accounts, runs_async
+from gateway.terminal.output import print_json, print_table, show_time
+
+MAX_SHOWN = 10_000
+SHOWN_DETAILS = 80
+
+EPILOG = """\
+\b
+Examples:
+  sluice audit list --tenant acme
+  sluice audit list --action key.revoke --limit 100 --json
+  sluice audit verify
+  sluice audit verify --expect 3f5a...
+  sluice audit verify --heads /var/log/sluice/audit-heads
+"""
+
+
+@click.group("audit", epilog=EPILOG)
+def command() -> None:
+    """List changes and verify the audit log."""
+
+
+@command.command("list")
+@click.option("--tenant", help="Only changes of this tenant.")
+@click.option("--actor", help="Only changes by this actor, as it is shown.")
+@click.option("--action", help="Only this action, such as key.revoke.")
+@click.option(
+    "--before", type=click.IntRange(min=1), help="Only entries before this sequence number."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_SHOWN), default=50, show_default=True, help="At most."
+)
+@json_option
+@database_option
+@runs_async
+async def list_entries(
+    *,
+    tenant: str | None,
+    actor: str | None,
+    action: str | None,
+    before: int | None,
+    limit: int,
+    as_json: bool,
+    database_url: str | None,
+) -> None:
+    """List changes, newest first."""
+    wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
+    async with open_accounts(database_url, None) as accounts:
+        page = await AuditService(accounts.database).page(wanted, before=before, limit=limit)
+    if as_json:
+        print_json([_to_json(entry) for entry in page.entries])
+    else:
+        headings = ("NO", "TIME", "ACTOR", "ACTION", "TENANT", "SUBJECT", "DETAILS")
+        print_table(headings, [_to_row(entry) for entry in page.entries])
+
+
+@command.command()
+@click.option(
+    "--expect",
+    "expected_hash",
+    metavar="HASH",
+    help="A head that was printed before: fails unless the log still contains it.",
+)
+@click.option(
+    "--heads",
+    "heads_file",
+    type=click.File(errors="replace"),
+    metavar="FILE",
+    help="What SLUICE_AUDIT_SINK kept, such as the log of `sluice jobs`: fails unless the log contains it all.",
+)
+@json_option
+@database_option
+@runs_async
+async def verify(
+    *,
+    expected_hash: str | None,
+    heads_file: TextIO | None,
+    as_json: bool,
+    database_url: str | None,
+) -> None:
+    """Verify every entry from the first; exit code 1 if one was changed or is missing.
+
+    With SLUICE_AUDIT_KEY in the environment, the command also verifies the signatures among the
+    entries. A signature proves that nobody with only database access has recomputed all hashes. To
+    detect a truncated end, pass heads that are stored elsewhere with --heads, or a printed head
+    with --expect.
+    """
+    expected = None if expected_hash is None else expected_hash.strip().lower()
+    keys = load_settings().audit_keys
+    if heads_file is not None and not keys:
+        raise click.UsageError("--heads needs SLUICE_AUDIT_KEY, the key that signed them.")
+    noted = [] if heads_file is None else SignedHead.all_in(heads_file.read())
+    if heads_file is not None and not noted:
+        raise click.UsageError(f"--heads: there is no signed head in {heads_file.name}.")
+    async with open_accounts(database_url, None) as accounts:
+        state = await AuditService(accounts.database).verify(
+            expected_hash=expected, signer=HeadSigner(keys) if keys else None, noted=noted
+        )
+    if as_json:
+        print_json(_state_to_json(state))
+    if state.broken_at is not None:
+        raise click.ClickException(
+            f"The audit log was tampered with: {state.reason}. Whole up to row {state.entries}."
+        )
+    if not state.has_expected:
+        raise click.ClickException(
+            "The audit log was cut off: no entry has the expected hash. "
+            f"It has {state.entries} entries and the head {state.head}."
+        )
+    if state.lost_head is not None:
+        raise click.ClickException(
+            f"The audit log was cut off or made anew: entry {state.lost_head} is not the one whose head was kept, "
+            f"or that head is not genuine. It has {state.entries} entries and the head {state.head}."
+        )
+    if state.signed == 0 and state.entries:
+        raise click.ClickException(
+            f"No entry of the audit log is signed, of {state.entries}. `sluice jobs` signs each minute if it has "
+            "SLUICE_AUDIT_KEY; signatures that were there before were taken away."
+        )
+    if not as_json:
+        signed = "" if state.signed is None else f" {state.signed} of them signed,"
+        click.echo(f"The audit log is whole: {state.entries} entries,{signed} head {state.head}.")
+
+
+def _to_row(entry: AuditEntry) -> tuple[str, ...]:
+    details = msgspec.json.encode(entry.details).decode()
+    return (
+        str(entry.sequence),
+        show_time(entry.at),
+        entry.actor,
+        entry.action,
+        entry.tenant_id or "-",
+        entry.subject,
+        details if len(details) <= SHOWN_DETAILS else f"{details[: SHOWN_DETAILS - 3]}...",
+    )
+
+
+def _to_json(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "sequence": entry.sequence,
+        "at": entry.at,
+        "actor": entry.actor,
+        "action": entry.action,
+        "tenant": entry.tenant_id,
+        "subject": entry.subject,
+        "details": entry.details,
+        "hash": entry.hash,
+    }
+
+
+def _state_to_json(state: ChainState) -> dict[str, Any]:
+    return {
+        "entries": state.entries,
+        "head": state.head,
+        "broken_at": state.broken_at,
+        "reason": state.reason,
+        "has_expected": state.has_expected,
+        "signed": state.signed,
+        "lost_head": state.lost_head,
+    }

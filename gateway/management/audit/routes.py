@@ -1,0 +1,96 @@
+"""Audit log of the caller's tenant: `GET /v1/audit`."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from gateway.database.paging import Page
+from gateway.http.authorization import CanManageMembers, Context
+from gateway.management.audit.log import AuditEntry
+from gateway.management.audit.service import AuditService
+from gateway.management.shared.parameters import PageSize, text_filter
+
+OPERATOR: Final = "operator"
+"""Actor that customers see instead of any operator."""
+OPERATORS_ACTORS: Final = ("cli:", "operator:")
+"""Prefixes of operator actors."""
+MAX_SEQUENCE: Final = 2**53
+
+router = APIRouter(tags=["Audit"])
+
+ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
+After = Annotated[
+    int | None,
+    Query(ge=1, le=MAX_SEQUENCE, description="`next` of the page before; none for the newest."),
+]
+
+
+class AuditEntryBody(BaseModel):
+    """One change."""
+
+    object: Literal["audit.entry"] = "audit.entry"
+    sequence: int = Field(
+        description="1, 2, 3 ... without a gap: of the tenant's entries, or for operators of all."
+    )
+    at: datetime
+    actor: str = Field(
+        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`; customers see operators as `operator`."
+    )
+    action: str
+    tenant: str | None
+    subject: str = Field(description="Id of what was changed.")
+    details: dict[str, Any] = Field(description="What it was changed to; never a secret.")
+    hash: str = Field(description="SHA-256 over this entry and the hash of the one before.")
+
+
+class AuditList(BaseModel):
+    """A page of changes, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditEntryBody]
+    has_more: bool
+    next: int | None = Field(description="Where the next page begins: its `after`.")
+
+
+@router.get("/v1/audit", summary="List changes in your tenant")
+async def list_entries(
+    context: Context,
+    principal: CanManageMembers,
+    action: ActionFilter = None,
+    after: After = None,
+    limit: PageSize = 20,
+) -> AuditList:
+    """List audit entries, newest first. Needs the scope `members`."""
+    page = await AuditService(context.database).page_of(
+        principal.tenant_id, action=action, before=after, limit=limit
+    )
+    return to_list(page, map(_for_customers, page.entries))
+
+
+def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
+    """Return the response body of a page."""
+    data = [_body(entry) for entry in entries]
+    return AuditList(
+        data=data, has_more=page.has_more, next=data[-1].sequence if page.has_more else None
+    )
+
+
+def _for_customers(entry: AuditEntry) -> AuditEntry:
+    return replace(entry, actor=OPERATOR) if entry.actor.startswith(OPERATORS_ACTORS) else entry
+
+
+def _body(entry: AuditEntry) -> AuditEntryBody:
+    return AuditEntryBody(
+        sequence=entry.sequence,
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        tenant=entry.tenant_id,
+        subject=entry.subject,
+        details=dict(entry.details),
+        hash=entry.hash,
+    )

@@ -1,0 +1,61 @@
+"""Prepaid balances: `/admin/tenants/{tenant_id}/credits`."""
+
+from fastapi import APIRouter
+
+from gateway.database.paging import PageRequest
+from gateway.errors import InvalidParameterError
+from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.context import ProcessContext
+from gateway.management.credits.schemas import CreditAddition, CreditBody, CreditList
+from gateway.management.credits.service import CreditService
+from gateway.management.shared.parameters import AfterId, PageSize
+from gateway.management.tenants.admin_routes import TenantId
+from gateway.tenancy.records import CreditKind
+
+router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
+
+
+@router.get("/credits", summary="Show a tenant's balance and what changed it")
+async def list_credits(
+    context: Context,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterId = None,
+    limit: PageSize = 20,
+) -> CreditList:
+    """List credits, oldest first. The list excludes usage; the balance includes it."""
+    service = _service(context)
+    balance = await service.balance(tenant_id)
+    page = await service.page(tenant_id, PageRequest(after=after, limit=limit))
+    return CreditList.of(page, balance)
+
+
+@router.post("/credits", summary="Grant or adjust a tenant's credits")
+async def add_credit(
+    context: Context, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
+) -> CreditBody:
+    """Add to the balance from which a prepaid tenant pays.
+
+    Do not retry after a success: each call adds again.
+    """
+    service = _service(context)
+    if body.kind is CreditKind.GRANT:
+        credit = await service.grant(
+            tenant_id,
+            body.amount_micros,
+            note=body.note,
+            expires_at=body.expires_at,
+            actor=principal.actor,
+        )
+        return CreditBody.of(credit)
+    if body.expires_at is not None:
+        raise InvalidParameterError("'expires_at' is only for a grant.", param="expires_at")
+    credit = await service.adjust(
+        tenant_id, body.amount_micros, note=body.note, actor=principal.actor
+    )
+    return CreditBody.of(credit)
+
+
+def _service(context: ProcessContext) -> CreditService:
+    return CreditService(context.database, context.announcer)

@@ -1,0 +1,97 @@
+"""Request and response bodies of credits."""
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, Field
+
+from gateway.database.paging import Page
+from gateway.management.credits.checks import MAX_AMOUNT_MICROS, MAX_NOTE_CHARACTERS
+from gateway.management.credits.service import Balance
+from gateway.management.shared.fields import ListBody, RequestBody
+from gateway.tenancy.records import Credit, CreditKind
+
+AmountMicros = Annotated[
+    int,
+    Field(
+        strict=True,
+        ge=-MAX_AMOUNT_MICROS,
+        le=MAX_AMOUNT_MICROS,
+        description="Micro-dollars; only an adjustment may be negative.",
+    ),
+]
+
+
+class CreditAddition(RequestBody):
+    """A change of a prepaid balance."""
+
+    kind: Literal[CreditKind.GRANT, CreditKind.ADJUSTMENT] = CreditKind.GRANT
+    amount_micros: AmountMicros
+    note: str = Field(
+        "",
+        max_length=MAX_NOTE_CHARACTERS,
+        description="What it is for; an adjustment must have one.",
+    )
+    expires_at: AwareDatetime | None = Field(
+        None, description="When what is left of a grant is taken back; null stands for never."
+    )
+
+
+class CreditBody(BaseModel):
+    """One change of a prepaid balance."""
+
+    object: Literal["credit"] = "credit"
+    id: str
+    tenant_id: str
+    kind: CreditKind
+    amount_micros: int = Field(description="Micro-dollars; negative where something is taken away.")
+    note: str
+    created_at: datetime
+    expires_at: datetime | None
+    grant_id: str | None = Field(description="The grant that an expiry ends.")
+
+    @classmethod
+    def of(cls, credit: Credit) -> Self:
+        """Return the response body of a change."""
+        return cls(
+            id=credit.id,
+            tenant_id=credit.tenant_id,
+            kind=credit.kind,
+            amount_micros=credit.amount_micros,
+            note=credit.note,
+            created_at=credit.created_at,
+            expires_at=credit.expires_at,
+            grant_id=credit.grant_id,
+        )
+
+
+class BalanceBody(BaseModel):
+    """A tenant's balance in the ledger, which records usage a few seconds after a request ends."""
+
+    granted_micros: int = Field(description="Grants and adjustments, less what was taken back.")
+    spent_micros: int
+    balance_micros: int = Field(description="What is left; negative: a debt.")
+
+    @classmethod
+    def of(cls, balance: Balance) -> Self:
+        """Return the response body of a balance."""
+        return cls(
+            granted_micros=balance.granted_micros,
+            spent_micros=balance.spent_micros,
+            balance_micros=balance.micros,
+        )
+
+
+class CreditList(ListBody[CreditBody]):
+    """A page of balance changes, oldest first."""
+
+    balance: BalanceBody
+
+    @classmethod
+    def of(cls, page: Page[Credit], balance: Balance) -> Self:
+        """Return the response body of a page."""
+        return cls(
+            data=[CreditBody.of(each) for each in page.entries],
+            has_more=page.has_more,
+            balance=BalanceBody.of(balance),
+        )

@@ -1,0 +1,81 @@
+"""Audit entries for expired keys, and a count of keys that expire soon.
+
+Expired keys stop working by themselves; the entries are for the audit log.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, and_, exists, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.database.engine import Database
+from gateway.database.tables import ApiKeyRow, AuditRow
+from gateway.management.audit.log import SYSTEM, AuditLog
+
+ACTION: Final = "key.expired"
+AT_ONCE: Final = 100
+"""Keys per transaction, which blocks every other change."""
+
+
+async def audit_expired_keys(database: Database, now: datetime, *, actor: str = SYSTEM) -> int:
+    """Append an audit row for each key that has expired since its last expiry entry.
+
+    Two calls may run at once. Return the number of new rows. Raises StoreUnavailableError.
+    """
+    appended = 0
+    while True:
+        async with database.writing() as transaction:
+            found = await _append_some(transaction, now, actor)
+        appended += found
+        if found < AT_ONCE:
+            return appended
+
+
+async def count_expiring_keys(database: Database, now: datetime, within: timedelta) -> int:
+    """Return the number of valid keys that expire within a time. Raises StoreUnavailableError."""
+    expire_soon = and_(
+        ApiKeyRow.expires_at > now,
+        ApiKeyRow.expires_at <= now + within,
+        ApiKeyRow.revoked_at.is_(None),
+    )
+    async with database.reading() as transaction:
+        counted = await transaction.scalar(
+            select(func.count()).select_from(ApiKeyRow).where(expire_soon)
+        )
+    return counted or 0
+
+
+async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> int:
+    candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_is_written_down()).limit(AT_ONCE)
+    # Another process that does the same holds these rows until its transaction ends ...
+    held = list(
+        await transaction.scalars(candidates.with_for_update(of=ApiKeyRow, skip_locked=True))
+    )
+    # ... and may have ended it just now, which only another query sees.
+    keys = await transaction.scalars(
+        select(ApiKeyRow).where(ApiKeyRow.id.in_(held), ~_is_written_down())
+    )
+    for key in list(keys):
+        await AuditLog(transaction).append(
+            ACTION,
+            key.id,
+            actor=actor,
+            tenant_id=key.tenant_id,
+            details={"expires_at": key.expires_at},
+        )
+    return len(held)
+
+
+def _is_expired(now: datetime) -> ColumnElement[bool]:
+    return and_(ApiKeyRow.expires_at <= now, ApiKeyRow.revoked_at.is_(None))
+
+
+def _is_written_down() -> ColumnElement[bool]:
+    return exists().where(
+        AuditRow.tenant_id == ApiKeyRow.tenant_id,
+        AuditRow.action == ACTION,
+        AuditRow.subject == ApiKeyRow.id,
+        # A key whose expiry was postponed may expire again.
+        AuditRow.at >= ApiKeyRow.expires_at,
+    )

@@ -1,0 +1,111 @@
+"""Keys of the caller's tenant: `/v1/keys`."""
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+
+from gateway.database.paging import PageRequest
+from gateway.http.authorization import CanManageKeys, Context
+from gateway.http.bounded_route import BoundedRoute
+from gateway.management.keys.schemas import (
+    CreatedKeyBody,
+    KeyBody,
+    KeyChange,
+    KeyCreation,
+    KeyList,
+    KeyRotation,
+)
+from gateway.management.keys.service import KeyService
+from gateway.management.shared.parameters import AfterId, PageSize
+
+router = APIRouter(prefix="/v1/keys", tags=["Keys"], route_class=BoundedRoute)
+
+
+def key_service(context: Context) -> KeyService:
+    """Return the key service."""
+    return KeyService(context.database, context.announcer)
+
+
+Keys = Annotated[KeyService, Depends(key_service)]
+KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
+
+
+@router.get("", summary="List your keys")
+async def list_keys(
+    keys: Keys, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
+) -> KeyList:
+    """List keys, oldest first, including revoked keys.
+
+    All routes under `/v1/keys` need the scope `keys`. A project credential sees and manages only
+    the keys of its project.
+    """
+    return KeyList.of(
+        await keys.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
+    )
+
+
+@router.post("", summary="Make a key")
+async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) -> CreatedKeyBody:
+    """Create a key. Only this response contains the whole key.
+
+    Project, models, addresses, expiry and limits default to those of the credential of the request.
+    A key cannot have more rights than this credential.
+    """
+    created = await keys.create(
+        principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
+    )
+    return CreatedKeyBody.of_created(created)
+
+
+@router.get("/{key_id}", summary="Describe a key")
+async def get_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
+    """Get a key without its secret."""
+    return KeyBody.of(await keys.get(principal.tenant_id, key_id, grantor=principal.grant))
+
+
+@router.patch("/{key_id}", summary="Change a key")
+async def change_key(
+    keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyChange
+) -> KeyBody:
+    """Change the fields that the body contains. All gateways apply the change within a second.
+
+    A credential cannot change a key with more rights than its own. A key cannot change its own
+    bounds.
+    """
+    changed = await keys.update(
+        principal.tenant_id,
+        key_id,
+        **body.options(),
+        grantor=principal.grant,
+        actor=principal.actor,
+    )
+    return KeyBody.of(changed)
+
+
+@router.post("/{key_id}:rotate", summary="Give a key a new secret")
+async def rotate_key(
+    keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyRotation | None = None
+) -> CreatedKeyBody:
+    """Replace the secret.
+
+    Id, limits and usage stay. The current secret works for a grace period; an earlier one ends at
+    once.
+    """
+    rotated = await keys.rotate(
+        principal.tenant_id,
+        key_id,
+        grace=timedelta(seconds=(body or KeyRotation()).grace_seconds),
+        grantor=principal.grant,
+        actor=principal.actor,
+    )
+    return CreatedKeyBody.of_created(rotated)
+
+
+@router.delete("/{key_id}", summary="Revoke a key")
+async def revoke_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
+    """Revoke the key. All gateways reject it within a second; it stays in the list."""
+    revoked = await keys.revoke(
+        principal.tenant_id, key_id, grantor=principal.grant, actor=principal.actor
+    )
+    return KeyBody.of(revoked)

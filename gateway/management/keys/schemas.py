@@ -1,0 +1,154 @@
+"""Request and response bodies of keys."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, Field
+
+from contract.dialect import Dialect
+from gateway.database.paging import Page
+from gateway.management.keys.addresses import MAX_ADDRESSES, read_addresses
+from gateway.management.keys.rules import DEFAULT_GRACE, MAX_ALLOWED_MODELS, MAX_GRACE
+from gateway.management.keys.service import CreatedKey
+from gateway.management.shared.fields import LimitsGiven, LimitsShown, ListBody, Name, RequestBody
+from gateway.tenancy.limits import read_limit_changes
+from gateway.tenancy.records import KeyRecord
+from gateway.tenancy.scopes import Scope
+
+Scopes = Annotated[
+    list[Scope],
+    Field(min_length=1, max_length=2 * len(Scope), description="What it may be used for."),
+]
+Models = Annotated[
+    list[Name] | None,
+    Field(min_length=1, max_length=MAX_ALLOWED_MODELS, description="Null stands for all models."),
+]
+Addresses = Annotated[
+    list[Annotated[str, Field(max_length=100)]] | None,
+    Field(
+        min_length=1,
+        max_length=MAX_ADDRESSES,
+        description="Addresses and networks from which it may be used; null stands for any.",
+        examples=[["192.0.2.7", "10.0.0.0/8", "2001:db8::/32"]],
+    ),
+]
+KeyDialect = Annotated[
+    Dialect | None, Field(description="Of requests that name none; null: the tenant's.")
+]
+KeyExpiry = Annotated[
+    AwareDatetime | None, Field(description="When it stops to work; null stands for never.")
+]
+
+
+class _KeyOptions(RequestBody):
+    def options(self) -> dict[str, Any]:
+        """Return the arguments for the service. Raises InvalidParameterError."""
+        options = self.given()
+        if "limits" in options:
+            options["limits"] = read_limit_changes(options["limits"])
+        if options.get("allowed_addresses") is not None:
+            options["allowed_addresses"] = read_addresses(options["allowed_addresses"])
+        if options.get("allowed_models") is not None:
+            options["allowed_models"] = frozenset(options["allowed_models"])
+        if "scopes" in options:
+            options["scopes"] = frozenset(options["scopes"])
+        return options
+
+
+class KeyCreation(_KeyOptions):
+    """A key to create."""
+
+    name: Name = Field(description="What it is for.")
+    scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
+    project_id: Annotated[str | None, Field(max_length=63)] = None
+    allowed_models: Models = None
+    allowed_addresses: Addresses = None
+    expires_at: KeyExpiry = None
+    dialect: KeyDialect = None
+    limits: LimitsGiven = Field(default_factory=dict)
+
+
+class KeyChange(_KeyOptions):
+    """Changes to a key; absent fields stay unchanged."""
+
+    name: Name = Field(default_factory=str)
+    scopes: Scopes = Field(default_factory=list)
+    allowed_models: Models = None
+    allowed_addresses: Addresses = None
+    expires_at: KeyExpiry = None
+    dialect: KeyDialect = None
+    limits: LimitsGiven = Field(default_factory=dict)
+
+
+class KeyRotation(RequestBody):
+    """Options of a key rotation."""
+
+    grace_seconds: int = Field(
+        int(DEFAULT_GRACE.total_seconds()),
+        ge=0,
+        le=int(MAX_GRACE.total_seconds()),
+        description="How long the present secret works beside the new one.",
+    )
+
+
+class KeyBody(BaseModel):
+    """A key, without its secret."""
+
+    object: Literal["key"] = "key"
+    id: str
+    tenant_id: str
+    project_id: str | None
+    prefix: str = Field(description="The public part of the key: `sk-PREFIX-...`.")
+    name: str
+    scopes: list[Scope]
+    allowed_models: list[str] | None = Field(description="Null stands for all models.")
+    allowed_addresses: list[str] | None = Field(description="Null stands for any address.")
+    dialect: Dialect | None
+    limits: LimitsShown
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    old_prefix: str | None = Field(description="Of the secret before the last rotation.")
+    old_expires_at: datetime | None = Field(description="Until when that one works.")
+
+    @classmethod
+    def of(cls, key: KeyRecord) -> Self:
+        """Return the response body of a key."""
+        models, addresses = key.allowed_models, key.allowed_addresses
+        return cls(
+            id=key.id,
+            tenant_id=key.tenant_id,
+            project_id=key.project_id,
+            prefix=key.prefix,
+            name=key.name,
+            scopes=sorted(key.scopes),
+            allowed_models=None if models is None else sorted(models),
+            allowed_addresses=None if addresses is None else [str(each) for each in addresses],
+            dialect=key.dialect,
+            limits={name.value: value for name, value in key.limits.items()},
+            created_at=key.created_at,
+            expires_at=key.expires_at,
+            revoked_at=key.revoked_at,
+            old_prefix=key.old_prefix,
+            old_expires_at=key.old_expires_at,
+        )
+
+
+class CreatedKeyBody(KeyBody):
+    """A key with its new secret."""
+
+    key: str = Field(description="The whole key. Keep it: it cannot be shown again.")
+
+    @classmethod
+    def of_created(cls, created: CreatedKey) -> Self:
+        """Return the response body of a new key, the only one with its secret."""
+        return cls(**KeyBody.of(created.record).model_dump(), key=created.key.reveal())
+
+
+class KeyList(ListBody[KeyBody]):
+    """A page of keys, oldest first."""
+
+    @classmethod
+    def of(cls, page: Page[KeyRecord]) -> Self:
+        """Return the response body of a page."""
+        return cls(data=[KeyBody.of(key) for key in page.entries], has_more=page.has_more)

@@ -1,0 +1,111 @@
+"""Response bodies of limits and their usage."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field
+
+from contract.tier import ServiceTier
+from gateway.quota.periods import DAY_MS, day_start_ms, month_start_ms
+from gateway.quota.replies import SubjectStatus
+from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
+from gateway.tenancy.records import Billing
+from gateway.tenancy.times import to_time
+
+_LONGEST_MONTH_DAYS = 31
+_PER_MINUTE = frozenset(
+    {
+        LimitName.REQUESTS_PER_MINUTE,
+        LimitName.TOKENS_PER_MINUTE,
+        LimitName.PROMPT_TOKENS_PER_MINUTE,
+        LimitName.COMPLETION_TOKENS_PER_MINUTE,
+    }
+)
+
+
+class LimitBody(BaseModel):
+    """One limit."""
+
+    limit: int | None = Field(description="Null: no limit, and then nothing is counted.")
+    used: int | None = Field(description="By requests that ended and, at most, by those that run.")
+    remaining: int | None
+    resets_at: datetime | None = Field(
+        description="When the day or month ends, or the oldest use of the minute expires; null if "
+        "nothing of the minute is used, for concurrent requests and for stored bytes."
+    )
+
+
+class ScopeBody(BaseModel):
+    """The holder of limits and its limits by name."""
+
+    scope: LimitScope
+    id: str
+    limits: dict[LimitName, LimitBody]
+
+    @classmethod
+    def of(cls, subject: SubjectLimits, status: SubjectStatus, stored_bytes: int) -> Self:
+        """Return the response body of one holder's limits."""
+        limits = dict(_limits(subject, status, stored_bytes))
+        return cls(scope=subject.scope, id=subject.id, limits=limits)
+
+
+class CreditsBody(BaseModel):
+    """Remaining credit of a prepaid tenant."""
+
+    remaining_micros: int = Field(
+        description="Micro-dollars, less what running requests cost at most."
+    )
+
+
+class LimitsReport(BaseModel):
+    """All limits that apply, and their current usage."""
+
+    object: Literal["limits"] = "limits"
+    tenant: str
+    plan: str | None = Field(description="Where limits come from that nobody sets.")
+    service_tier: ServiceTier = Field(description="The tier of requests that name none.")
+    billing: Billing
+    scopes: list[ScopeBody] = Field(description="Key, project and tenant; a request must meet all.")
+    credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")
+
+
+def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:
+    """Whether Redis lacks usage that the report of a holder shows."""
+    has_credit = is_prepaid and subject.scope is LimitScope.TENANT
+    if has_credit and status.credit_micros is None:
+        return True
+    return (has_credit or subject.limits.is_durable) and not status.is_seeded
+
+
+def _limits(
+    subject: SubjectLimits, status: SubjectStatus, stored_bytes: int
+) -> Iterator[tuple[LimitName, LimitBody]]:
+    for name in LimitName:
+        limit = subject.limits.get(name)
+        if limit is None:
+            yield name, LimitBody(limit=None, used=None, remaining=None, resets_at=None)
+            continue
+        used = stored_bytes if name is LimitName.STORED_BYTES else status.used(name)
+        yield (
+            name,
+            LimitBody(
+                limit=limit,
+                used=used,
+                remaining=max(limit - used, 0),
+                resets_at=_resets_at(name, status),
+            ),
+        )
+
+
+def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
+    now_ms = status.now_ms
+    if name in _PER_MINUTE:
+        wait_ms = status.minute_reset_ms
+        return None if wait_ms is None else to_time(now_ms + wait_ms)
+    if name in (LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES):
+        return None
+    if name is LimitName.BUDGET:
+        in_next_month = month_start_ms(now_ms) + _LONGEST_MONTH_DAYS * DAY_MS
+        return to_time(month_start_ms(in_next_month))
+    return to_time(day_start_ms(now_ms) + DAY_MS)

@@ -1,0 +1,1 @@
+"""Members, the people of a tenant."""

@@ -1,0 +1,1 @@
+"""Plans: default limits of tenants."""

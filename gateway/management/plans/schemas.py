@@ -1,0 +1,86 @@
+"""Request and response bodies of plans."""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, Field, WithJsonSchema
+
+from gateway.management.plans.service import ScopedLimits
+from gateway.management.shared.fields import ListBody, Name, RequestBody
+from gateway.tenancy.limits import MAX_LIMIT, LimitName, LimitScope, LimitValues, read_limits
+from gateway.tenancy.records import Plan
+
+_LIMIT: Final = {
+    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}, {"type": "null"}]
+}
+_LIMITS: Final = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {name.value: _LIMIT for name in LimitName},
+}
+
+PlanLimits = Annotated[
+    dict[str, Any],
+    WithJsonSchema(_LIMITS),
+    Field(description="Limits of who has none of his own; null and what is absent: no limit."),
+]
+
+
+class _PlanLimits(RequestBody):
+    tenant_limits: PlanLimits = Field(default_factory=dict)
+    project_limits: PlanLimits = Field(default_factory=dict)
+    key_limits: PlanLimits = Field(default_factory=dict)
+
+    def limits(self) -> ScopedLimits:
+        """Return the limits by scope. Raises InvalidParameterError."""
+        return {
+            scope: read_limits(getattr(self, f"{scope}_limits"), param=f"{scope}_limits")
+            for scope in LimitScope
+        }
+
+
+class PlanCreation(_PlanLimits):
+    """A plan to create."""
+
+    id: str = Field(
+        min_length=1, max_length=63, description="1 to 63 characters out of a-z, 0-9 and `-`."
+    )
+    name: Name | None = Field(None, description="The id if absent.")
+
+
+class PlanChange(_PlanLimits):
+    """Changes to a plan; absent fields stay unchanged."""
+
+    name: Name | None = None
+
+
+class PlanBody(BaseModel):
+    """A plan: default limits for every holder without its own."""
+
+    object: Literal["plan"] = "plan"
+    id: str
+    name: str
+    tenant_limits: PlanLimits
+    project_limits: PlanLimits
+    key_limits: PlanLimits
+    created_at: datetime
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the response body of a plan."""
+        return cls(
+            id=plan.id,
+            name=plan.name,
+            tenant_limits=_shown(plan.limits[LimitScope.TENANT]),
+            project_limits=_shown(plan.limits[LimitScope.PROJECT]),
+            key_limits=_shown(plan.limits[LimitScope.KEY]),
+            created_at=plan.created_at,
+        )
+
+
+def _shown(limits: LimitValues) -> dict[str, int | None]:
+    return {name.value: value for name, value in limits.items()}
+
+
+class PlanList(ListBody[PlanBody]):
+    """All plans, oldest first."""

@@ -1,0 +1,123 @@
+"""Prices: they are added, never changed, and never apply to the past."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from contract.tier import ServiceTier
+from gateway.database.engine import Database
+from gateway.errors import InvalidParameterError
+from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.prices.store import PriceStore
+from gateway.tenancy.changes import ChangeAnnouncer
+from gateway.tenancy.checks import check_name
+from gateway.tenancy.records import Price
+from gateway.tenancy.times import in_utc, utc_now
+
+MAX_PRICE_MICROS: Final = 10**12
+"""A dollar for one token: a higher price is a wrong unit."""
+
+
+class PriceService:
+    """The price table."""
+
+    def __init__(self, database: Database, announcer: ChangeAnnouncer) -> None:
+        self._database = database
+        self._announcer = announcer
+
+    async def add(
+        self,
+        model: str,
+        *,
+        prompt_micros: int,
+        completion_micros: int,
+        cached_micros: int | None = None,
+        service_tier: ServiceTier = ServiceTier.DEFAULT,
+        effective_at: datetime | None = None,
+        actor: str = SYSTEM,
+    ) -> Price:
+        """Set the price of a model from `effective_at` on, or from now.
+
+        Args:
+            model: the id under which workers announce it; need not be served at present.
+            prompt_micros: micro-dollars per million prompt tokens.
+            completion_micros: micro-dollars per million completion tokens.
+            cached_micros: for prompt tokens in the prefix cache; default: the price of other prompt
+                tokens.
+            service_tier: the tier of the price; `default` also applies to tiers without their own
+                price.
+            effective_at: not in the past, since past usage is already charged.
+            actor: recorded in the audit log.
+        """
+        micros = {
+            "prompt_micros": prompt_micros,
+            "cached_micros": prompt_micros if cached_micros is None else cached_micros,
+            "completion_micros": completion_micros,
+        }
+        check_name(model, param="model")
+        _check_micros(micros)
+        now = utc_now()
+        starts_at = now if effective_at is None else in_utc(effective_at, param="effective_at")
+        _check_start(starts_at, now)
+        async with self._database.writing() as transaction:
+            price = await PriceStore(transaction).add(
+                model, service_tier, micros=micros, effective_at=starts_at, created_at=now
+            )
+            await AuditLog(transaction).append(
+                "price.add", model, actor=actor, details=_details(price)
+            )
+        await self._announcer.prices_changed()
+        return price
+
+    async def list_current(self, model: str | None = None) -> list[Price]:
+        """Return the prices in force now, one for each model and tier that has one."""
+        now = utc_now()
+        current = {
+            (price.model, price.service_tier): price
+            for price in await self.list_history(model)
+            if price.effective_at <= now
+        }
+        return _in_order(current.values())
+
+    async def list_history(self, model: str | None = None) -> list[Price]:
+        """Return every price, including future ones, in the order in which they take effect."""
+        async with self._database.reading() as transaction:
+            return await PriceStore(transaction).list_all(model)
+
+
+def _in_order(prices: Iterable[Price]) -> list[Price]:
+    return sorted(prices, key=lambda price: (price.model, price.service_tier))
+
+
+def _check_start(starts_at: datetime, now: datetime) -> None:
+    if starts_at < now:
+        raise InvalidParameterError(
+            "'effective_at' must not be in the past: what was used then is charged already. "
+            f"Given: {starts_at.isoformat()}.",
+            param="effective_at",
+        )
+
+
+def _check_micros(micros: Mapping[str, int]) -> None:
+    for name, value in micros.items():
+        if not 0 <= value <= MAX_PRICE_MICROS:
+            raise InvalidParameterError(
+                f"'{name}' must be an integer from 0 to {MAX_PRICE_MICROS}. Given: {value}.",
+                param=name,
+            )
+    if micros["cached_micros"] > micros["prompt_micros"]:
+        raise InvalidParameterError(
+            f"'cached_micros' must be <= 'prompt_micros' ({micros['prompt_micros']}). "
+            f"Given: {micros['cached_micros']}.",
+            param="cached_micros",
+        )
+
+
+def _details(price: Price) -> dict[str, Any]:
+    return {
+        "service_tier": price.service_tier,
+        "prompt_micros": price.prompt_micros,
+        "cached_micros": price.cached_micros,
+        "completion_micros": price.completion_micros,
+        "effective_at": price.effective_at,
+    }

@@ -1,0 +1,1 @@
+"""Projects, parts of a tenant."""

@@ -1,0 +1,100 @@
+"""Projects, parts of a tenant with their own keys and limits: `/v1/projects`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+
+from gateway.database.paging import PageRequest
+from gateway.http.authorization import CanManageKeys, Context
+from gateway.http.bounded_route import BoundedRoute
+from gateway.management.projects.schemas import (
+    ProjectBody,
+    ProjectChange,
+    ProjectCreation,
+    ProjectList,
+)
+from gateway.management.projects.service import ProjectService
+from gateway.management.shared.parameters import AfterId, PageSize
+
+router = APIRouter(prefix="/v1/projects", tags=["Projects"], route_class=BoundedRoute)
+
+
+def project_service(context: Context) -> ProjectService:
+    """Return the project service."""
+    return ProjectService(context.database, context.announcer)
+
+
+Projects = Annotated[ProjectService, Depends(project_service)]
+ProjectId = Annotated[str, Path(description="Id of the project.")]
+
+
+@router.get("", summary="List your projects")
+async def list_projects(
+    projects: Projects, principal: CanManageKeys, after: AfterId = None, limit: PageSize = 20
+) -> ProjectList:
+    """List projects, oldest first, including archived projects.
+
+    All routes under `/v1/projects` need the scope `keys`. A project credential sees only its
+    project and cannot change projects.
+    """
+    return ProjectList.of(
+        await projects.page(principal.tenant_id, PageRequest(after, limit), grantor=principal.grant)
+    )
+
+
+@router.post("", summary="Make a project")
+async def create_project(
+    projects: Projects, principal: CanManageKeys, body: ProjectCreation
+) -> ProjectBody:
+    """Create a project. To create a key in it, name the project in the key's request."""
+    created = await projects.create(
+        principal.tenant_id, **body.options(), grantor=principal.grant, actor=principal.actor
+    )
+    return ProjectBody.of(created)
+
+
+@router.get("/{project_id}", summary="Describe a project")
+async def get_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+) -> ProjectBody:
+    """Get a project with its own limits."""
+    return ProjectBody.of(
+        await projects.get(principal.tenant_id, project_id, grantor=principal.grant)
+    )
+
+
+@router.patch("/{project_id}", summary="Change a project")
+async def change_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId, body: ProjectChange
+) -> ProjectBody:
+    """Change the fields that the body contains."""
+    changed = await projects.update(
+        principal.tenant_id,
+        project_id,
+        **body.options(),
+        grantor=principal.grant,
+        actor=principal.actor,
+    )
+    return ProjectBody.of(changed)
+
+
+@router.post("/{project_id}:archive", summary="Archive a project")
+async def archive_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+) -> ProjectBody:
+    """Archive the project. All gateways reject its keys within a second."""
+    archived = await projects.archive(
+        principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
+    )
+    return ProjectBody.of(archived)
+
+
+@router.post("/{project_id}:activate", summary="Take a project out of the archive")
+async def activate_project(
+    projects: Projects, principal: CanManageKeys, project_id: ProjectId
+) -> ProjectBody:
+    """Activate the project. Its keys work again."""
+    activated = await projects.activate(
+        principal.tenant_id, project_id, grantor=principal.grant, actor=principal.actor
+    )
+    return ProjectBody.of(activated)

@@ -1,0 +1,1 @@
+"""Checks, fields and parameters of several resources."""

@@ -1,0 +1,60 @@
+"""Fields that several bodies of the management API share."""
+
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from gateway.tenancy.checks import MAX_NAME_CHARACTERS
+from gateway.tenancy.limits import MAX_LIMIT, FromPlan, LimitName, read_limit_changes
+
+T = TypeVar("T")
+
+_LIMIT: Final = {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}
+
+_GIVEN: Final = {
+    "type": "object",
+    "description": "Only what is named is changed. Null stands for no limit, `plan` for the plan's.",
+    "additionalProperties": False,
+    "properties": {
+        name.value: {"anyOf": [_LIMIT, {"type": "null"}, {"const": FromPlan.FROM_PLAN.value}]}
+        for name in LimitName
+    },
+}
+_SHOWN: Final = {
+    "type": "object",
+    "description": "Own limits. Null stands for no limit; what is absent has the plan's.",
+    "properties": {name.value: {"anyOf": [_LIMIT, {"type": "null"}]} for name in LimitName},
+}
+
+LimitsGiven = Annotated[dict[str, Any], WithJsonSchema(_GIVEN)]
+LimitsShown = Annotated[dict[str, int | None], WithJsonSchema(_SHOWN)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+
+
+class RequestBody(BaseModel):
+    """A request body; unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def given(self) -> dict[str, Any]:
+        """Return the parsed values of the fields that the body contains."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class ListBody(BaseModel, Generic[T]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    has_more: bool = Field(description="Whether others follow: ask again with `after`.")
+
+
+class BodyWithLimits(RequestBody):
+    """A request body with the field `limits`."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments for the service. Raises InvalidParameterError."""
+        options = self.given()
+        if "limits" in options:
+            options["limits"] = read_limit_changes(options["limits"])
+        return options

@@ -1,0 +1,76 @@
+"""Tenants, for operators: `/admin/tenants`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path
+
+from gateway.database.paging import PageRequest
+from gateway.http.authorization import CanAdminister, CanSeeEverything, Context
+from gateway.http.bounded_route import BoundedRoute
+from gateway.management.shared.parameters import AfterId, PageSize
+from gateway.management.tenants.schemas import TenantBody, TenantChange, TenantCreation, TenantList
+from gateway.management.tenants.service import TenantService
+
+router = APIRouter(prefix="/tenants", tags=["Tenants"], route_class=BoundedRoute)
+
+
+def tenant_service(context: Context) -> TenantService:
+    """Return the tenant service."""
+    return TenantService(context.database, context.announcer)
+
+
+Tenants = Annotated[TenantService, Depends(tenant_service)]
+TenantId = Annotated[str, Path(description="Id of the tenant.")]
+
+
+@router.get("", summary="List all tenants")
+async def list_tenants(
+    tenants: Tenants, _principal: CanSeeEverything, after: AfterId = None, limit: PageSize = 20
+) -> TenantList:
+    """List tenants, oldest first."""
+    return TenantList.of(await tenants.page(PageRequest(after, limit)))
+
+
+@router.post("", summary="Make a tenant")
+async def create_tenant(
+    tenants: Tenants, principal: CanAdminister, body: TenantCreation
+) -> TenantBody:
+    """Create a tenant, which is active at once."""
+    options = body.options()
+    created = await tenants.create(
+        options.pop("name"), tenant_id=options.pop("id", None), actor=principal.actor, **options
+    )
+    return TenantBody.of(created)
+
+
+@router.get("/{tenant_id}", summary="Describe a tenant")
+async def get_tenant(
+    tenants: Tenants, _principal: CanSeeEverything, tenant_id: TenantId
+) -> TenantBody:
+    """Get a tenant with all its options."""
+    return TenantBody.of(await tenants.get(tenant_id))
+
+
+@router.patch("/{tenant_id}", summary="Change a tenant")
+async def change_tenant(
+    tenants: Tenants, principal: CanAdminister, tenant_id: TenantId, body: TenantChange
+) -> TenantBody:
+    """Change the fields that the body contains. All gateways apply the change within a second."""
+    changed = await tenants.update(tenant_id, actor=principal.actor, **body.options())
+    return TenantBody.of(changed)
+
+
+@router.post("/{tenant_id}:suspend", summary="Refuse a tenant's requests")
+async def suspend_tenant(
+    tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
+) -> TenantBody:
+    """Suspend the tenant on all gateways within a second. Running requests continue."""
+    return TenantBody.of(await tenants.suspend(tenant_id, actor=principal.actor))
+
+
+@router.post("/{tenant_id}:activate", summary="Serve a suspended tenant again")
+async def activate_tenant(
+    tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
+) -> TenantBody:
+    """Activate the tenant on all gateways within a second."""
+    return TenantBody.of(await tenants.activate(tenant_id, actor=principal.actor))

@@ -1,0 +1,247 @@
+"""`sluice tenants`: the customers of this deployment."""
+
+from typing import Any
+
+import click
+
+from contract.tier import ServiceTier
+from gateway.management.tenants.schemas import TenantBody
+from gateway.management.tenants.service import TenantService
+from gateway.tenancy.records import Billing, Tenant
+from gateway.terminal.entities import (
+    LIMITS_HELP,
+    limit_option,
+    print_bodies,
+    print_one,
+    to_limits,
+)
+from gateway.terminal.options import (
+    NONE,
+    Accounts,
+    Decorator,
+    changed_dialect_option,
+    database_option,
+    dialect_option,
+    json_option,
+    open_accounts,
+    redis_option,
+    runs_async,
+    to_dialect,
+)
+from gateway.terminal.output import print_table, show_time
+
+EPILOG = f"""\
+\b
+Examples:
+  sluice tenants create "Acme" --id acme --weight 2 --plan starter
+  sluice tenants set acme --dialect llamacpp --strict --default-model llama-8b
+  sluice tenants set acme --limit requests_per_minute=600 --limit budget_micros=none
+  sluice tenants set acme --billing prepaid --service-tier priority --show-cost
+  sluice tenants list
+  sluice tenants show acme
+  sluice tenants suspend acme
+
+{LIMITS_HELP}"""
+
+_billing_option: Decorator = click.option(
+    "--billing", type=click.Choice([each.value for each in Billing]), help="When it pays."
+)
+_tier_option: Decorator = click.option(
+    "--service-tier",
+    type=click.Choice([each.value for each in ServiceTier]),
+    help="The tier of requests that name none.",
+)
+_cost_option: Decorator = click.option(
+    "--show-cost/--no-show-cost",
+    "shows_cost",
+    default=None,
+    help="Whether answers say what they cost.",
+)
+_strict_option: Decorator = click.option(
+    "--strict/--no-strict",
+    "strict_parameters",
+    default=None,
+    help="Refuse parameters that would have no effect, or list them in a header.",
+)
+_weight_option: Decorator = click.option(
+    "--weight",
+    type=float,
+    help="Share of the workers relative to other tenants that have work waiting; 1 at first.",
+)
+
+
+def _tenants(accounts: Accounts) -> TenantService:
+    return TenantService(accounts.database, accounts.announcer)
+
+
+@click.group("tenants", epilog=EPILOG)
+def command() -> None:
+    """Create, change, list, show, suspend and activate tenants."""
+
+
+@command.command()
+@click.argument("name")
+@click.option("--id", "tenant_id", help="1 to 63 of a-z, 0-9 and '-'; random if not given.")
+@_weight_option
+@dialect_option
+@_strict_option
+@click.option("--default-model", help="The model of requests that name none.")
+@click.option("--plan", "plan_id", help="Plan whose limits hold where nobody sets any.")
+@limit_option
+@_billing_option
+@_tier_option
+@_cost_option
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def create(
+    name: str,
+    tenant_id: str | None,
+    *,
+    as_json: bool,
+    database_url: str | None,
+    redis_url: str | None,
+    **given: Any,
+) -> None:
+    """Create a tenant called NAME."""
+    options = _changes(given)
+    async with open_accounts(database_url, redis_url) as accounts:
+        tenant = await _tenants(accounts).create(
+            name, tenant_id=tenant_id, actor=accounts.actor, **options
+        )
+    _print_changed(tenant, as_json=as_json)
+
+
+@command.command("set")
+@click.argument("tenant")
+@click.option("--name", help="How people call it.")
+@_weight_option
+@changed_dialect_option
+@_strict_option
+@click.option("--default-model", help="The model of requests that name none; none takes it away.")
+@click.option(
+    "--plan", "plan_id", help="Plan whose limits hold where nobody sets any; none takes it away."
+)
+@limit_option
+@_billing_option
+@_tier_option
+@_cost_option
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def set_options(
+    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None, **given: Any
+) -> None:
+    """Change the given settings of TENANT (its id) on every gateway within a second."""
+    options = _changes(given)
+    async with open_accounts(database_url, redis_url) as accounts:
+        changed = await _tenants(accounts).update(tenant, actor=accounts.actor, **options)
+    _print_changed(changed, as_json=as_json)
+
+
+@command.command("list")
+@json_option
+@database_option
+@runs_async
+async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
+    """List all tenants."""
+    async with open_accounts(database_url, None) as accounts:
+        tenants = await _tenants(accounts).list_all()
+    if as_json:
+        print_bodies(map(TenantBody.of, tenants))
+    else:
+        _print_table(tenants)
+
+
+@command.command()
+@click.argument("tenant")
+@json_option
+@database_option
+@runs_async
+async def show(tenant: str, *, as_json: bool, database_url: str | None) -> None:
+    """Show all settings of TENANT (its id)."""
+    async with open_accounts(database_url, None) as accounts:
+        found = await _tenants(accounts).get(tenant)
+    print_one(TenantBody.of(found), as_json=as_json)
+
+
+@command.command()
+@click.argument("tenant")
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def suspend(
+    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
+) -> None:
+    """Suspend TENANT (its id): reject all its requests from now on."""
+    async with open_accounts(database_url, redis_url) as accounts:
+        suspended = await _tenants(accounts).suspend(tenant, actor=accounts.actor)
+    _print_changed(suspended, as_json=as_json)
+
+
+@command.command()
+@click.argument("tenant")
+@json_option
+@database_option
+@redis_option
+@runs_async
+async def activate(
+    tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
+) -> None:
+    """Activate TENANT (its id): serve its requests again."""
+    async with open_accounts(database_url, redis_url) as accounts:
+        activated = await _tenants(accounts).activate(tenant, actor=accounts.actor)
+    _print_changed(activated, as_json=as_json)
+
+
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the given options; `none` removes a value."""
+    options = {name: value for name, value in given.items() if value not in (None, ())}
+    for name in ("default_model", "plan_id"):
+        if options.get(name) == NONE:
+            options[name] = None
+    if "limits" in options:
+        options["limits"] = to_limits(options["limits"])
+    if "dialect" in options:
+        options["dialect"] = to_dialect(options["dialect"])
+    if "billing" in options:
+        options["billing"] = Billing(options["billing"])
+    if "service_tier" in options:
+        options["service_tier"] = ServiceTier(options["service_tier"])
+    return options
+
+
+def _print_changed(tenant: Tenant, *, as_json: bool) -> None:
+    if as_json:
+        print_one(TenantBody.of(tenant), as_json=True)
+    else:
+        _print_table([tenant])
+
+
+def _print_table(tenants: list[Tenant]) -> None:
+    print_table(
+        (
+            *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT MODEL"),
+            *("PLAN", "BILLING", "TIER", "CREATED"),
+        ),
+        [_to_row(tenant) for tenant in tenants],
+    )
+
+
+def _to_row(tenant: Tenant) -> tuple[str, ...]:
+    return (
+        tenant.id,
+        tenant.name,
+        f"{tenant.weight:g}",
+        tenant.status,
+        tenant.dialect or "-",
+        "yes" if tenant.strict_parameters else "no",
+        tenant.default_model or "-",
+        tenant.plan_id or "-",
+        tenant.billing,
+        tenant.service_tier,
+        show_time(tenant.created_at),
+    )

@@ -1,0 +1,119 @@
+"""Request and response bodies of tenants."""
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field
+
+from contract.dialect import Dialect
+from contract.tier import ServiceTier
+from gateway.database.paging import Page
+from gateway.management.shared.fields import (
+    BodyWithLimits,
+    LimitsGiven,
+    LimitsShown,
+    ListBody,
+    Name,
+)
+from gateway.management.tenants.service import MAX_WEIGHT, MIN_WEIGHT
+from gateway.tenancy.records import Billing, Tenant, TenantStatus
+
+Weight = Annotated[
+    float,
+    Field(
+        ge=MIN_WEIGHT,
+        le=MAX_WEIGHT,
+        description="Share of the workers relative to other tenants that have work waiting.",
+    ),
+]
+PlanId = Annotated[
+    str | None, Field(max_length=63, description="Where limits come from that nobody sets.")
+]
+DefaultModel = Annotated[Name | None, Field(description="The model of requests that name none.")]
+TenantDialect = Annotated[Dialect | None, Field(description="Of requests that name none.")]
+
+
+class TenantCreation(BodyWithLimits):
+    """A tenant to create."""
+
+    name: Name
+    id: str | None = Field(
+        None,
+        max_length=63,
+        description="1 to 63 characters out of a-z, 0-9 and `-`; random if absent.",
+    )
+    weight: Weight = 1.0
+    dialect: TenantDialect = None
+    strict_parameters: bool = Field(
+        default=False, description="Refuse parameters without effect instead of listing them."
+    )
+    default_model: DefaultModel = None
+    plan_id: PlanId = None
+    limits: LimitsGiven = Field(default_factory=dict)
+    billing: Billing = Billing.POSTPAID
+    service_tier: ServiceTier = Field(
+        ServiceTier.DEFAULT, description="The tier of requests that name none."
+    )
+    shows_cost: bool = Field(default=False, description="Whether answers say what they cost.")
+
+
+class TenantChange(BodyWithLimits):
+    """Changes to a tenant; absent fields stay unchanged."""
+
+    name: Name = Field(default_factory=str)
+    weight: Weight = Field(default_factory=float)
+    dialect: TenantDialect = None
+    strict_parameters: bool = Field(default_factory=bool)
+    default_model: DefaultModel = None
+    plan_id: PlanId = None
+    limits: LimitsGiven = Field(default_factory=dict)
+    billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
+    service_tier: ServiceTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
+    shows_cost: bool = Field(default_factory=bool)
+
+
+class TenantBody(BaseModel):
+    """A tenant."""
+
+    object: Literal["tenant"] = "tenant"
+    id: str
+    name: str
+    weight: float
+    status: TenantStatus
+    dialect: Dialect | None
+    strict_parameters: bool
+    default_model: str | None
+    plan_id: str | None
+    limits: LimitsShown
+    billing: Billing
+    service_tier: ServiceTier
+    shows_cost: bool
+    created_at: datetime
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> Self:
+        """Return the response body of a tenant."""
+        return cls(
+            id=tenant.id,
+            name=tenant.name,
+            weight=tenant.weight,
+            status=tenant.status,
+            dialect=tenant.dialect,
+            strict_parameters=tenant.strict_parameters,
+            default_model=tenant.default_model,
+            plan_id=tenant.plan_id,
+            limits={name.value: value for name, value in tenant.limits.items()},
+            billing=tenant.billing,
+            service_tier=tenant.service_tier,
+            shows_cost=tenant.shows_cost,
+            created_at=tenant.created_at,
+        )
+
+
+class TenantList(ListBody[TenantBody]):
+    """A page of tenants, oldest first."""
+
+    @classmethod
+    def of(cls, page: Page[Tenant]) -> Self:
+        """Return the response body of a page."""
+        return cls(data=[TenantBody.of(each) for each in page.entries], has_more=page.has_more)

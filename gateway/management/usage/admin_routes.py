@@ -1,0 +1,91 @@
+"""Usage and cost of every tenant: `GET /admin/usage`."""
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from gateway.http.authorization import CanSeeEverything, Context
+from gateway.management.shared.parameters import text_filter
+from gateway.management.usage.input import read_dimensions
+from gateway.management.usage.pages import answer_report, answer_requests
+from gateway.management.usage.parts import Dimension, UsageFilter
+from gateway.management.usage.query import (
+    AskedBuckets,
+    AskedPage,
+    AskedSpan,
+    WantedUsage,
+)
+from gateway.management.usage.routes import DIMENSIONS, RequestId, group_by
+from gateway.management.usage.schemas import (
+    AnyReceiptBody,
+    AnyReceiptList,
+    AnyUsageList,
+    receipt_fields,
+)
+from gateway.management.usage.service import UsageService
+
+router = APIRouter(tags=["Usage"])
+
+ALL_DIMENSIONS: Final = (Dimension.TENANT, *DIMENSIONS)
+
+TenantFilter = Annotated[str | None, text_filter("Only this tenant.")]
+
+
+@router.get(
+    "/usage",
+    summary="Sum up usage",
+    response_model=AnyUsageList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def report(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    buckets: AskedBuckets,
+    wanted: WantedUsage,
+    page: AskedPage,
+    tenant: TenantFilter = None,
+    groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
+) -> Response | AnyUsageList:
+    """Report requests, tokens and cost of one tenant or of all tenants, from the ledger."""
+    fields = await answer_report(
+        UsageService(context.database),
+        replace(wanted, tenant_id=tenant),
+        buckets,
+        dimensions=read_dimensions(groups or (), ALL_DIMENSIONS),
+        page=page,
+    )
+    return fields if isinstance(fields, Response) else AnyUsageList(**fields)
+
+
+@router.get(
+    "/usage/requests",
+    summary="List requests with what they used",
+    response_model=AnyReceiptList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def list_requests(
+    context: Context,
+    _principal: CanSeeEverything,
+    *,
+    span: AskedSpan,
+    wanted: WantedUsage,
+    page: AskedPage,
+    tenant: TenantFilter = None,
+) -> Response | AnyReceiptList:
+    """List requests of one tenant or of all tenants, newest first."""
+    service = UsageService(context.database)
+    fields = await answer_requests(service, replace(wanted, tenant_id=tenant), span, page=page)
+    return fields if isinstance(fields, Response) else AnyReceiptList(**fields)
+
+
+@router.get("/usage/requests/{request_id}", summary="Show what one request used and cost")
+async def get_request(
+    context: Context, _principal: CanSeeEverything, request_id: RequestId
+) -> AnyReceiptBody:
+    """Get the receipt of one request of any tenant."""
+    wanted = UsageFilter(tenant_id=None)
+    record = await UsageService(context.database).request(wanted, request_id)
+    return AnyReceiptBody(**receipt_fields(record))

@@ -1,0 +1,70 @@
+"""Parse user input for usage reports: times, periods and dimensions."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from gateway.database.ledger.rows import day_of
+from gateway.errors import InvalidParameterError, shown
+from gateway.management.usage.parts import Dimension
+from gateway.management.usage.periods import DAY, Bucket, Span, next_month
+from gateway.tenancy.times import utc_now
+
+DEFAULT_DAYS: Final = 30
+MAX_DAYS: Final = 400
+MAX_DAYS_BY_HOUR: Final = 31
+FIRST_YEAR, LAST_YEAR = 2000, 2999
+
+_MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
+
+
+def read_span(start: str | None, end: str | None, *, bucket: Bucket | None = None) -> Span:
+    """Return the requested period. Raises InvalidParameterError."""
+    last = utc_now() if end is None else _read_time("end", end)
+    first = day_of(last - DEFAULT_DAYS * DAY) if start is None else _read_time("start", start)
+    if first >= last:
+        raise InvalidParameterError("'start' must be before 'end'.", param="start")
+    most = MAX_DAYS_BY_HOUR if bucket is Bucket.HOUR else MAX_DAYS
+    if last - first > most * DAY:
+        raise InvalidParameterError(
+            f"From 'start' to 'end' must be at most {most} days"
+            f"{' by the hour' if bucket is Bucket.HOUR else ''}. Given: {(last - first).days}.",
+            param="start",
+        )
+    return Span(first, last)
+
+
+def read_dimensions(group_by: Sequence[str], known: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """Return the dimensions to group by, in the order of `known`. Raises InvalidParameterError."""
+    names = {name.strip() for text in group_by for name in text.split(",")} - {""}
+    if unknown := names.difference(known):
+        raise InvalidParameterError(
+            f"'group_by' must name any of {', '.join(known)}. Given: {shown(min(unknown))}.",
+            param="group_by",
+        )
+    return tuple(dimension for dimension in known if dimension in names)
+
+
+def _read_time(name: str, text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or not FIRST_YEAR <= time.year <= LAST_YEAR:
+        raise InvalidParameterError(
+            f"'{name}' must be a date or time from {FIRST_YEAR} to {LAST_YEAR} such as 2026-11-01 or "
+            f"2026-11-01T10:00:00Z. Given: {shown(text)}.",
+            param=name,
+        )
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def read_month(text: str) -> Span:
+    """Parse a month such as 2026-11. Raises InvalidParameterError."""
+    if _MONTH.fullmatch(text) is None:
+        raise InvalidParameterError(
+            f"'month' must be a month such as 2026-11. Given: {shown(text)}.", param="month"
+        )
+    start = _read_time("month", f"{text}-01")
+    return Span(start, next_month(start))

@@ -1,0 +1,131 @@
+"""Usage and cost of the caller's tenant, as sums and per request: `GET /v1/usage`."""
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Path, Query
+from fastapi.responses import Response
+
+from gateway.auth.principal import Principal
+from gateway.errors import PermissionDeniedError, shown
+from gateway.http.authorization import Context, requires
+from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE
+from gateway.management.usage.input import read_dimensions
+from gateway.management.usage.pages import answer_report, answer_requests
+from gateway.management.usage.parts import Dimension, UsageFilter
+from gateway.management.usage.query import (
+    AskedBuckets,
+    AskedPage,
+    AskedSpan,
+    WantedUsage,
+)
+from gateway.management.usage.schemas import ReceiptBody, ReceiptList, UsageList, receipt_fields
+from gateway.management.usage.service import UsageService
+from gateway.tenancy.scopes import Scope
+
+router = APIRouter(tags=["Usage"])
+
+DIMENSIONS: Final = (
+    Dimension.MODEL,
+    Dimension.KEY,
+    Dimension.PROJECT,
+    Dimension.SERVICE_TIER,
+)
+
+CanSeeOwnUsage = Annotated[Principal, Depends(requires(Scope.USAGE, Scope.COMPLETIONS))]
+RequestId = Annotated[
+    str,
+    Path(
+        max_length=MAX_TEXT_CHARACTERS,
+        pattern=PRINTABLE,
+        description="The completion's id, such as `cmpl-...` or `chatcmpl-...`.",
+    ),
+]
+
+
+def group_by(known: tuple[Dimension, ...]) -> object:
+    """Return the declaration of the `group_by` query parameter."""
+    names = ", ".join(f"`{dimension}`" for dimension in known)
+    return Query(
+        alias="group_by", max_length=8, description=f"Any of {names}: repeated, or with commas."
+    )
+
+
+@router.get(
+    "/v1/usage",
+    summary="Sum up your usage",
+    response_model=UsageList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def report(
+    context: Context,
+    principal: CanSeeOwnUsage,
+    *,
+    buckets: AskedBuckets,
+    wanted: WantedUsage,
+    page: AskedPage,
+    groups: Annotated[list[str] | None, group_by(DIMENSIONS)] = None,
+) -> Response | UsageList:
+    """Report requests, tokens and cost. The ledger records a request about a second after its end.
+
+    With the scope `usage` you see your whole tenant, or your project with a project credential.
+    With only `completions` you see the usage of the key itself.
+    """
+    fields = await answer_report(
+        UsageService(context.database),
+        own_usage(principal, wanted),
+        buckets,
+        dimensions=read_dimensions(groups or (), DIMENSIONS),
+        page=page,
+    )
+    return fields if isinstance(fields, Response) else UsageList(**fields)
+
+
+@router.get(
+    "/v1/usage/requests",
+    summary="List your requests with what they used",
+    response_model=ReceiptList,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def list_requests(
+    context: Context,
+    principal: CanSeeOwnUsage,
+    *,
+    span: AskedSpan,
+    wanted: WantedUsage,
+    page: AskedPage,
+) -> Response | ReceiptList:
+    """List requests, newest first. Visibility is the same as for the sums."""
+    service = UsageService(context.database)
+    fields = await answer_requests(service, own_usage(principal, wanted), span, page=page)
+    return fields if isinstance(fields, Response) else ReceiptList(**fields)
+
+
+@router.get("/v1/usage/requests/{request_id}", summary="Show what one request used and cost")
+async def get_request(
+    context: Context, principal: CanSeeOwnUsage, request_id: RequestId
+) -> ReceiptBody:
+    """Get the receipt of one request, with the prices that applied to it."""
+    wanted = own_usage(principal, UsageFilter(tenant_id=None))
+    record = await UsageService(context.database).request(wanted, request_id)
+    return ReceiptBody(**receipt_fields(record))
+
+
+def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
+    """Return the filter limited to what the caller may see. Raises PermissionDeniedError."""
+    own = principal.project_id
+    if own is not None and wanted.project_id not in (None, own):
+        raise PermissionDeniedError(
+            f"This credential sees only what its project used, {shown(own)}. "
+            f"Given: {shown(wanted.project_id)}.",
+            param="project",
+        )
+    mine = replace(wanted, tenant_id=principal.tenant_id, project_id=own or wanted.project_id)
+    if Scope.USAGE in principal.scopes:
+        return mine
+    if wanted.credential_id not in (None, principal.credential_id):
+        raise PermissionDeniedError(
+            f"This credential sees only what it used itself: other keys need the scope '{Scope.USAGE}'.",
+            param="key",
+        )
+    return replace(mine, credential_id=principal.credential_id)

@@ -1,0 +1,124 @@
+"""Usage reports: sums by time, key, model and so on, and single requests."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from gateway.database.engine import Database
+from gateway.database.ledger.snapshot import snapshot
+from gateway.database.paging import Page
+from gateway.errors import NotFoundError, shown
+from gateway.management.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
+from gateway.management.usage.periods import Bucket, Span, bucket_span, choose_sources
+from gateway.management.usage.store import UsageStore
+from gateway.tenancy.times import to_time
+from gateway.tenancy.usage_record import UsageRecord
+
+EXPORT_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRequest:
+    """The requested report."""
+
+    wanted: UsageFilter
+    span: Span
+    bucket: Bucket
+    dimensions: tuple[Dimension, ...] = ()
+    """Dimensions to group by, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSlice:
+    """The sums of one bucket and one value of each dimension."""
+
+    span: Span
+    values: Mapping[Dimension, str]
+    sums: UsageSums
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """A page of a report, sorted by time and then by the dimensions."""
+
+    slices: list[UsageSlice]
+    next: tuple[str, ...] | None
+    """Position after which the next page starts; None on the last page."""
+
+
+class UsageService:
+    """Usage and cost, by the ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def report(
+        self, asked: ReportRequest, *, after: Sequence[str] | None, limit: int
+    ) -> UsageReport:
+        """Return sums that equal those over the ledger's rows at this moment."""
+        by_hour = asked.bucket is Bucket.HOUR
+        async with snapshot(self._database) as transaction:
+            store = UsageStore(transaction)
+            dirty = await store.dirty_hours(asked.span)
+            groups = await store.groups(
+                asked.wanted,
+                choose_sources(asked.span, dirty, by_hour=by_hour),
+                bucket=asked.bucket,
+                dimensions=asked.dimensions,
+                after=after,
+                limit=limit + 1,
+            )
+        shown_groups = groups[:limit]
+        last = shown_groups[-1] if len(groups) > limit else None
+        return UsageReport(
+            [_slice(asked, group) for group in shown_groups],
+            None if last is None else (last.label, *last.values),
+        )
+
+    async def requests(
+        self,
+        wanted: UsageFilter,
+        span: Span,
+        *,
+        before: tuple[datetime, str] | None,
+        limit: int,
+    ) -> Page[UsageRecord]:
+        """Return single requests, newest first; `before` is the last one of the previous page."""
+        async with self._database.reading() as transaction:
+            records = await UsageStore(transaction).records(
+                wanted, span, before=before, limit=limit + 1
+            )
+        return Page(records[:limit], len(records) > limit)
+
+    async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
+        """Return one request. Raises NotFoundError, also if it belongs to somebody else."""
+        async with self._database.reading() as transaction:
+            record = await UsageStore(transaction).record(wanted, request_id)
+        if record is None:
+            raise NotFoundError(f"There is no request {shown(request_id)} in the ledger.")
+        return record
+
+    async def export(self, wanted: UsageFilter, span: Span) -> AsyncIterator[Sequence[UsageRecord]]:
+        """Return all requests of one ledger snapshot in batches, newest first."""
+        before = None
+        async with snapshot(self._database) as transaction:
+            while records := await UsageStore(transaction).records(
+                wanted, span, before=before, limit=EXPORT_PAGE
+            ):
+                yield records
+                before = position(records[-1])
+                transaction.expunge_all()
+
+
+def position(record: UsageRecord) -> tuple[datetime, str]:
+    """Return the sort position of a record among requests."""
+    return to_time(record.created_ms), record.request_id
+
+
+def _slice(asked: ReportRequest, group: UsageGroup) -> UsageSlice:
+    return UsageSlice(
+        bucket_span(asked.bucket, group.label, asked.span),
+        dict(zip(asked.dimensions, group.values, strict=True)),
+        group.sums,
+    )

@@ -1,0 +1,73 @@
+"""Webhooks for budget events of the caller's tenant: `/v1/webhooks`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from gateway.http.authorization import CanManageWebhooks, Context
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.context import ProcessContext
+from gateway.management.webhooks.schemas import (
+    CreatedWebhookBody,
+    RemovedWebhook,
+    SentEventBody,
+    WebhookCreation,
+    WebhookList,
+)
+from gateway.management.webhooks.secret_box import SecretBox
+from gateway.management.webhooks.service import WebhookService
+
+router = APIRouter(prefix="/v1/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
+
+WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]
+
+
+@router.get("", summary="List your webhooks")
+async def list_webhooks(context: Context, principal: CanManageWebhooks) -> WebhookList:
+    """List webhooks, oldest first, without their secrets.
+
+    All routes under `/v1/webhooks` need the scope `keys` and a credential of the whole account.
+    """
+    return WebhookList.of(await webhook_service(context).list_of_tenant(principal.tenant_id))
+
+
+@router.post("", summary="Register a webhook")
+async def create_webhook(
+    context: Context, principal: CanManageWebhooks, body: WebhookCreation
+) -> CreatedWebhookBody:
+    """Create a webhook. It gets an event when a tenant, project or key budget reaches a threshold.
+
+    Only this response contains the secret that signs the events. A tenant can have at most five
+    webhooks.
+    """
+    webhook = await webhook_service(context).create(
+        principal.tenant_id, body.url, thresholds=body.thresholds, actor=principal.actor
+    )
+    return CreatedWebhookBody.of_created(webhook)
+
+
+@router.delete("/{webhook_id}", summary="Remove a webhook")
+async def remove_webhook(
+    context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
+) -> RemovedWebhook:
+    """Remove the webhook. It receives no more events, not even pending ones."""
+    await webhook_service(context).remove(principal.tenant_id, webhook_id, actor=principal.actor)
+    return RemovedWebhook(id=webhook_id)
+
+
+@router.post("/{webhook_id}:test", summary="Try a webhook")
+async def try_webhook(
+    context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
+) -> SentEventBody:
+    """Send the event `webhook.test` within seconds, at most once a minute."""
+    return SentEventBody.of(await webhook_service(context).test(principal.tenant_id, webhook_id))
+
+
+def webhook_service(context: ProcessContext) -> WebhookService:
+    """Return the webhook service with the settings of this process."""
+    settings = context.settings
+    return WebhookService(
+        context.database,
+        SecretBox(settings.plain_encryption_keys()),
+        allows_private=settings.webhook_allow_private,
+    )

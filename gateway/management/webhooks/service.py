@@ -1,0 +1,213 @@
+"""Webhooks: URLs that receive events about a tenant's budgets."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.database.engine import Database
+from gateway.database.locking import lock_tenant
+from gateway.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.management.audit.log import SYSTEM, AuditLog
+from gateway.management.tenants.service import reading_of_tenant
+from gateway.management.webhooks.secret_box import SealedSecretError, SecretBox
+from gateway.management.webhooks.store import EventName, StoredSecret, WebhookEvent, WebhookStore
+from gateway.management.webhooks.urls import check_url, host_of
+from gateway.tenancy.checks import check_known
+from gateway.tenancy.limits import LimitScope, subject_of
+from gateway.tenancy.records import Webhook
+from gateway.tenancy.times import utc_now
+
+MAX_WEBHOOKS: Final = 5
+"""Maximum number per tenant."""
+MAX_THRESHOLDS: Final = 10
+DEFAULT_THRESHOLDS: Final = (50, 80, 100)
+TEST_KIND: Final = "webhook.test"
+AT_ONCE: Final = 100
+"""Webhooks whose secrets one transaction encrypts."""
+
+_SECRET_BYTES = 32
+
+logger = logging.getLogger(__name__)
+
+
+class WebhookService:
+    """Registers webhooks.
+
+    Args:
+        database: stores the webhooks.
+        box: encrypts their secrets.
+        allows_private: whether URLs may use plain http and private addresses.
+    """
+
+    def __init__(self, database: Database, box: SecretBox, *, allows_private: bool = False) -> None:
+        self._database = database
+        self._box = box
+        self._allows_private = allows_private
+
+    async def create(
+        self,
+        tenant_id: str,
+        url: str,
+        *,
+        thresholds: Sequence[int] = DEFAULT_THRESHOLDS,
+        actor: str = SYSTEM,
+    ) -> Webhook:
+        """Register a URL. Its secret may be shown only this once.
+
+        Args:
+            tenant_id: the tenant whose budgets the events are about.
+            url: receives events by POST.
+            thresholds: percentages of a budget at which an event is sent.
+            actor: recorded in the audit log.
+        """
+        check_known(tenant_id, "tenant")
+        check_url(url, allows_private=self._allows_private)
+        _check_thresholds(thresholds)
+        secret = f"whsec_{secrets.token_hex(_SECRET_BYTES)}"
+        sealed_secret = self._box.seal(secret)
+        webhook = Webhook(
+            id=f"whk_{secrets.token_hex(8)}",
+            tenant_id=tenant_id,
+            url=url,
+            thresholds=tuple(sorted(thresholds)),
+            created_at=utc_now(),
+            secret=secret,
+        )
+        async with self._database.writing() as transaction:
+            await lock_tenant(transaction, tenant_id)
+            store = WebhookStore(transaction)
+            if len(await store.list_of_tenant(tenant_id)) >= MAX_WEBHOOKS:
+                raise ConflictError(
+                    f"The tenant {shown(tenant_id)} has {MAX_WEBHOOKS} webhooks already, "
+                    "as many as it may have. Remove one first."
+                )
+            await store.add(tenant_id, webhook, sealed_secret)
+            await _audit(transaction, "webhook.create", webhook, actor=actor)
+        return webhook
+
+    async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
+        """Return the tenant's webhooks, oldest first."""
+        async with reading_of_tenant(self._database, tenant_id) as transaction:
+            return await WebhookStore(transaction).list_of_tenant(tenant_id)
+
+    async def remove(self, tenant_id: str, webhook_id: str, *, actor: str = SYSTEM) -> None:
+        """Remove the webhook, which then receives no more events."""
+        _check_ids(tenant_id, webhook_id)
+        async with self._database.writing() as transaction:
+            await lock_tenant(transaction, tenant_id)
+            webhook = await _find(transaction, tenant_id, webhook_id)
+            await WebhookStore(transaction).set_removed(tenant_id, webhook_id, utc_now())
+            await _audit(transaction, "webhook.remove", webhook, actor=actor)
+
+    async def test(self, tenant_id: str, webhook_id: str) -> WebhookEvent:
+        """Send a test event to the webhook; at most one per minute."""
+        _check_ids(tenant_id, webhook_id)
+        now = utc_now()
+        name = EventName(
+            webhook_id,
+            TEST_KIND,
+            subject_of(LimitScope.TENANT, tenant_id),
+            f"{now:%Y-%m-%dT%H:%M}",
+            0,
+        )
+        event = make_event(name, tenant_id, {"webhook": webhook_id})
+        async with self._database.writing() as transaction:
+            await _find(transaction, tenant_id, webhook_id)
+            store = WebhookStore(transaction)
+            if await store.add_events([event]) == 0:
+                raise ConflictError("This webhook was tested in this minute already.")
+            # Only the last test is kept, so that tests do not fill the table.
+            await store.forget_events(webhook_id, TEST_KIND, before=now)
+        return event
+
+
+async def encrypt_secrets(database: Database, box: SecretBox) -> int:
+    """Encrypt the secrets of all webhooks with the first key. Return how many were not.
+
+    Two calls may run at once. Without a key nothing happens. Raises StoreUnavailableError.
+    """
+    changed, after, more = 0, "", box.has_key
+    while more:
+        async with database.writing() as transaction:
+            store = WebhookStore(transaction)
+            found = await store.stored_secrets(after=after, limit=AT_ONCE)
+            for each in found:
+                if (sealed := _sealed_anew(each, box)) is not None:
+                    await store.set_sealed_secret(each.webhook_id, sealed)
+                    changed += 1
+        more = len(found) == AT_ONCE
+        after = found[-1].webhook_id if found else after
+    return changed
+
+
+def _sealed_anew(stored: StoredSecret, box: SecretBox) -> bytes | None:
+    """Return a secret encrypted with the first key.
+
+    Return None if it already is, or if no key decrypts it.
+    """
+    if stored.sealed is None:
+        return box.seal(stored.plain)
+    if box.is_current(stored.sealed):
+        return None
+    try:
+        return box.seal(box.open(stored.sealed))
+    except SealedSecretError as error:
+        logger.warning("webhook %s: %s", stored.webhook_id, error)
+        return None
+
+
+def make_event(name: EventName, tenant_id: str, data: dict[str, object]) -> WebhookEvent:
+    """Return an event in the form in which it is sent."""
+    event_id, now = f"evt_{secrets.token_hex(8)}", utc_now()
+    body = {
+        "object": "event",
+        "id": event_id,
+        "type": name.kind,
+        "created_at": now,
+        "tenant": tenant_id,
+        "data": data,
+    }
+    return WebhookEvent(
+        id=event_id, name=name, body=msgspec.json.encode(body).decode(), created_at=now
+    )
+
+
+async def _find(transaction: AsyncSession, tenant_id: str, webhook_id: str) -> Webhook:
+    webhook = await WebhookStore(transaction).get(tenant_id, webhook_id)
+    if webhook is None:
+        raise NotFoundError(f"The tenant {shown(tenant_id)} has no webhook {shown(webhook_id)}.")
+    return webhook
+
+
+async def _audit(transaction: AsyncSession, action: str, webhook: Webhook, *, actor: str) -> None:
+    # Only the host of the URL: its path or query may contain a secret of the receiver.
+    await AuditLog(transaction).append(
+        action,
+        webhook.id,
+        actor=actor,
+        tenant_id=webhook.tenant_id,
+        details={"host": host_of(webhook.url), "thresholds": webhook.thresholds},
+    )
+
+
+def _check_ids(tenant_id: str, webhook_id: str) -> None:
+    check_known(tenant_id, "tenant")
+    check_known(webhook_id, "webhook")
+
+
+def _check_thresholds(thresholds: Sequence[int]) -> None:
+    if not 0 < len(thresholds) <= MAX_THRESHOLDS or len(set(thresholds)) < len(thresholds):
+        raise InvalidParameterError(
+            f"'thresholds' must be 1 to {MAX_THRESHOLDS} different percentages. "
+            f"Given: {shown(list(thresholds))}.",
+            param="thresholds",
+        )
+    if not all(1 <= threshold <= 100 for threshold in thresholds):
+        raise InvalidParameterError(
+            f"'thresholds' must be percentages from 1 to 100. Given: {shown(list(thresholds))}.",
+            param="thresholds",
+        )

@@ -1,0 +1,256 @@
+"""Queries on the tables `webhooks` and `webhook_events`."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.database.tables import WebhookEventRow, WebhookRow
+from gateway.tenancy.records import Webhook
+
+CLAIM: Final = timedelta(seconds=60)
+"""How long a claimed event is reserved for one sender; longer than one attempt takes."""
+MAX_ERROR_CHARACTERS: Final = 200
+
+
+class EventName(NamedTuple):
+    """Identity of an event: a webhook receives each event once."""
+
+    webhook_id: str
+    kind: str
+    """For example `budget.threshold`."""
+    subject: str
+    """Holder of the budget: `t:acme`, `p:prj_1`, `k:key_1`."""
+    period: str
+    """For example the month `2026-11`."""
+    threshold: int
+    """Percentage; 0 if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookEvent:
+    """An event for a webhook."""
+
+    id: str
+    name: EventName
+    body: str
+    """Body of the request: JSON."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """An event that is due."""
+
+    event_id: str
+    kind: str
+    url: str
+    sealed_secret: bytes | None
+    """Signs the request, after decryption."""
+    plain_secret: str = field(repr=False)
+    """The plain secret from a release that did not encrypt it; there is then no sealed one."""
+    body: str
+    created_at: datetime
+    attempts: int
+    """Number of failed attempts."""
+
+
+class StoredSecret(NamedTuple):
+    """A webhook's secret as stored in the database."""
+
+    webhook_id: str
+    plain: str
+    """Empty if it is encrypted."""
+    sealed: bytes | None
+
+
+class WebhookStore:
+    """Webhooks and their events, within one transaction."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+
+    async def add(self, tenant_id: str, webhook: Webhook, sealed_secret: bytes) -> None:
+        """Insert a webhook of the tenant."""
+        self._transaction.add(
+            WebhookRow(
+                id=webhook.id,
+                tenant_id=tenant_id,
+                url=webhook.url,
+                secret="",
+                sealed_secret=sealed_secret,
+                thresholds=list(webhook.thresholds),
+                created_at=webhook.created_at,
+            )
+        )
+        await self._transaction.flush()
+
+    async def list_of_tenant(self, tenant_id: str) -> list[Webhook]:
+        """Return the tenant's webhooks, oldest first."""
+        rows = await self._transaction.scalars(
+            select(WebhookRow)
+            .where(WebhookRow.tenant_id == tenant_id, WebhookRow.removed_at.is_(None))
+            .order_by(WebhookRow.created_at, WebhookRow.id)
+        )
+        return [row.to_record() for row in rows]
+
+    async def get(self, tenant_id: str, webhook_id: str) -> Webhook | None:
+        """Return the tenant's webhook, or None if it does not exist."""
+        row = await self._transaction.scalar(
+            select(WebhookRow).where(
+                WebhookRow.tenant_id == tenant_id,
+                WebhookRow.id == webhook_id,
+                WebhookRow.removed_at.is_(None),
+            )
+        )
+        return None if row is None else row.to_record()
+
+    async def set_removed(self, tenant_id: str, webhook_id: str, removed_at: datetime) -> None:
+        """Remove the tenant's webhook; its undelivered events are never sent."""
+        await self._transaction.execute(
+            update(WebhookRow)
+            .where(WebhookRow.tenant_id == tenant_id, WebhookRow.id == webhook_id)
+            .values(removed_at=removed_at)
+        )
+
+    async def stored_secrets(self, *, after: str, limit: int) -> list[StoredSecret]:
+        """Return and lock the secrets of some webhooks, removed ones included, ordered by id."""
+        rows = await self._transaction.execute(
+            select(WebhookRow.id, WebhookRow.secret, WebhookRow.sealed_secret)
+            .where(WebhookRow.id > after)
+            .order_by(WebhookRow.id)
+            .limit(limit)
+            .with_for_update()
+        )
+        return [StoredSecret(*row) for row in rows]
+
+    async def set_sealed_secret(self, webhook_id: str, sealed_secret: bytes) -> None:
+        """Replace a webhook's secret, including a plain one."""
+        await self._transaction.execute(
+            update(WebhookRow)
+            .where(WebhookRow.id == webhook_id)
+            .values(secret="", sealed_secret=sealed_secret)
+        )
+
+    async def add_events(self, events: Sequence[WebhookEvent]) -> int:
+        """Add events for delivery, except those with an existing name. Return how many are new."""
+        if not events:
+            return 0
+        dialect = self._transaction.get_bind().dialect.name
+        insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(WebhookEventRow)
+        added = await self._transaction.scalars(
+            insert.on_conflict_do_nothing().returning(WebhookEventRow.id),
+            # Sorted, so that two transactions that add the same events wait for each other without
+            # deadlock.
+            [_row(event) for event in sorted(events, key=lambda event: event.name)],
+        )
+        return len(list(added))
+
+    async def known_events(
+        self, webhook_ids: Collection[str], kind: str, periods: Collection[str]
+    ) -> set[EventName]:
+        """Return the names of existing events of these webhooks."""
+        rows = await self._transaction.execute(
+            select(
+                WebhookEventRow.webhook_id,
+                WebhookEventRow.kind,
+                WebhookEventRow.subject,
+                WebhookEventRow.period,
+                WebhookEventRow.threshold,
+            ).where(
+                WebhookEventRow.webhook_id.in_(webhook_ids),
+                WebhookEventRow.kind == kind,
+                WebhookEventRow.period.in_(periods),
+            )
+        )
+        return {EventName(*row) for row in rows}
+
+    async def forget_events(self, webhook_id: str, kind: str, *, before: datetime) -> None:
+        """Remove older events of one kind, delivered or not."""
+        await self._transaction.execute(
+            delete(WebhookEventRow).where(
+                WebhookEventRow.webhook_id == webhook_id,
+                WebhookEventRow.kind == kind,
+                WebhookEventRow.created_at < before,
+            )
+        )
+
+    async def due(self, now: datetime, limit: int) -> list[Delivery]:
+        """Return due events, the longest waiting first, and claim them for `CLAIM`.
+
+        Commit the transaction before sending them. The sender of an event then calls `delivered` or
+        `failed`; if the sender dies, the event is due again after `CLAIM`.
+        """
+        rows = await self._transaction.execute(
+            select(WebhookEventRow, WebhookRow)
+            .join(WebhookRow, WebhookRow.id == WebhookEventRow.webhook_id)
+            .where(
+                WebhookEventRow.delivered_at.is_(None),
+                WebhookEventRow.next_attempt_at <= now,
+                WebhookRow.removed_at.is_(None),
+            )
+            .order_by(WebhookEventRow.next_attempt_at)
+            .limit(limit)
+            .with_for_update(of=WebhookEventRow, skip_locked=True)
+        )
+        found = [(event, webhook) for event, webhook in rows]
+        await self._transaction.execute(
+            update(WebhookEventRow)
+            .where(WebhookEventRow.id.in_([event.id for event, _ in found]))
+            .values(next_attempt_at=now + CLAIM)
+        )
+        return [_delivery(event, webhook) for event, webhook in found]
+
+    async def delivered(self, event_id: str, at: datetime) -> None:
+        """Record that an event was delivered."""
+        await self._transaction.execute(
+            update(WebhookEventRow)
+            .where(WebhookEventRow.id == event_id)
+            .values(
+                delivered_at=at,
+                next_attempt_at=None,
+                attempts=WebhookEventRow.attempts + 1,
+                last_error="",
+            )
+        )
+
+    async def failed(self, event_id: str, *, next_attempt_at: datetime | None, error: str) -> None:
+        """Record why an event was not sent, and when to retry; None: never."""
+        await self._transaction.execute(
+            update(WebhookEventRow)
+            .where(WebhookEventRow.id == event_id, WebhookEventRow.delivered_at.is_(None))
+            .values(
+                next_attempt_at=next_attempt_at,
+                attempts=WebhookEventRow.attempts + 1,
+                last_error=error[:MAX_ERROR_CHARACTERS],
+            )
+        )
+
+
+def _row(event: WebhookEvent) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        **event.name._asdict(),
+        "body": event.body,
+        "created_at": event.created_at,
+        "attempts": 0,
+        "next_attempt_at": event.created_at,
+        "last_error": "",
+    }
+
+
+def _delivery(event: WebhookEventRow, webhook: WebhookRow) -> Delivery:
+    return Delivery(
+        event_id=event.id,
+        kind=event.kind,
+        url=webhook.url,
+        sealed_secret=webhook.sealed_secret,
+        plain_secret=webhook.secret,
+        body=event.body,
+        created_at=event.created_at,
+        attempts=event.attempts,
+    )

@@ -1,0 +1,301 @@
+"""JSON schemas of responses for the OpenAPI page."""
+
+from typing import Any
+
+from contract.dialect import Dialect
+from contract.tier import ServiceTier
+from gateway.tenancy.limits import LimitScope
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+_DIALECT: Schema = {"type": "string", "enum": [each.value for each in Dialect]}
+TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+def reference(name: str) -> Schema:
+    """Return a reference to a schema of the page."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def object_of(required: dict[str, Schema], **optional: Schema) -> Schema:
+    """Return the schema of an object with these members."""
+    return {"type": "object", "required": list(required), "properties": required | optional}
+
+
+_LOGPROBS: Schema = object_of(
+    {
+        "tokens": {"type": "array", "items": TEXT},
+        "token_logprobs": {
+            "type": "array",
+            "items": {"type": ["number", "null"]},
+            "description": "Null for the first token of an echoed prompt.",
+        },
+        "top_logprobs": {
+            "type": "array",
+            "items": {"type": ["object", "null"], "additionalProperties": NUMBER},
+        },
+        "text_offset": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "Code points of the returned text before the token.",
+        },
+    },
+    token_ids=TOKEN_IDS,
+)
+
+TOOL_CALL: Schema = object_of(
+    {
+        "id": TEXT,
+        "type": {"const": "function"},
+        "function": object_of({"name": TEXT, "arguments": TEXT}),
+    },
+)
+
+USAGE: Schema = object_of(
+    {
+        "prompt_tokens": INTEGER,
+        "completion_tokens": {
+            "type": "integer",
+            "description": "Tokens of all sequences, those that best_of discarded included.",
+        },
+        "total_tokens": INTEGER,
+    },
+    prompt_tokens_details=object_of({"cached_tokens": INTEGER}),
+    completion_tokens_details=object_of(
+        {},
+        best_of_tokens={"type": "integer", "description": "Of what best_of discarded."},
+        reasoning_tokens={"type": "integer", "description": "Of chats."},
+    ),
+    cached_tokens={"type": "integer", "description": "In the dialect `omlx`."},
+    cost={
+        "type": "number",
+        "description": "Dollars, where the account or the request asks for it.",
+    },
+)
+
+_CHOICE: Schema = object_of(
+    {
+        "index": {"type": "integer", "description": "prompt index * n + choice"},
+        "text": TEXT,
+        "logprobs": {"anyOf": [_LOGPROBS, {"type": "null"}]},
+        "finish_reason": {
+            "type": ["string", "null"],
+            "enum": ["stop", "length", "tool_calls", None],
+            "description": "Null in a stream until the choice ends.",
+        },
+    },
+    stop_reason={
+        "type": ["string", "integer", "null"],
+        "description": "The stop string, or the id of the stop token, that ended the text.",
+    },
+    token_ids=TOKEN_IDS | {"description": "With `return_token_ids`."},
+    prompt_token_ids=TOKEN_IDS | {"description": "With `return_token_ids`."},
+    tool_calls={"type": "array", "items": TOOL_CALL},
+)
+
+_COMMON: dict[str, Schema] = {
+    "id": {"type": "string", "pattern": "^cmpl-"},
+    "object": {"type": "string", "const": "text_completion"},
+    "created": {"type": "integer", "description": "Unix time in seconds."},
+    "model": {"type": "string", "description": "The model as the request named it."},
+    "choices": {"type": "array", "items": _CHOICE},
+}
+
+TIMES: dict[str, Schema] = {
+    "system_fingerprint": TEXT,
+    "timings": {"type": "object", "description": "In the dialect `llamacpp`."},
+    "perf_metrics": {
+        "type": ["object", "null"],
+        "description": "In the dialect `fireworks`, with `perf_metrics_in_response`.",
+    },
+    "metrics": {"type": ["object", "null"], "description": "In the dialect `vllm`."},
+}
+
+COMPLETION: Schema = object_of(_COMMON | {"usage": USAGE}, **TIMES)
+
+COMPLETION_STATUS: Schema = object_of(
+    {
+        "id": {"type": "string", "pattern": "^(chat)?cmpl-"},
+        "object": {"type": "string", "enum": ["text_completion", "chat.completion"]},
+        **{name: _COMMON[name] for name in ("created", "model")},
+        "background": {"type": "boolean"},
+        "status": {
+            "type": "string",
+            "enum": ["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"],
+            "description": "`incomplete`: its client left, and it goes on when somebody reads it.",
+        },
+    },
+    error={"type": "object", "description": "Of one that failed, as in an `Error`."},
+)
+
+CHUNK: Schema = {
+    **object_of(
+        _COMMON,
+        **TIMES,
+        usage={"anyOf": [USAGE, {"type": "null"}]},
+        obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},
+    ),
+    "description": "One `data:` line of a stream.",
+}
+
+_UNLESS_HIDDEN: Schema = {
+    "type": ["integer", "null"],
+    "description": "Null of a budget or credit of which the credential may not see the use.",
+}
+
+_LIMIT: dict[str, Schema] = {
+    "limit": {"type": "string", "description": "Name of the limit that refused the request."},
+    "scope": {"type": "string", "enum": [each.value for each in LimitScope]},
+    "limit_value": _UNLESS_HIDDEN,
+    "used": _UNLESS_HIDDEN,
+    "reset_seconds": {
+        "type": ["number", "null"],
+        "description": "When it would allow the request; null: never, or nobody can know.",
+    },
+}
+
+_OPENAI_ERROR: Schema = object_of(
+    {
+        "message": TEXT,
+        "type": TEXT,
+        "param": {"type": ["string", "null"]},
+        "code": {"type": ["string", "null"]},
+    },
+    **_LIMIT,
+)
+
+_LLAMACPP_ERROR: Schema = object_of(
+    {"code": INTEGER, "message": TEXT, "type": TEXT}, n_prompt_tokens=INTEGER, n_ctx=INTEGER
+)
+
+_VLLM_ERROR: Schema = object_of(
+    {"message": TEXT, "type": TEXT, "param": {"type": ["string", "null"]}, "code": INTEGER}
+)
+
+ERROR: Schema = {
+    **object_of({"error": {"anyOf": [_OPENAI_ERROR, _LLAMACPP_ERROR, _VLLM_ERROR]}}),
+    "description": "`code` is a word, in the dialects `llamacpp` and `vllm` the HTTP status.",
+}
+
+ESTIMATE: Schema = object_of(
+    {
+        "object": {"const": "completion.estimate"},
+        "model": TEXT,
+        "dialect": _DIALECT,
+        "prompt_tokens": {"type": "integer", "description": "Of all prompts, after truncation."},
+        "prompt_truncated": {"type": "integer", "description": "Tokens that were cut off."},
+        "max_tokens": {"type": "integer", "description": "The lowest that applies to a prompt."},
+        "completion_tokens_max": {
+            "type": "integer",
+            "description": "Tokens that would be generated at most, `best_of` included.",
+        },
+        "total_tokens_max": INTEGER,
+        "parameters": {"type": "object", "description": "What would apply, defaults filled in."},
+        "ignored_parameters": {"type": "array", "items": TEXT},
+        "context_window": INTEGER,
+        "service_tier": {"type": "string", "enum": [each.value for each in ServiceTier]},
+        "cost": object_of(
+            {
+                "prompt_micros": {"type": "integer", "description": "Of the prompt alone."},
+                "max_micros": {"type": "integer", "description": "The most it may come to."},
+            }
+        )
+        | {"description": "Micro-dollars."},
+        "limits": {
+            "type": "object",
+            "description": "Of the server, and under `key`, `project` and `tenant` of each of them.",
+            "additionalProperties": {"anyOf": [INTEGER, {"type": "object"}]},
+        },
+    }
+)
+
+_MODEL_NAME: Schema = {"type": "string", "description": "The only or default model if absent."}
+
+TOKENIZE_REQUEST: Schema = {
+    "type": "object",
+    "properties": {
+        "model": _MODEL_NAME,
+        "prompt": {"type": "string", "description": "Text, in the shape of vLLM."},
+        "add_special_tokens": {"type": "boolean", "default": True},
+        "return_token_strs": {"type": "boolean", "default": False},
+        "content": {"type": "string", "description": "Text, in the shape of llama.cpp."},
+        "add_special": {"type": "boolean", "default": False},
+        "parse_special": {"type": "boolean", "default": True},
+        "with_pieces": {"type": "boolean", "default": False},
+    },
+    "anyOf": [{"required": ["prompt"]}, {"required": ["content"]}],
+}
+
+_PIECE: Schema = object_of({"id": INTEGER, "piece": {"type": ["string", "array"]}})
+
+TOKENS: Schema = object_of(
+    {"tokens": {"type": "array", "items": {"anyOf": [INTEGER, _PIECE]}}},
+    count=INTEGER,
+    max_model_len=INTEGER,
+    token_strs={"type": ["array", "null"], "items": TEXT},
+)
+
+DETOKENIZE_REQUEST: Schema = object_of({"tokens": TOKEN_IDS}, model=_MODEL_NAME)
+
+DETOKENIZED: Schema = {
+    "type": "object",
+    "properties": {
+        "prompt": {"type": "string", "description": "If the request names a model (vLLM)."},
+        "content": {"type": "string", "description": "If it names none (llama.cpp)."},
+    },
+}
+
+MODEL: Schema = object_of(
+    {
+        "id": TEXT,
+        "aliases": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Other names under which requests may ask for it.",
+        },
+        "object": {"const": "model"},
+        "created": INTEGER,
+        "owned_by": TEXT,
+        "context_window": {"type": "integer", "description": "Prompt and completion tokens."},
+        "max_model_len": {"type": "integer", "description": "The same, by vLLM's name."},
+        "ready": {"type": "boolean", "description": "Whether a worker serves it now."},
+        "dialect": _DIALECT,
+        "features": {"type": "array", "items": TEXT},
+        "supported_parameters": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Of `POST /v1/completions`.",
+        },
+        "supported_chat_parameters": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Of `POST /v1/chat/completions`; empty if the model has no chat template.",
+        },
+        "pricing": {
+            "type": ["object", "null"],
+            "description": "Micro-dollars per million tokens, by service tier: `prompt_micros`, "
+            "`cached_micros`, `completion_micros`.",
+        },
+    }
+)
+
+MODEL_LIST: Schema = object_of(
+    {"object": {"const": "list"}, "data": {"type": "array", "items": reference("Model")}}
+)
+
+COMPONENTS: dict[str, Schema] = {
+    "Completion": COMPLETION,
+    "CompletionChunk": CHUNK,
+    "CompletionStatus": COMPLETION_STATUS,
+    "CompletionEstimate": ESTIMATE,
+    "Error": ERROR,
+    "Model": MODEL,
+    "ModelList": MODEL_LIST,
+    "TokenizeRequest": TOKENIZE_REQUEST,
+    "Tokens": TOKENS,
+    "DetokenizeRequest": DETOKENIZE_REQUEST,
+    "Detokenized": DETOKENIZED,
+}

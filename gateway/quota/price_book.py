@@ -1,0 +1,104 @@
+"""In-memory copy of all prices, so that pricing a request needs no query."""
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from sqlalchemy import select
+
+from contract.tier import ServiceTier
+from gateway.database.engine import Database
+from gateway.database.tables import PriceRow
+from gateway.errors import StoreUnavailableError
+from gateway.tenancy.records import Price
+
+REFRESH_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 1.0
+"""Interval between attempts to load the table while loading fails."""
+
+logger = logging.getLogger(__name__)
+
+_ALL: Final = select(PriceRow).order_by(PriceRow.effective_at, PriceRow.id)
+
+
+class _Course(NamedTuple):
+    """The prices of one model and tier over time."""
+
+    starts: list[datetime]
+    prices: list[Price]
+
+    def at(self, moment: datetime) -> Price | None:
+        """Return the price in force; None before the first one."""
+        number = bisect_right(self.starts, moment)
+        return self.prices[number - 1] if number else None
+
+
+class PriceBook:
+    """A copy of the price table: the last one that was loaded."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._courses: Mapping[tuple[str, ServiceTier], _Course] = {}
+        self._is_loaded = False
+        self._is_outdated = asyncio.Event()
+
+    def find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
+        """Return the price of a model in a tier at a time; None means free.
+
+        A tier without a price in force has the price of the default tier. Raises
+        StoreUnavailableError until the table is loaded for the first time, since serving for free
+        would be wrong.
+        """
+        if not self._is_loaded:
+            raise StoreUnavailableError("The prices cannot be read.", retry_after_seconds=1.0)
+        return self._find(model, tier, at) or self._find(model, ServiceTier.DEFAULT, at)
+
+    def _find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
+        course = self._courses.get((model, tier))
+        return None if course is None else course.at(at)
+
+    def refresh_soon(self) -> None:
+        """Reload the table at once, because it has grown or may have grown."""
+        self._is_outdated.set()
+
+    async def refresh(self) -> None:
+        """Reload the table. Raises StoreUnavailableError, and then keeps the old copy."""
+        async with self._database.reading() as transaction:
+            rows = await transaction.scalars(_ALL)
+            prices = [row.to_record() for row in rows]
+        self._courses = _courses(prices)
+        self._is_loaded = True
+
+    async def run(self) -> None:
+        """Reload the table whenever it has grown, and every minute, until cancelled."""
+        while True:
+            # Clear the flag before the read: a change during the read then triggers another one.
+            self._is_outdated.clear()
+            try:
+                await self.refresh()
+            except StoreUnavailableError:
+                logger.warning("the price table cannot be read; the last known one holds")
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(REFRESH_SECONDS):
+                await self._is_outdated.wait()
+        except TimeoutError:
+            pass
+
+
+def _courses(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], _Course]:
+    """Group prices, given in the order in which they take effect, by model and tier."""
+    courses: defaultdict[tuple[str, ServiceTier], _Course] = defaultdict(lambda: _Course([], []))
+    for price in prices:
+        course = courses[price.model, price.service_tier]
+        course.starts.append(price.effective_at)
+        course.prices.append(price)
+    return dict(courses)

@@ -1,0 +1,221 @@
+"""Request and reply types of the quota scripts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.quota.periods import day_of, month_of
+from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import UsageRecord, encode_usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationRequest:
+    """The maximum usage of one request, and the subjects whose limits apply to it."""
+
+    request_id: str
+    tenant_id: str
+    subjects: tuple[SubjectLimits, ...]
+    """Key, project and tenant, in this order, including those without any limit."""
+    prompt_tokens: int
+    completion_tokens: int
+    cost_micros: int
+    is_prepaid: bool
+    record: bytes
+    """Draft of the usage record, for the process that settles it if this process cannot."""
+
+    @classmethod
+    def of(
+        cls,
+        draft: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> "ReservationRequest":
+        """Request at most this many tokens, at the prices in the draft of the usage record."""
+        return cls(
+            request_id=draft.request_id,
+            tenant_id=draft.tenant_id,
+            subjects=subjects,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_micros=draft.cost_of(
+                prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=completion_tokens
+            ),
+            is_prepaid=draft.is_prepaid,
+            record=encode_usage(draft),
+        )
+
+    def wanted(self, limit: LimitName | None) -> int:
+        """Return how much of a limit the request takes; None means the prepaid credit."""
+        match limit:
+            case LimitName.PROMPT_TOKENS_PER_MINUTE:
+                return self.prompt_tokens
+            case LimitName.COMPLETION_TOKENS_PER_MINUTE:
+                return self.completion_tokens
+            case LimitName.TOKENS_PER_MINUTE | LimitName.TOKENS_PER_DAY:
+                return self.prompt_tokens + self.completion_tokens
+            case LimitName.BUDGET | None:
+                return self.cost_micros
+            case _:
+                return 1
+
+
+SeesUse = Callable[[LimitScope], bool]
+"""Whether a caller may see the money used by its key, its project or its tenant."""
+
+
+def sees_all(_scope: LimitScope) -> bool:
+    """Show the usage of all holders."""
+    return True
+
+
+def sees_key(scope: LimitScope) -> bool:
+    """Show only the usage of the key."""
+    return scope is LimitScope.KEY
+
+
+class Meter(NamedTuple):
+    """Remaining quota of one limit."""
+
+    subject: SubjectLimits
+    limit: LimitName | None
+    """None means the tenant's prepaid credit, of which only `remaining` is known."""
+    remaining: int
+
+    @property
+    def value(self) -> int:
+        """The limit; for the credit, the remaining amount."""
+        value = None if self.limit is None else self.subject.limits.get(self.limit)
+        return self.remaining if value is None else value
+
+
+class Admitted(NamedTuple):
+    """The request is admitted and its maximum usage is reserved."""
+
+    created_ms: int
+    """Unix time of the admission in milliseconds, by the Redis clock."""
+    meters: tuple[Meter, ...]
+    """Remaining quota of the per-minute limits and of money."""
+
+
+class Refused(NamedTuple):
+    """A limit rejects the request; nothing is reserved."""
+
+    subject: SubjectLimits
+    limit: LimitName | None
+    """None means the tenant's prepaid credit."""
+    value: int
+    used: int
+    wanted: int
+    retry_ms: int | None
+    """Milliseconds until the limit allows the request; None: never or unknown.
+
+    This assumes that nothing else is admitted.
+    """
+    meters: tuple[Meter, ...]
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the request exceeds what the limit can ever allow."""
+        return self.limit is not None and self.wanted > self.value
+
+
+class NeedsSeed(NamedTuple):
+    """The durable counters of these subjects must be read from the ledger first."""
+
+    subjects: tuple[SubjectLimits, ...]
+
+
+class Withdrawn(NamedTuple):
+    """The reservation was released before it arrived, or another process has ended it."""
+
+
+ReserveAnswer = Admitted | Refused | NeedsSeed | Withdrawn
+
+
+class ExpiredReservation(NamedTuple):
+    """A reservation whose lease has expired."""
+
+    request_id: str
+    created_ms: int
+    record: bytes
+    """Draft of its usage record."""
+    expired_ms: int
+    """Expiry of its lease, as Unix time by the Redis clock."""
+
+
+class AuditResult(NamedTuple):
+    """Errors in open reservations that an audit found and corrected."""
+
+    corrected_accounts: int
+    forgotten_requests: int
+    """Concurrent requests that had no reservation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectStatus:
+    """Usage of a subject."""
+
+    now_ms: int
+    """Unix time by the Redis clock."""
+    requests_of_minute: int
+    prompt_tokens_of_minute: int
+    completion_tokens_of_minute: int
+    minute_reset_ms: int | None
+    """Time until the first of them leaves the window; None if there is no usage."""
+    concurrent_requests: int
+    is_seeded: bool
+    """Whether the counters below are complete."""
+    version: int
+    requests_today: int
+    """Settled and reserved, as are the next two."""
+    tokens_today: int
+    cost_this_month: int
+    credit_micros: int | None
+    """Remaining credit of a prepaid tenant, minus reservations."""
+
+    @classmethod
+    def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
+        """Parse one subject's part of the script's reply."""
+        requests, prompt, completion, reset, running, account = reply
+        assert isinstance(account, list)  # noqa: S101 - the script's contract
+        seeded, *rest = account
+        numbers = [int(value or 0) for value in rest]
+        version, day, q, t, qo, to, month, s, r, credit, cr = numbers
+        is_today, is_this_month = day == day_of(now_ms), month == month_of(now_ms)
+        return cls(
+            now_ms=now_ms,
+            requests_of_minute=_integer(requests),
+            prompt_tokens_of_minute=_integer(prompt),
+            completion_tokens_of_minute=_integer(completion),
+            minute_reset_ms=None if reset == -1 else _integer(reset),
+            concurrent_requests=_integer(running),
+            is_seeded=seeded is not None,
+            version=version,
+            requests_today=q + qo if is_today else 0,
+            tokens_today=t + to if is_today else 0,
+            cost_this_month=s + r if is_this_month else 0,
+            credit_micros=None if rest[-2] is None else credit - cr,
+        )
+
+    def used(self, name: LimitName) -> int:
+        """Return the usage of a limit."""
+        used = {
+            LimitName.REQUESTS_PER_MINUTE: self.requests_of_minute,
+            LimitName.TOKENS_PER_MINUTE: self.prompt_tokens_of_minute
+            + self.completion_tokens_of_minute,
+            LimitName.PROMPT_TOKENS_PER_MINUTE: self.prompt_tokens_of_minute,
+            LimitName.COMPLETION_TOKENS_PER_MINUTE: self.completion_tokens_of_minute,
+            LimitName.REQUESTS_PER_DAY: self.requests_today,
+            LimitName.TOKENS_PER_DAY: self.tokens_today,
+            LimitName.CONCURRENT_REQUESTS: self.concurrent_requests,
+            LimitName.BUDGET: self.cost_this_month,
+        }
+        return used[name]
+
+
+def _integer(value: int | list[bytes | None]) -> int:
+    assert isinstance(value, int)  # noqa: S101 - the script's contract
+    return value

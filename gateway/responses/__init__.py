@@ -1,0 +1,1 @@
+"""Responses: settle every admitted request, and store what clients can resume."""

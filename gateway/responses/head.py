@@ -1,0 +1,164 @@
+"""Answer head: what any gateway needs to replay or resume an answer."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from contract import clock, messages
+from contract.dialect import Dialect
+from contract.messages import GenerationJob
+from gateway.dialects.profile import PROFILES
+from gateway.dialects.request import ChatRequest, GenerationRequest
+from gateway.stream.completion import Completion, Usage
+from gateway.tenancy.limits import SubjectLimits
+from gateway.tenancy.usage_record import Counts, UsageRecord
+
+_HINTS: Final = get_type_hints(GenerationRequest) | {"profile": Dialect}
+
+
+def _stored(field: "Field[Any]") -> tuple[str, Any] | tuple[str, Any, Any]:
+    hint = _HINTS[field.name]
+    if field.default is not MISSING:
+        return field.name, hint, field.default
+    if field.default_factory is not MISSING:
+        return field.name, hint, msgspec.field(default_factory=field.default_factory)
+    return field.name, hint
+
+
+# A GenerationRequest with the name of its profile instead of the profile. A field added by a newer
+# gateway takes its default when the stored request is from an older one.
+_StoredRequest = msgspec.defstruct(
+    "_StoredRequest", [_stored(each) for each in fields(GenerationRequest)], kw_only=True
+)
+
+
+class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All of an answer that is known before it begins.
+
+    It is stored in Redis as msgpack; fields may only be added, with defaults.
+    """
+
+    request_id: str
+    model: str
+    """As given by the client."""
+    created: int
+    """Unix time in seconds, as shown in the response."""
+    fingerprint: str
+    request: dict[str, Any]
+    """The GenerationRequest without the fields that only its jobs need: see `AnswerHead.of`."""
+    prompt_texts: list[str]
+    """The echoed text of each prompt."""
+    jobs: list[GenerationJob]
+    """As they were enqueued: job `i` is that of prompt `i`."""
+    record: UsageRecord
+    """Draft of the usage record, created at admission."""
+    subjects: tuple[SubjectLimits, ...]
+    """The subjects whose limits the request counts towards."""
+    most: Counts = Counts()
+    """The most tokens that the request may use."""
+    weight: float
+    shows_cost: bool = False
+    is_background: bool = False
+    """Whether it continues without a connected client."""
+    most_ms: int
+    """How long it may run, from its beginning or from when it resumes."""
+    retention_ms: int
+    """How long it can be read after its end."""
+    stored_bytes: int = 0
+    """Bytes reserved for its request in `gateway.quota.storage` until it ends; 0 if not counted."""
+
+    @classmethod
+    def of(
+        cls,
+        completion: Completion,
+        *,
+        jobs: list[GenerationJob],
+        record: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
+        most: Counts,
+        weight: float,
+        is_background: bool,
+        retention_ms: int,
+        stored_bytes: int = 0,
+    ) -> "AnswerHead":
+        """Return the head of an answer.
+
+        Prompts, messages, images, tools, structure and biases are left out of the request: the jobs
+        contain them, or they were only needed to make the jobs.
+        """
+        chat, use = completion.request.chat, completion.request.tool_use
+        request = replace(
+            completion.request,
+            prompts=[""] * len(completion.request.prompts),
+            chat=None if chat is None else _looks_of(chat),
+            images=[[] for _ in completion.request.images],
+            image_params=[],
+            structure=None,
+            tool_use=None if use is None else replace(use, tools=[]),
+            bias_texts={},
+        )
+        stored = {each.name: getattr(request, each.name) for each in fields(request)}
+        return cls(
+            request_id=completion.id,
+            model=completion.model,
+            created=completion.created,
+            fingerprint=completion.fingerprint,
+            request=stored | {"profile": request.profile.name},
+            prompt_texts=completion.prompt_texts,
+            jobs=jobs,
+            record=record,
+            subjects=subjects,
+            most=most,
+            weight=weight,
+            shows_cost=completion.cost_of is not None,
+            is_background=is_background,
+            most_ms=max(max(job.deadline_ms for job in jobs) - clock.now_ms(), 0),
+            retention_ms=retention_ms,
+            stored_bytes=stored_bytes,
+        )
+
+    @property
+    def tenant_id(self) -> str:
+        """The tenant that owns the answer."""
+        return self.record.tenant_id
+
+    def generation_request(self) -> GenerationRequest:
+        """Return the part of the request that determines the format of the response."""
+        stored = msgspec.convert(self.request, _StoredRequest)
+        values = {each.name: getattr(stored, each.name) for each in fields(GenerationRequest)}
+        return GenerationRequest(**values | {"profile": PROFILES[values["profile"]]})
+
+    def completion(self) -> Completion:
+        """Return the parts shared by all chunks of the response."""
+        return Completion(
+            id=self.request_id,
+            model=self.model,
+            created=self.created,
+            fingerprint=self.fingerprint,
+            request=self.generation_request(),
+            prompt_token_ids=[job.prompt_token_ids for job in self.jobs],
+            prompt_texts=self.prompt_texts,
+            cost_of=self._cost_of() if self.shows_cost else None,
+        )
+
+    def _cost_of(self) -> Callable[[Usage], int]:
+        record = self.record
+        return lambda usage: record.cost_of(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+
+
+def _looks_of(chat: ChatRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=[],
+        shows_reasoning=chat.shows_reasoning,
+        uses_legacy_functions=chat.uses_legacy_functions,
+    )
+
+
+encode_head = messages.encode
+decode_head = msgspec.msgpack.Decoder(AnswerHead).decode

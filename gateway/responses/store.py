@@ -1,0 +1,231 @@
+"""Answer store: answers in Redis, with a typed method for each script."""
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum, StrEnum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from contract import keys
+from contract.queue import JOBS_AT_ONCE
+from contract.scripts import CommandExecutor, LuaScript
+from gateway.responses.entries import compressed, restored
+from gateway.responses.head import AnswerHead, decode_head, encode_head
+from gateway.tenancy.usage_record import Counts
+
+_PACKAGE = "gateway.responses.scripts"
+_OPEN = LuaScript("answer_open", _PACKAGE)
+_APPEND = LuaScript("answer_append", _PACKAGE)
+_ADOPT = LuaScript("answer_adopt", _PACKAGE)
+_READ = LuaScript("answer_read_page", _PACKAGE)
+
+PAGE_ENTRIES: Final = 16
+"""Journal entries read at once. An entry usually has the replies of one second."""
+PAGE_BYTES: Final = 262_144
+"""No further entry is read after this many bytes, so as not to block Redis and the event loop."""
+THREAD_BYTES: Final = 65_536
+"""Longer heads are compressed and restored in a thread."""
+
+
+class AnswerState(StrEnum):
+    """State of an answer."""
+
+    RUNNING = "running"  # Its jobs wait or run; its owner may be dead.
+    FINISHED = "finished"
+    FAILED = "failed"  # It ended with an error, which its readers receive.
+    CANCELLED = "cancelled"  # A client cancelled it.
+    LEFT = "left"  # All its readers disconnected; it resumes when a client attaches.
+
+    @property
+    def is_end(self) -> bool:
+        """Whether no more output follows."""
+        return self not in (AnswerState.RUNNING, AnswerState.LEFT)
+
+
+class Standing(NamedTuple):
+    """The part of an answer that changes, besides its journal."""
+
+    state: AnswerState
+    reservation: str
+    """Id under which it is settled: its own, or a new one for each resume after a settlement."""
+    settled: Counts
+    """Token counts that earlier reservations were settled with."""
+    handles: tuple[int, ...]
+    """Handles of the jobs that the owner follows; empty if it has not begun to."""
+
+
+class Appended(Enum):
+    """Result of writing journal entries."""
+
+    DONE = 1
+    ANOTHERS = 0  # Another gateway has taken the answer over.
+    LOST = -1  # Redis has lost the answer, or the end of its journal.
+
+
+class Page(NamedTuple):
+    """A part of an answer's journal."""
+
+    standing: Standing
+    entries_in_all: int
+    entries: list[bytes]
+
+
+class StoredAnswer(NamedTuple):
+    """An answer as stored in Redis, with a part of its journal."""
+
+    head: AnswerHead
+    owner: str
+    term: int
+    """Number of its owner, counted from 1."""
+    standing: Standing
+    entries_in_all: int
+    entries: list[bytes]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_handles = msgspec.msgpack.Decoder(tuple[int, ...]).decode
+_decode_counts = msgspec.msgpack.Decoder(Counts).decode
+
+
+class AnswerStore:
+    """Operations on answers. All of them raise RedisError when Redis does not respond."""
+
+    def __init__(self, executor: CommandExecutor) -> None:
+        self._executor = executor
+
+    async def open(
+        self,
+        head: AnswerHead,
+        *,
+        owner: str,
+        term: int,
+        standing: Standing,
+        live_ms: int,
+        entries: Sequence[bytes] = (),
+    ) -> bool:
+        """Write a whole answer. Return False, changing nothing, if another gateway owns it now."""
+        opened = await _OPEN.run(
+            self._executor,
+            _keys(head.request_id),
+            [
+                term,
+                live_ms,
+                await _packed(head),
+                owner,
+                _encode(standing.handles),
+                standing.reservation,
+                standing.state,
+                _encode(standing.settled),
+                *entries,
+            ],
+        )
+        return bool(opened)
+
+    async def append(
+        self,
+        request_id: str,
+        *,
+        term: int,
+        index: int,
+        entries: Sequence[bytes],
+        standing: Standing,
+        live_ms: int,
+    ) -> Appended:
+        """Write entries after the first `index` entries of the journal, and update the standing.
+
+        Safe to repeat with the same entries, and with further ones after them.
+        """
+        code = await _APPEND.run(
+            self._executor,
+            _keys(request_id),
+            [
+                term,
+                live_ms,
+                index,
+                _encode(standing.handles),
+                standing.reservation,
+                standing.state,
+                _encode(standing.settled),
+                *entries,
+            ],
+        )
+        return Appended(code)
+
+    async def adopt(
+        self,
+        head: AnswerHead,
+        *,
+        term: int,
+        state: AnswerState,
+        owner: str,
+        live_ms: int,
+    ) -> int:
+        """End the term `term` of an answer in state `state`, and set it to running with this head.
+
+        Returns the new term, or 0 if the answer has another owner or state by now.
+        """
+        new_term: int = await _ADOPT.run(
+            self._executor,
+            _keys(head.request_id),
+            [term, state, live_ms, owner, _encode(()), AnswerState.RUNNING, await _packed(head)],
+        )
+        return new_term
+
+    async def read(
+        self, request_id: str, *, index: int = 0, most: int = PAGE_ENTRIES
+    ) -> StoredAnswer | None:
+        """Return an answer with up to `most` entries from `index` on; None if there is none."""
+        fields = await self._read(request_id, index, most, with_head=True)
+        if not fields:
+            return None
+        owner, term, *rest, head = fields
+        page = _page(rest)
+        return StoredAnswer(await _unpacked(head), owner.decode(), int(term), *page)
+
+    async def read_page(self, request_id: str, *, index: int) -> Page | None:
+        """Return entries from `index` on, at least one if any exist; None if there is no answer."""
+        fields = await self._read(request_id, index, PAGE_ENTRIES, with_head=False)
+        if not fields:
+            return None
+        _, _, *rest = fields
+        return _page(rest)
+
+    async def _read(self, request_id: str, index: int, most: int, *, with_head: bool) -> Any:
+        return await _READ.run(
+            self._executor, _keys(request_id), [index, most, PAGE_BYTES, int(with_head)]
+        )
+
+    async def discard(self, request_id: str) -> None:
+        """Delete an answer."""
+        await self._executor.execute_command("DEL", *_keys(request_id))
+
+
+def _page(fields: Sequence[Any]) -> Page:
+    handles, reservation, state, settled, in_all, entries = fields
+    standing = Standing(
+        AnswerState(state.decode()),
+        reservation.decode(),
+        _decode_counts(settled),
+        _decode_handles(handles),
+    )
+    return Page(standing, in_all, entries)
+
+
+async def _packed(head: AnswerHead) -> bytes:
+    if len(head.jobs) > JOBS_AT_ONCE:
+        return await asyncio.to_thread(lambda: compressed(encode_head(head)))
+    content = encode_head(head)
+    if len(content) < THREAD_BYTES:
+        return compressed(content)
+    return await asyncio.to_thread(compressed, content)
+
+
+async def _unpacked(content: bytes) -> AnswerHead:
+    if len(content) < THREAD_BYTES:
+        return decode_head(restored(content))
+    return decode_head(await asyncio.to_thread(restored, content))
+
+
+def _keys(request_id: str) -> list[str]:
+    return [keys.answer(request_id), keys.journal(request_id)]

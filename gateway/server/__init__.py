@@ -1,0 +1,1 @@
+"""The server process: applications, HTTP protocol limits, graceful shutdown."""

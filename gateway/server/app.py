@@ -1,0 +1,114 @@
+"""The gateway's two ASGI applications: one for customers, one for operators."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import APIRouter, FastAPI
+from fastapi_offline import FastAPIOffline
+
+from gateway import tracing
+from gateway.delivery import routes as kept_answers
+from gateway.generation import models, tokenize
+from gateway.generation import routes as generation
+from gateway.http import health
+from gateway.http.context import open_context
+from gateway.http.draining import Drain, DrainMiddleware
+from gateway.http.error_handlers import install_error_handlers
+from gateway.http.metrics import HttpMetricsMiddleware
+from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.tracing import TracingMiddleware
+from gateway.management import admin
+from gateway.management.audit import routes as audit
+from gateway.management.keys import routes as keys
+from gateway.management.limits import routes as limits
+from gateway.management.members import routes as members
+from gateway.management.projects import routes as projects
+from gateway.management.usage import routes as usage
+from gateway.management.webhooks import routes as webhooks
+from gateway.openapi.document import install_documentation
+from gateway.settings import Settings
+
+CUSTOMER_ROUTERS = (
+    generation.router,
+    kept_answers.router,
+    tokenize.router,
+    models.router,
+    keys.router,
+    projects.router,
+    members.router,
+    limits.router,
+    webhooks.router,
+    usage.router,
+    audit.router,
+    health.router,
+)
+OPERATOR_ROUTERS = (admin.router, health.router, health.metrics_router)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the customers' application. It opens no connections until its lifespan starts."""
+    drain = Drain()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tracing.start(settings)
+        try:
+            async with open_context(settings, on_failure=drain.fail) as context:
+                app.state.context = context
+                yield
+        finally:
+            tracing.stop()
+
+    app = _application("Sluice", CUSTOMER_ROUTERS, generates=True, lifespan=lifespan)
+    app.state.drain = drain
+    app.add_middleware(DrainMiddleware, drain=drain)
+    _add_middleware(app, settings)
+    return app
+
+
+def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
+    """Return the operators' application, which shares the resources of the customers' application.
+
+    It does not drain: it serves until every customer request has ended.
+    """
+    app = _application("Sluice for operators", OPERATOR_ROUTERS, generates=False)
+    app.state = customers.state
+    _add_middleware(app, settings)
+    return app
+
+
+def _application(
+    title: str,
+    routers: tuple[APIRouter, ...],
+    *,
+    generates: bool,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    # FastAPIOffline: the /docs page loads nothing from other servers.
+    app = FastAPIOffline(
+        title=title,
+        version=version("sluice"),
+        description="A completions gateway with batched GPU workers.",
+        lifespan=lifespan,
+        redoc_url=None,
+        # A redirect would contain the host name from the client's Host header.
+        redirect_slashes=False,
+        openapi_tags=[{"name": "Completions"}, {"name": "Chat"}, {"name": "Models"}]
+        if generates
+        else None,
+        # Show request bodies as parameter lists with descriptions instead of examples.
+        swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
+    )
+    install_error_handlers(app)
+    for router in routers:
+        app.include_router(router)
+    install_documentation(app, generates=generates)
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    if settings.traces:
+        app.add_middleware(TracingMiddleware)
+    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(HttpMetricsMiddleware)

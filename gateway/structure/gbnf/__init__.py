@@ -1,0 +1,1 @@
+"""GBNF, the grammar language of llama.cpp, translated to Lark."""

@@ -1,0 +1,1 @@
+"""Child processes that compile clients' grammars and render their templates."""

@@ -1,0 +1,149 @@
+"""Sandbox process that compiles client grammars and tries out chat templates.
+
+    python -m gateway.structure.sandbox.program MEMORY_BYTES NICENESS CPU_SECONDS COMPILE_SECONDS
+
+It reads orders from standard input and writes one answer each to standard output, until the input
+ends. Memory is limited, and so is the CPU time for each task. The process exits when a task exceeds
+a limit.
+"""
+
+import os
+import re
+import resource
+import signal
+import sys
+from collections import OrderedDict
+from typing import BinaryIO
+
+from llguidance import LLTokenizer
+
+from gateway.dialects.request import StructureKind
+from gateway.structure.constraint import Constraint, added_tokens, calls_grammar, to_grammar
+from gateway.structure.errors import RefusedError, ToolRefusedError
+from gateway.structure.lark import HEADER_LINES, TokenIds
+from gateway.structure.sandbox import messages
+from gateway.structure.sandbox.messages import Order, Task, Template, Tokenizer, Verdict
+from gateway.structure.sandbox.probe import probe
+from gateway.structure.sandbox.trial import try_out
+from gateway.structure.translate import to_lark
+
+_MAX_TOKENIZERS = 4
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_LOAD_SECONDS = 20.0
+
+
+class Compiler:
+    """Answers orders and keeps tokenizers."""
+
+    def __init__(self, *, cpu_seconds: float, most_compile_seconds: float) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._most_compile_seconds = most_compile_seconds
+        self._tokenizers: OrderedDict[str, tuple[LLTokenizer, TokenIds]] = OrderedDict()
+
+    def answer(self, order: Order) -> Verdict:
+        """Carry out an order. The process exits if the order uses too much CPU time."""
+        try:
+            if isinstance(order, Tokenizer):
+                signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
+                return self._load(order)
+            signal.setitimer(signal.ITIMER_PROF, self._cpu_seconds)
+            return _tried(order) if isinstance(order, Template) else self._compile(order)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _load(self, order: Tokenizer) -> Verdict:
+        tokenizer = LLTokenizer(
+            order.file.decode(),
+            n_vocab=order.vocabulary_size or None,
+            eos_token=order.eos_token_ids or None,
+        )
+        self._tokenizers[order.digest] = tokenizer, added_tokens(order.file)
+        if len(self._tokenizers) > _MAX_TOKENIZERS:
+            self._tokenizers.popitem(last=False)
+        return Verdict()
+
+    def _compile(self, task: Task) -> Verdict:
+        if task.digest not in self._tokenizers:
+            return Verdict(lacks_tokenizer=True)
+        self._tokenizers.move_to_end(task.digest)
+        tokenizer, token_ids = self._tokenizers[task.digest]
+        constraint = messages.decode_constraint(task.constraint)
+        try:
+            grammar = to_grammar(constraint, token_ids)
+            if constraint.is_compound:
+                self._probe_parts(constraint, tokenizer, token_ids)
+            self._probe(grammar, tokenizer, walks=not constraint.is_compound)
+        except RefusedError as error:
+            is_about_tools = isinstance(error, ToolRefusedError)
+            return Verdict(refusal=_placed(str(error), constraint), is_about_tools=is_about_tools)
+        except (RecursionError, MemoryError):
+            return Verdict(refusal="too complex")
+        return Verdict(grammar=grammar)
+
+    def _probe_parts(
+        self, constraint: Constraint, tokenizer: LLTokenizer, token_ids: TokenIds
+    ) -> None:
+        """Probe each part: a walk through the whole grammar may see nothing but free text."""
+        if constraint.structure is not None:
+            self._probe(to_lark(constraint.structure), tokenizer)
+        if constraint.tool_use is not None:
+            calls = calls_grammar(constraint.tool_use, token_ids)
+            try:
+                self._probe(calls, tokenizer)
+            except RefusedError as error:
+                raise ToolRefusedError(_unplaced(str(error))) from None
+
+    def _probe(self, grammar: str, tokenizer: LLTokenizer, *, walks: bool = True) -> None:
+        probe(grammar, tokenizer, most_compile_seconds=self._most_compile_seconds, walks=walks)
+
+
+def _tried(order: Template) -> Verdict:
+    try:
+        try_out(order.source)
+    except RefusedError as error:
+        return Verdict(refusal=str(error))
+    except MemoryError:
+        return Verdict(refusal="it takes too much memory")
+    return Verdict()
+
+
+def _placed(reason: str, constraint: Constraint) -> str:
+    """Return a reason with the compiler's position mapped to the client's text, or left out."""
+    found = _POSITION.match(reason)
+    if found is None:
+        return reason
+    rest = _unplaced(reason)
+    if constraint.structure is None or constraint.structure.kind is not StructureKind.LARK:
+        return rest
+    return f"line {max(int(found[1]) - HEADER_LINES, 1)}, column {found[2]}: {rest}"
+
+
+def _unplaced(reason: str) -> str:
+    found = _POSITION.match(reason)
+    return reason if found is None else reason[found.end() :]
+
+
+def serve(source: BinaryIO, target: BinaryIO, compiler: Compiler) -> None:
+    """Answer orders until the input ends."""
+    while header := source.read(messages.LENGTH.size):
+        order = messages.decode_order(source.read(*messages.LENGTH.unpack(header)))
+        answer = messages.encode(compiler.answer(order))
+        target.write(messages.LENGTH.pack(len(answer)) + answer)
+        target.flush()
+
+
+def main() -> None:
+    """Set the limits of this process, signal that it is ready, and serve."""
+    memory_bytes, niceness = int(sys.argv[1]), int(sys.argv[2])
+    os.nice(niceness)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    compiler = Compiler(cpu_seconds=float(sys.argv[3]), most_compile_seconds=float(sys.argv[4]))
+    ready = messages.encode(Verdict())
+    sys.stdout.buffer.write(messages.LENGTH.pack(len(ready)) + ready)
+    sys.stdout.buffer.flush()
+    serve(sys.stdin.buffer, sys.stdout.buffer, compiler)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Records of tenants, projects, members, keys and plans, their limits and rights."""

@@ -1,0 +1,37 @@
+"""Timestamps: in UTC, with millisecond precision, as stored in the database."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from contract import clock
+from gateway.errors import InvalidParameterError
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def utc_now() -> datetime:
+    """Return the current time in UTC, with millisecond precision."""
+    return to_time(clock.now_ms())
+
+
+def to_time(unix_ms: int) -> datetime:
+    """Convert a Unix time in milliseconds to a datetime, without rounding."""
+    return EPOCH + timedelta(milliseconds=unix_ms)
+
+
+def to_ms(time: datetime) -> int:
+    """Convert a datetime to Unix time in milliseconds, without rounding."""
+    return (time - EPOCH) // timedelta(milliseconds=1)
+
+
+def in_utc(time: datetime, *, param: str) -> datetime:
+    """Return an aware time in UTC.
+
+    Raises InvalidParameterError if its year in UTC is out of range.
+    """
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise InvalidParameterError(
+            f"'{param}' must be a time of the years 1 to 9999 in UTC.", param=param
+        ) from None

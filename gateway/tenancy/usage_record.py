@@ -1,0 +1,142 @@
+"""Usage records: one record per admitted request, however it ends."""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from contract.tier import ServiceTier
+from gateway.tenancy.limits import LimitScope
+
+MICRO: Final = 1_000_000
+"""Number of tokens that a price applies to, and micro-dollars in a dollar."""
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"  # The client disconnected or stopped reading.
+    TIMED_OUT = "timed_out"  # It exceeded its time limit.
+    FAILED = "failed"  # It ended with an error.
+    LOST = "lost"  # Its gateway died.
+
+
+class Counts(NamedTuple):
+    """Token counts of a request, over all of its jobs."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Included in the prompt tokens."""
+    completion_tokens: int = 0
+
+
+class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One request's usage, with the engine's counts and the price in force at its admission.
+
+    Redis stores it as msgpack; fields may only be added, with defaults.
+    """
+
+    request_id: str
+    """For a request that resumed after its settlement, the id ends with a period and a number."""
+    tenant_id: str
+    project_id: str | None
+    credential_id: str
+    """Id of the API key, or `jwt:` and the token's subject."""
+    model: str
+    endpoint: str
+    dialect: str
+    service_tier: ServiceTier = ServiceTier.DEFAULT
+    is_streamed: bool = False
+    is_prepaid: bool = False
+    """Whether the cost is taken from the tenant's credits."""
+    gateway: str = ""
+    jobs: int = 1
+    """Number of prompts in the request; see `job_ids`."""
+    prompt_price: int = 0
+    """Micro-dollars per million tokens, as are the other prices."""
+    cached_price: int = 0
+    completion_price: int = 0
+    created_ms: int = 0
+    """Unix time of the admission, by the Redis clock."""
+    ended_ms: int = 0
+    outcome: Outcome = Outcome.LOST
+    code: str = ""
+    """Code of the error that ended the request; empty if none."""
+    prompt_tokens: int = 0
+    """In the draft of a resumed request, the count of its earlier settlement.
+
+    The same applies to the next two.
+    """
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    free_prompt_tokens: int = 0
+    """Tokens above that the tenant does not pay for: the operator's fault ended their job."""
+    free_cached_tokens: int = 0
+    free_completion_tokens: int = 0
+    cost_micros: int = 0
+    first_token_ms: int = 0
+    """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Ids of the request's jobs, one for each prompt."""
+        first_id = self.request_id.partition(".")[0]
+        return [f"{first_id}-{index}" for index in range(self.jobs)]
+
+    def used(
+        self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int
+    ) -> "UsageRecord":
+        """Return the record of a draft, with the total tokens of its jobs."""
+        return msgspec.structs.replace(
+            self,
+            prompt_tokens=max(prompt_tokens - self.prompt_tokens, 0),
+            cached_tokens=max(cached_tokens - self.cached_tokens, 0),
+            completion_tokens=max(completion_tokens - self.completion_tokens, 0),
+        )
+
+    def id_of(self, scope: LimitScope) -> str | None:
+        """Return the id of the key (or token), project or tenant whose limits apply."""
+        match scope:
+            case LimitScope.TENANT:
+                return self.tenant_id
+            case LimitScope.PROJECT:
+                return self.project_id
+            case LimitScope.KEY:
+                return self.credential_id
+
+    def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Return the cost of these tokens in micro-dollars, rounded up once."""
+        cost = (
+            (prompt_tokens - cached_tokens) * self.prompt_price
+            + cached_tokens * self.cached_price
+            + completion_tokens * self.completion_price
+        )
+        return -(-cost // MICRO)
+
+    def priced(self, *, free: Counts) -> "UsageRecord":
+        """Return the record with the cost of its tokens, except these free ones."""
+        own = Counts(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+        # For a request that resumed after a settlement, free tokens may be among those settled
+        # before.
+        free = Counts(*map(min, own, free))
+        paid = Counts(*(tokens - less for tokens, less in zip(own, free, strict=True)))
+        return msgspec.structs.replace(
+            self,
+            free_prompt_tokens=free.prompt_tokens,
+            free_cached_tokens=free.cached_tokens,
+            free_completion_tokens=free.completion_tokens,
+            cost_micros=self.cost_of(**paid._asdict()),
+        )
+
+
+encode_usage = msgspec.msgpack.Encoder().encode
+decode_usage = msgspec.msgpack.Decoder(UsageRecord).decode
+
+
+def readable_usage(content: bytes | None) -> UsageRecord | None:
+    """Decode a usage record; None if it cannot be read."""
+    try:
+        return None if content is None else decode_usage(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

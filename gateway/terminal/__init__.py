@@ -1,0 +1,1 @@
+"""Options, tables and JSON of the command line."""

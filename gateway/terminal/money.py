@@ -1,0 +1,59 @@
+"""Command-line parameter types for amounts of money and times."""
+
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from typing_extensions import override
+
+from gateway.tenancy.usage_record import MICRO
+
+_DOLLARS: Final = re.compile(r"(-?)\$?([0-9]{1,12})(?:\.([0-9]{1,6}))?")
+
+
+class Dollars(click.ParamType[int]):
+    """An exact amount with at most six decimals, such as 0.15; converted to micro-dollars."""
+
+    name = "dollars"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _DOLLARS.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(
+                f"{value!r} is not an amount in dollars with at most six decimals, such as 0.15.",
+                param,
+                ctx,
+            )
+        micros = int(match[2]) * MICRO + int((match[3] or "").ljust(6, "0"))
+        return -micros if match[1] else micros
+
+
+class Time(click.ParamType[datetime]):
+    """A date or time in ISO 8601; UTC if it has no zone."""
+
+    name = "time"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            time = datetime.fromisoformat(str(value).strip())
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is not a time such as 2026-12-01 or 2026-12-01T08:30+01:00.", param, ctx
+            )
+
+
+def show_dollars(micros: int) -> str:
+    """Format an amount of micro-dollars exactly, in dollars with two to six decimals."""
+    whole, rest = divmod(abs(micros), MICRO)
+    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if micros < 0 else ''}${whole:,}.{decimals}"

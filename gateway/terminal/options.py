@@ -1,0 +1,91 @@
+"""Options that several commands share, and the resources that they open."""
+
+import asyncio
+import getpass
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+import click
+from redis.asyncio import Redis
+
+from contract.dialect import Dialect
+from gateway.database.engine import Database
+from gateway.database.schema import require_current_schema
+from gateway.redis_client import connect
+from gateway.settings import load_settings
+from gateway.tenancy.changes import ChangeAnnouncer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+database_option: Decorator = click.option(
+    "--database-url",
+    metavar="URL",
+    help="sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/NAME.  "
+    "[SLUICE_DATABASE_URL]",
+)
+redis_option: Decorator = click.option(
+    "--redis-url", metavar="URL", help="Where changes are announced.  [SLUICE_REDIS_URL]"
+)
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of a table."
+)
+
+NONE: Final = "none"
+"""The value that unsets an option of a tenant or a key."""
+
+dialect_option: Decorator = click.option(
+    "--dialect",
+    type=click.Choice([dialect.value for dialect in Dialect]),
+    help="How requests that name no dialect are read and answered.",
+)
+changed_dialect_option: Decorator = click.option(
+    "--dialect",
+    type=click.Choice([*(dialect.value for dialect in Dialect), NONE]),
+    help="How requests that name no dialect are read and answered; none takes it away.",
+)
+
+
+def to_dialect(name: str | None) -> Dialect | None:
+    """Return the dialect that an option names; None for NONE and for a missing option."""
+    return None if name in (None, NONE) else Dialect(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Resources of the management commands."""
+
+    database: Database
+    announcer: ChangeAnnouncer
+    redis: Redis
+    actor: str
+    """Actor in the audit log: `cli:USER`."""
+
+
+@asynccontextmanager
+async def open_accounts(database_url: str | None, redis_url: str | None) -> AsyncIterator[Accounts]:
+    """Open the database and Redis from the options or the environment."""
+    settings = load_settings(database_url=database_url, redis_url=redis_url)
+    database = Database(settings.database_url.get_secret_value())
+    redis = connect(settings.redis_url, max_connections=1)
+    announcer = ChangeAnnouncer(redis)
+    try:
+        await require_current_schema(database)
+        yield Accounts(database, announcer, redis, actor=f"cli:{getpass.getuser()}")
+    finally:
+        await redis.aclose()
+        await database.aclose()
+
+
+def runs_async(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Let click call a coroutine function."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return asyncio.run(function(*args, **kwargs))
+
+    return run

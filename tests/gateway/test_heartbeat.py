@@ -1,0 +1,137 @@
+"""Others see that a gateway lives, its leases are renewed, and who holds its event loop is reported."""
+
+import asyncio
+import ctypes
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from contract import keys
+from contract.redis_url import blocking_redis_client
+from gateway import heartbeat
+from gateway.heartbeat import Heartbeat, served
+from gateway.quota.store import QuotaStore
+from tests.gateway.desk import GATEWAY, Desk
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.redis_server import RedisServer
+
+
+class LeasesOfOne:
+    """Stands for the reservations of a gateway: one that Redis does not know."""
+
+    def __init__(self) -> None:
+        self.extended = threading.Event()
+        self.restored = asyncio.Event()
+
+    async def extend(self, store: QuotaStore) -> list[str]:
+        unknown = await store.renew(1, ["r1"], lease_ms=60_000)
+        self.extended.set()
+        return unknown
+
+    async def restore(self, unknown: list[str]) -> None:
+        assert unknown == ["r1"]
+        self.restored.set()
+
+
+@pytest.fixture
+def leases() -> LeasesOfOne:
+    """The reservations of the gateway."""
+    return LeasesOfOne()
+
+
+@pytest.fixture
+async def failures(
+    desk: Desk, leases: LeasesOfOne, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[list[str]]:
+    """The failures of a thread that does everything often."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.01)
+    failures: list[str] = []
+    reservations: Any = leases
+    line = Heartbeat(
+        redis_server.url, desk.dispatcher, reservations, on_failure=lambda: failures.append("x")
+    )
+    line.start()
+    yield failures
+    await line.aclose()
+    assert not failures
+
+
+def held_until(condition: Callable[[], bool], *, look_seconds: float = 0.001) -> None:
+    """Hold the event loop until something has happened."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(look_seconds)
+
+
+@pytest.fixture
+def trimmed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when free memory is given back by a process that has grown."""
+    trimmed = threading.Event()
+    sizes = itertools.chain([0], itertools.repeat(heartbeat.TRIMMED_BYTES + 1))
+    monkeypatch.setattr(heartbeat, "_resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(heartbeat, "TRIM_SECONDS", 0.01)
+    library = SimpleNamespace(malloc_trim=lambda _: trimmed.set())
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    return trimmed
+
+
+# The order of the fixtures is that in which they begin.
+@pytest.mark.usefixtures("trimmed", "failures")
+async def test_a_process_that_has_grown_gives_free_memory_back(trimmed: threading.Event) -> None:
+    assert await asyncio.to_thread(trimmed.wait, PATIENCE_SECONDS)
+
+
+@pytest.mark.usefixtures("failures")
+async def test_requests_that_hold_the_loop_stop_neither_signs_of_life_nor_renewals(
+    leases: LeasesOfOne, redis_server: RedisServer
+) -> None:
+    with blocking_redis_client(redis_server.url) as client:
+        alive = keys.gateway_alive(GATEWAY)
+        client.delete(alive)
+        held_until(lambda: bool(client.exists(alive)))
+    leases.extended.clear()
+    held_until(leases.extended.is_set)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await leases.restored.wait()
+
+
+@pytest.mark.usefixtures("failures")
+async def test_a_loop_that_is_dead_is_not_said_to_live(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "STUCK_SECONDS", 0.0)
+    with blocking_redis_client(redis_server.url) as client:
+        alive = keys.gateway_alive(GATEWAY)
+        # Ten are due between two looks.
+        held_until(lambda: not client.delete(alive), look_seconds=0.1)
+
+
+@pytest.mark.usefixtures("failures")
+async def test_who_holds_the_loop_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    served[task] = {"route": SimpleNamespace(path="/v1/slow")}
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds("/v1/slow"):
+                end = time.thread_time() + 5 * heartbeat.HELD_SECONDS
+                while time.thread_time() < end:
+                    pass
+                await asyncio.sleep(0.01)
+    finally:
+        del served[task]
+    assert any("by /v1/slow, in " in record.message for record in caplog.records)
+
+
+def holds(route: str) -> float:
+    """Return how often requests of a route were seen to hold the loop."""
+    return REGISTRY.get_sample_value("sluice_gateway_loop_holds_total", {"route": route}) or 0.0

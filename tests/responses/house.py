@@ -1,0 +1,335 @@
+"""A gateway process without its HTTP server: requests go in, and their answers come out anywhere."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from contract import clock, keys
+from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
+from contract.queue import Claim
+from contract.sampling import SamplingSpec
+from gateway.concurrency.fair_turns import LoopTurns
+from gateway.dialects.completions import CompletionRequest, to_generation_request
+from gateway.dialects.profile import PROFILES, Dialect
+from gateway.dialects.wire import validate
+from gateway.dispatch.catalogue import Catalogue
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import Generation, Reply
+from gateway.quota.replies import ReservationRequest
+from gateway.quota.reservations import Reservations
+from gateway.quota.seeding import Seeder
+from gateway.quota.storage import Storage
+from gateway.quota.store import QuotaStore
+from gateway.redis_client import PipeliningExecutor
+from gateway.responses.head import AnswerHead
+from gateway.responses.reader import Attachment
+from gateway.responses.responses import Answer, Answers, AnswerState
+from gateway.responses.settlement import Account, SettlementDesk
+from gateway.stream.completion import Completion
+from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
+from gateway.tenancy.usage_record import Counts, UsageRecord, decode_usage
+from tests.gateway.conftest import eventually
+from tests.quota.fake_ledger import FakeLedger
+from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PATIENCE_SECONDS
+
+MODEL = "m"
+TENANT = "acme"
+PROMPT = [1, 2, 3]
+COMPLETION_PRICE = 1_000_000
+JOURNAL_SECONDS = 0.05
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Submitted:
+    """A request in flight at the gateway that began it."""
+
+    id: str
+    completion: Completion
+    generation: Generation
+    account: Account
+
+
+class House:
+    """One gateway process."""
+
+    def __init__(self, redis: "Redis", name: str, *, journal_seconds: float) -> None:
+        executor = PipeliningExecutor(redis)
+        self.redis = redis
+        self.name = name
+        self.catalogue = Catalogue(executor)
+        self.dispatcher = Dispatcher(
+            gateway=name,
+            client=redis,
+            catalogue=self.catalogue,
+            max_waiting_jobs=1000,
+            max_waiting_jobs_of_tenant=1000,
+            queue_timeout_seconds=60.0,
+            resume_after_seconds=0.0,
+        )
+        quotas = QuotaStore(executor)
+        self.reservations = Reservations(quotas, Seeder(quotas, FakeLedger()))
+        self.desk = SettlementDesk(self.reservations, self.dispatcher, self.catalogue)
+        self.answers = Answers(
+            redis,
+            executor,
+            self.dispatcher,
+            self.desk,
+            loop_turns=LoopTurns(),
+            storage=Storage(executor, most_of_tenant=10**9),
+            journal_interval=timedelta(seconds=journal_seconds),
+            max_unread_bytes=1 << 20,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Start the loops as the process does."""
+        await self.dispatcher.beat()
+        await self.catalogue.refresh()
+        loops = (
+            self.dispatcher.run(),
+            self.reservations.run(),
+            self.desk.run(),
+            self.answers.run(),
+        )
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+
+    async def kill(self) -> None:
+        """Stop at once, as if the process had died some seconds ago."""
+        readers = self.answers._readers.values()
+        tasks = [*self._tasks, *(task for reader in readers for task in reader._tasks)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks = []
+        await self.redis.delete(keys.gateway_alive(self.name))
+
+    async def leave(self) -> None:
+        """Stop as on SIGTERM."""
+        await self.answers.aclose()
+        await self.desk.aclose()
+        await self.dispatcher.aclose()
+        await self.kill()
+
+    async def close(self) -> None:
+        """End the loops, which must not have ended by themselves."""
+        assert not any(task.done() for task in self._tasks)
+        await self.kill()
+
+    async def submit(
+        self,
+        *,
+        prompts: int = 1,
+        n: int = 1,
+        best_of: int = 1,
+        is_background: bool = False,
+        is_kept: bool = True,
+        limits: Limits | None = None,
+        max_tokens: int = 16,
+        image_tokens: int = 0,
+        **parameters: Any,
+    ) -> Submitted:
+        """Admit a request as the API does, and put its jobs on the queue."""
+        request_id = f"cmpl-{self.name}{next(_numbers)}"
+        body = {"model": MODEL, "prompt": ["x"] * prompts, "n": n, "stream": True} | parameters
+        request = to_generation_request(
+            validate(CompletionRequest, body), PROFILES[Dialect.VLLM], max_prompts=10
+        )
+        subjects = (SubjectLimits(LimitScope.TENANT, TENANT, limits or Limits()),)
+        draft = UsageRecord(
+            request_id=request_id,
+            tenant_id=TENANT,
+            project_id=None,
+            credential_id="key",
+            model=MODEL,
+            endpoint="completions",
+            dialect=Dialect.VLLM,
+            gateway=self.name,
+            is_streamed=request.stream,
+            jobs=prompts,
+            prompt_price=COMPLETION_PRICE,
+            cached_price=COMPLETION_PRICE,
+            completion_price=COMPLETION_PRICE,
+        )
+        most = Counts(
+            prompt_tokens=prompts * len(PROMPT) + image_tokens,
+            completion_tokens=prompts * best_of * max_tokens,
+        )
+        admission = await self.reservations.reserve(
+            ReservationRequest.of(
+                draft,
+                subjects,
+                prompt_tokens=most.prompt_tokens,
+                completion_tokens=most.completion_tokens,
+            ),
+            is_openai=False,
+        )
+        generation = Generation(max_unread_bytes=1 << 20)
+        account = self.desk.open(draft, admission, generation)
+        jobs = [
+            GenerationJob(
+                id=f"{request_id}-{index}",
+                handle=self.dispatcher.next_handle(),
+                gateway=self.name,
+                tenant=TENANT,
+                cache_salt="salt",
+                prompt_token_ids=PROMPT,
+                max_tokens=max_tokens,
+                sampling=SamplingSpec(seed=1, temperature=1.0),
+                deadline_ms=clock.now_ms() + 60_000,
+                n=n,
+                best_of=max(n, best_of),
+                ranking=Ranking.MEAN,
+                stream=True,
+                is_background=is_background,
+            )
+            for index in range(prompts)
+        ]
+        completion = Completion(
+            id=request_id,
+            model=MODEL,
+            created=clock.now_seconds(),
+            fingerprint="fp_1",
+            request=request,
+            prompt_token_ids=[PROMPT] * prompts,
+            prompt_texts=[""] * prompts,
+        )
+        if is_kept:
+            head = AnswerHead.of(
+                completion,
+                jobs=jobs,
+                record=account.record,
+                subjects=subjects,
+                most=most,
+                weight=1.0,
+                is_background=is_background,
+                retention_ms=60_000,
+            )
+            self.answers.open(head, account)
+        await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
+        return Submitted(request_id, completion, generation, account)
+
+    async def find(self, request_id: str) -> Answer:
+        """Look an answer up that must be there."""
+        answer = await self.answers.find(request_id, tenant_id=TENANT)
+        assert answer is not None
+        return answer
+
+    async def attach(self, request_id: str) -> Attachment:
+        """Begin to read an answer."""
+        return await self.answers.attach(await self.find(request_id))
+
+
+class Reader:
+    """Takes what a generation hands over, one after the other."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.replies: list[Reply] = []
+        self._generation = generation
+
+    @property
+    def text(self) -> str:
+        """What was told of the first choice of the first prompt."""
+        return self.text_of(0)
+
+    def text_of(self, prompt_index: int, choice: int = 0) -> str:
+        """What was told of a choice."""
+        deltas = [m for i, m in self.replies if i == prompt_index and isinstance(m, Delta)]
+        return "".join(delta.text for delta in deltas if delta.choice == choice)
+
+    @property
+    def failure(self) -> JobFailed | None:
+        """The failure that ended it."""
+        failures = [message for _, message in self.replies if isinstance(message, JobFailed)]
+        return failures[0] if failures else None
+
+    async def until(self, condition: Callable[["Reader"], Any]) -> "Reader":
+        """Read until something holds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition(self):
+                self.replies += await self._generation.replies()
+        return self
+
+    async def until_text(self, text: str) -> "Reader":
+        """Read until the first choice has this text, and no other."""
+        await self.until(lambda reader: len(reader.text) >= len(text))
+        assert self.text == text
+        return self
+
+    async def to_the_end(self, jobs: int = 1) -> "Reader":
+        """Read until all jobs have finished, or one has failed."""
+        return await self.until(
+            lambda reader: (
+                reader.failure is not None
+                or sum(isinstance(message, JobFinished) for _, message in reader.replies) == jobs
+            )
+        )
+
+
+async def begun(
+    house: House, worker: FakeWorker, *texts: str, **parameters: Any
+) -> tuple[Submitted, Claim]:
+    """Begin an answer, of which its first client has these texts: `a` unless others are given."""
+    texts = texts or ("a",)
+    request = await house.submit(**parameters)
+    claim = await worker.claim_one()
+    await worker.say(claim, *texts)
+    await Reader(request.generation).until_text("".join(texts))
+    return request, claim
+
+
+async def usage_records(redis: "Redis") -> dict[str, UsageRecord]:
+    """Return the records of the tenant by request id; each may stand there once only."""
+    entries: Any = await redis.xrange(keys.usage(keys.bucket_of(TENANT)))
+    records = [decode_usage(fields[b"u"]) for _, fields in entries]
+    by_id = {record.request_id: record for record in records}
+    assert len(by_id) == len(records), records
+    return by_id
+
+
+async def settled_records(redis: "Redis", number: int) -> dict[str, UsageRecord]:
+    """Wait until at least so many requests are settled, and return all records by request id."""
+
+    async def are_settled() -> bool:
+        return len(await usage_records(redis)) >= number
+
+    await eventually(are_settled, what="the settlement")
+    return await usage_records(redis)
+
+
+async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int]]:
+    """Wait until these requests and no others have records; return outcomes and counts."""
+    records = await settled_records(redis, len(request_ids))
+    assert list(records) == list(request_ids), records
+    assert not await redis.exists(*(keys.open_reservations(b) for b in range(keys.BUCKETS)))
+    return [counts_of(records[request_id]) for request_id in request_ids]
+
+
+async def state_is(house: House, request_id: str, state: AnswerState) -> None:
+    """Wait until an answer is in this state."""
+
+    async def is_so() -> bool:
+        return (await house.find(request_id)).state is state
+
+    await eventually(is_so, what=f"the answer being {state}")
+
+
+def counts_of(record: UsageRecord) -> tuple[str, int, int]:
+    """Return how a request ended, and its prompt and completion tokens."""
+    return record.outcome.value, record.prompt_tokens, record.completion_tokens
+
+
+def plain(replies: list[Reply]) -> list[Reply]:
+    """Return replies without what differs between owners."""
+    return [
+        Reply(index, msgspec.structs.replace(message, handle=0, attempt=0))
+        for index, message in replies
+    ]

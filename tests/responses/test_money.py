@@ -1,0 +1,108 @@
+"""What is delivered is paid, whatever the end of its request."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import pytest
+from redis.asyncio import Redis
+
+from contract.messages import JobFailed
+from contract.outcomes import FailureCode
+from gateway.errors import ApiError, InternalError, SlowReaderError
+from gateway.stream.failures import to_api_error
+from gateway.tenancy.usage_record import Outcome, UsageRecord
+from tests.gateway.conftest import eventually
+from tests.responses.house import COMPLETION_PRICE, PROMPT, House, Submitted, usage_records
+from tests.support.fake_worker import FakeWorker
+
+FINISHED, BEGUN = 4, 2
+"""Tokens that come of a prompt that finishes, and of one that does not."""
+COUNTED = 5
+"""Tokens of the latter that its engine has sampled when it receives the cancellation."""
+
+OURS: Final = frozenset(FailureCode) - {
+    FailureCode.INVALID_REQUEST,
+    FailureCode.DEADLINE_EXCEEDED,
+    # These end no request: another gateway settles it, or its client has asked for it.
+    FailureCode.TAKEN_OVER,
+    FailureCode.CANCELLED,
+}
+
+End = Callable[[House, Submitted], None]
+
+
+def failing(error: ApiError | BaseException) -> End:
+    """End a request as whoever reads its answer does at an error."""
+    return lambda _, request: request.account.fail(error)
+
+
+THEIRS: Mapping[str, End] = {
+    "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
+    "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
+    "slow reader": failing(SlowReaderError("")),
+    "left": lambda house, request: house.answers.leave(request.account),
+    "cancelled": lambda _, request: request.account.end(Outcome.CANCELLED, "cancelled"),
+}
+"""Ends that a client can bring about."""
+FAILURES: Mapping[str, End] = {
+    **{code: failing(to_api_error(JobFailed(0, 0, code, ""))) for code in sorted(OURS)},
+    "a bug": failing(RuntimeError()),
+    "an internal error": failing(InternalError()),
+}
+
+
+async def used(
+    house: House, worker: FakeWorker, redis: "Redis", end: End, *, stream: bool, is_kept: bool
+) -> UsageRecord:
+    """Return the record of three prompts: one finishes, one is in the middle, one waits."""
+    request = await house.submit(prompts=3, is_kept=is_kept, stream=stream)
+    finished, begun = await worker.claim(2)
+    await worker.say(begun, *"ab")
+    await worker.conclude(finished, *"abcd")
+    generation = request.generation
+
+    async def has_come() -> bool:
+        received = sum(generation.received_tokens.values())
+        return len(generation.finished) == 1 and received == FINISHED + BEGUN
+
+    await eventually(has_come, what="the replies")
+    end(house, request)
+    await worker.drop(begun, tokens=COUNTED, cached=1)
+
+    async def is_settled() -> bool:
+        return request.id in await usage_records(redis)
+
+    await eventually(is_settled, what="the settlement")
+    return (await usage_records(redis))[request.id]
+
+
+def paid(record: UsageRecord) -> tuple[int, int]:
+    """Return the prompt and completion tokens that the tenant pays, after a look at the cost."""
+    prompt = record.prompt_tokens - record.free_prompt_tokens
+    completion = record.completion_tokens - record.free_completion_tokens
+    assert record.cost_micros == (prompt + completion) * COMPLETION_PRICE // 1_000_000
+    assert 0 <= record.free_cached_tokens <= record.cached_tokens
+    assert record.completion_tokens == FINISHED + COUNTED
+    assert record.prompt_tokens == 2 * len(PROMPT)
+    return prompt, completion
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "kept"])
+async def test_no_end_that_a_client_can_bring_about_is_free(
+    first: House, worker: FakeWorker, redis: "Redis", *, stream: bool, is_kept: bool
+) -> None:
+    for name, end in THEIRS.items():
+        record = await used(first, worker, redis, end, stream=stream, is_kept=is_kept)
+        assert (name, paid(record)) == (name, (2 * len(PROMPT), FINISHED + COUNTED))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "kept"])
+async def test_what_was_delivered_before_we_failed_is_paid_and_nothing_else(
+    first: House, worker: FakeWorker, redis: "Redis", *, stream: bool, is_kept: bool
+) -> None:
+    delivered = (2 * len(PROMPT), FINISHED + BEGUN) if stream or is_kept else (0, 0)
+    for name, end in FAILURES.items():
+        record = await used(first, worker, redis, end, stream=stream, is_kept=is_kept)
+        assert (name, paid(record)) == (name, delivered)

@@ -1,0 +1,196 @@
+"""What Redis knows of an answer is its present owner's word, whatever arrives twice or late."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import Delta
+from gateway.dialects.profile import Dialect
+from gateway.responses import store as store_module
+from gateway.responses.entries import (
+    MESSAGES_OF_ENTRY,
+    SLICE_BYTES,
+    Received,
+    decode_entry,
+    decode_slices,
+    encode_entries,
+)
+from gateway.responses.responses import AnswerState
+from gateway.responses.store import AnswerStore, Appended, Standing
+from gateway.tenancy.usage_record import Counts
+from tests.responses.test_head import completion_of, head_of, request_of
+from tests.support.kinds import every_redis
+
+HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
+ID = HEAD.request_id
+RUNNING = Standing(AnswerState.RUNNING, ID, Counts(), (1, 2))
+FINISHED = RUNNING._replace(state=AnswerState.FINISHED)
+
+
+@pytest.fixture
+def store(any_redis: "Redis") -> AnswerStore:
+    """An empty store."""
+    return AnswerStore(any_redis)
+
+
+async def opened(store: AnswerStore, *, term: int = 1, **fields: Any) -> bool:
+    known: dict[str, Any] = {"owner": "a", "standing": RUNNING, "live_ms": 60_000}
+    return await store.open(HEAD, term=term, **(known | fields))
+
+
+async def appended(
+    store: AnswerStore, *entries: bytes, index: int, term: int = 1, standing: Standing = RUNNING
+) -> Appended:
+    return await store.append(
+        ID, term=term, index=index, entries=entries, standing=standing, live_ms=50_000
+    )
+
+
+async def adopted(store: AnswerStore, *, term: int, state: AnswerState = RUNNING.state) -> int:
+    return await store.adopt(HEAD, term=term, state=state, owner="b", live_ms=70_000)
+
+
+async def entries(store: AnswerStore, **page: int) -> list[bytes]:
+    answer = await store.read(ID, **page)
+    assert answer is not None
+    return answer.entries
+
+
+@every_redis
+async def test_answer_is_read_as_it_was_written(store: AnswerStore, any_redis: "Redis") -> None:
+    assert await store.read(ID) is None
+    assert await opened(store)
+    assert await appended(store, b"x", b"y", index=0) is Appended.DONE
+    standing = Standing(AnswerState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
+    assert await appended(store, b"z", index=2, standing=standing) is Appended.DONE
+
+    answer = await store.read(ID, index=1, most=1)
+
+    assert answer is not None
+    assert (answer.head.request_id, answer.head.jobs) == (ID, HEAD.jobs)
+    assert (answer.owner, answer.term, answer.standing) == ("a", 1, standing)
+    assert (answer.entries, answer.entries_in_all) == ([b"y"], 3)
+    assert await entries(store) == [b"x", b"y", b"z"]
+    assert await entries(store, most=0) == []
+    for key in (keys.answer(ID), keys.journal(ID)):
+        assert 0 < await any_redis.pttl(key) <= 50_000
+    await store.discard(ID)
+    assert await store.read(ID) is None
+
+
+async def test_entries_that_were_written_are_not_written_again(store: AnswerStore) -> None:
+    await opened(store)
+    await appended(store, b"x", index=0)
+    assert await appended(store, b"x", b"y", index=0) is Appended.DONE
+    assert await appended(store, b"x", b"y", index=0, standing=FINISHED) is Appended.DONE
+    assert await entries(store) == [b"x", b"y"]
+
+
+async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
+    store: AnswerStore, any_redis: "Redis"
+) -> None:
+    assert await appended(store, b"x", index=0) is Appended.LOST
+    await opened(store)
+    await appended(store, b"x", b"y", index=0)
+    await any_redis.rpop(keys.journal(ID))
+    assert await appended(store, b"z", index=2) is Appended.LOST
+
+    assert await opened(store, entries=[b"x", b"y", b"z"])
+
+    assert await entries(store) == [b"x", b"y", b"z"]
+    assert await any_redis.pttl(keys.journal(ID)) > 0
+
+
+async def test_one_of_many_begins_the_next_term(store: AnswerStore) -> None:
+    await opened(store)
+    assert await adopted(store, term=1) == 2
+    assert await adopted(store, term=1) == 0
+    assert await adopted(store, term=2, state=AnswerState.LEFT) == 0
+    assert await adopted(store, term=2) == 3
+    answer = await store.read(ID)
+    assert answer is not None
+    assert (answer.owner, answer.term, answer.standing.handles) == ("b", 3, ())
+
+
+@every_redis
+async def test_former_owner_changes_nothing_any_more(store: AnswerStore) -> None:
+    await opened(store)
+    await appended(store, b"x", index=0)
+    await adopted(store, term=1)
+    assert await appended(store, b"late", index=1, standing=FINISHED) is Appended.ANOTHERS
+    assert not await opened(store, entries=[b"late"])
+    answer = await store.read(ID)
+    assert answer is not None
+    assert (answer.entries, answer.standing.state) == ([b"x"], AnswerState.RUNNING)
+
+
+async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: AnswerStore) -> None:
+    await opened(store)
+    assert await appended(store, b"x", index=0, term=2) is Appended.LOST
+    assert await opened(store, term=2, owner="b", entries=[b"x"])
+    answer = await store.read(ID)
+    assert answer is not None
+    assert (answer.owner, answer.term, answer.entries) == ("b", 2, [b"x"])
+    assert await adopted(store, term=1) == 0
+
+
+async def test_unknown_answer_cannot_be_adopted(store: AnswerStore, any_redis: "Redis") -> None:
+    assert await adopted(store, term=1) == 0
+    assert await any_redis.dbsize() == 0
+
+
+async def test_large_heads_and_entries_are_compressed(
+    store: AnswerStore, any_redis: "Redis"
+) -> None:
+    large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=[7] * 100_000)
+    head = msgspec.structs.replace(HEAD, jobs=[large])
+    assert await store.open(head, owner="a", term=1, standing=RUNNING, live_ms=60_000)
+    delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
+    [entry] = encode_entries([(0, delta)], "1-0")
+    await appended(store, entry, index=0)
+
+    answer = await store.read(ID)
+
+    assert answer is not None
+    assert answer.head.jobs == [large]
+    assert [decode_entry(each) for each in answer.entries] == [([Received(0, delta)], "1-0")]
+    for key in (keys.answer(ID), keys.journal(ID)):
+        assert (await any_redis.memory_usage(key) or 0) < 20_000
+
+
+@every_redis
+async def test_a_journal_is_read_in_pages_without_the_head(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await store.read_page(ID, index=0) is None
+    assert await opened(store, entries=[b"aaa", b"bbb", b"ccc", b"ddd"])
+    monkeypatch.setattr(store_module, "PAGE_BYTES", 4)
+    pages = [await store.read_page(ID, index=index) for index in (0, 2, 3, 4)]
+    assert [page and page.entries for page in pages] == [
+        [b"aaa", b"bbb"],
+        [b"ccc", b"ddd"],
+        [b"ddd"],
+        [],
+    ]
+    assert {(page.standing, page.entries_in_all) for page in pages if page} == {(RUNNING, 4)}
+
+
+def test_an_entry_is_read_in_slices_by_its_bytes() -> None:
+    text = "a" * (SLICE_BYTES // 3)
+    deltas = [(0, Delta(1, 1, 0, start, text, [1])) for start in range(5)]
+    deltas.insert(3, (0, Delta(1, 1, 0, 9, "b" * SLICE_BYTES, [1])))
+    [entry] = encode_entries(deltas, "1-0")
+    slices = list(decode_slices(entry))
+    assert [len(each) for each in slices] == [2, 1, 1, 2]
+    assert [tuple(received) for each in slices for received in each] == deltas
+
+
+def test_what_came_at_once_is_written_in_entries_of_bounded_length() -> None:
+    deltas = [(0, Delta(1, 1, 0, start, "a", [1])) for start in range(MESSAGES_OF_ENTRY + 1)]
+    entries = [decode_entry(each) for each in encode_entries(deltas, "1-0")]
+    assert [len(received) for received, _ in entries] == [MESSAGES_OF_ENTRY, 1]
+    assert [tuple(each) for received, _ in entries for each in received] == deltas
+    assert {through for _, through in entries} == {"1-0"}

@@ -1,0 +1,510 @@
+"""An answer outlives the gateway that owns it, and everybody who reads it."""
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from contract import keys
+from contract.messages import JobStarted
+from contract.outcomes import FailureCode
+from contract.queue import Claim
+from gateway.dispatch import dispatcher as dispatching
+from gateway.errors import RateLimitError
+from gateway.responses.responses import AnswerState
+from gateway.tenancy.limits import Limits
+from gateway.tenancy.usage_record import Outcome
+from tests.gateway.conftest import eventually, nothing_left
+from tests.responses.conftest import OpenHouse
+from tests.responses.house import (
+    PROMPT,
+    House,
+    Reader,
+    Submitted,
+    begun,
+    counts_of,
+    settled,
+    settled_records,
+    state_is,
+    usage_records,
+)
+from tests.support.fake_worker import FakeWorker
+
+LATE = 3600.0
+"""A journal interval after which nothing is written but what has to be at once."""
+
+
+@pytest.mark.parametrize("journal_seconds", [0.02, LATE], ids=["journal", "reply stream"])
+async def test_answer_goes_on_at_another_gateway_when_its_owner_dies(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis", journal_seconds: float
+) -> None:
+    first = await open_house("gw1", journal_seconds=journal_seconds)
+    second = await open_house("gw2")
+    request = await first.submit()
+    direct = Reader(request.generation)
+    claim = await worker.claim_one()
+    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 2)])
+    await worker.say(claim, "a", "b")
+    await direct.until_text("ab")
+    await first.kill()
+    await worker.say(claim, "c")
+
+    attachment = await second.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("abc")
+    again = await worker.claim_one()
+
+    resumption = again.job.resumption
+    assert resumption is not None
+    assert [each.token_ids for each in resumption.sequences] == [[100, 101, 102]]
+    assert (resumption.prompt_tokens, resumption.cached_tokens) == (3, 2)
+    await worker.say(claim, "late")
+    await worker.conclude(again, "d")
+    await reader.to_the_end()
+    assert reader.text == "abcd"
+    await attachment.aclose()
+    assert await settled(redis, request.id) == [("finished", 3, 4)]
+    await state_is(second, request.id, AnswerState.FINISHED)
+    assert await nothing_left(redis, "m")
+
+
+async def test_answer_whose_end_its_owner_did_not_write_is_told_and_settled(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first = await open_house("gw1", journal_seconds=LATE)
+    second = await open_house("gw2")
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await first.kill()
+    await worker.conclude(claim, "a", "b")
+
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+
+    assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    await state_is(second, request.id, AnswerState.FINISHED)
+
+
+async def test_several_gateways_that_attach_take_an_answer_over_once(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first = await open_house("gw1")
+    others = [await open_house(f"gw{number}") for number in (2, 3, 4)]
+    request, _ = await begun(first, worker)
+    await first.kill()
+
+    attachments = await asyncio.gather(*(house.attach(request.id) for house in others))
+    readers = [Reader(each.generation) for each in attachments]
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+
+    for reader in readers:
+        await reader.to_the_end()
+        assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    assert (await others[0].find(request.id)).term == 2
+
+
+async def test_answer_is_taken_over_again_and_again(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    houses = [await open_house(f"gw{number}") for number in range(1, 5)]
+    request = await houses[0].submit(prompts=2)
+    claims = await worker.claim(2)
+    for claim in claims:
+        await worker.say(claim, "a")
+    await Reader(request.generation).until(lambda r: r.text_of(0) and r.text_of(1))
+    expected = "a"
+    for number, house in enumerate(houses[1:], start=2):
+        await houses[number - 2].kill()
+        attachment = await house.attach(request.id)
+        reader = Reader(attachment.generation)
+        claims = await worker.claim(2)
+        for claim in claims:
+            await worker.say(claim, str(number))
+        expected += str(number)
+        await reader.until(lambda r, e=expected: r.text_of(0) == e and r.text_of(1) == e)  # type: ignore[misc]
+    for claim in claims:
+        await worker.conclude(claim, ".")
+    await reader.to_the_end(2)
+    assert reader.text_of(1) == "a234."
+    assert await settled(redis, request.id) == [("finished", 6, 10)]
+
+
+async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit()
+    direct = Reader(request.generation)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await direct.until_text("a")
+    await redis.delete(keys.gateway_alive("gw1"))
+
+    attachment = await second.attach(request.id)
+    reader = Reader(attachment.generation)
+    await worker.say(claim, "lost")
+    again = await worker.claim_one()
+    await direct.to_the_end()
+    assert direct.failure is not None
+    assert direct.failure.code is FailureCode.TAKEN_OVER
+    first.answers.leave(request.account)
+    await worker.conclude(again, "b")
+    await reader.to_the_end()
+
+    assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    assert not first.answers._kept
+    assert first.dispatcher.jobs_in_flight == 0
+    assert first.reservations.open_requests == 0
+
+
+async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "SILENCE_SECONDS", LATE)
+    first = await open_house("gw1", journal_seconds=LATE)
+    second = await open_house("gw2")
+    request, _ = await begun(first, worker)
+    await redis.delete(keys.gateway_alive("gw1"))
+    reader = Reader((await second.attach(request.id)).generation)
+    again = await worker.claim_one()
+
+    first.answers.leave(request.account)
+    await eventually(lambda: not first.answers._kept, what="the old owner's noticing")
+    await first.desk.aclose()
+
+    assert not await usage_records(redis)
+    assert not await redis.llen(keys.control("m", worker.name))
+    await worker.conclude(again, "b")
+    await reader.to_the_end()
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
+    first: House, second: House, worker: FakeWorker
+) -> None:
+    request = await first.submit()
+    await worker.claim_one()
+    await first.kill()
+    stored = await second.answers.store.read(request.id)
+    assert stored is not None
+
+    assert await second.answers.keep_running(stored) == "gw2"
+    kept = second.answers._kept[request.id]
+    kept.look_around()
+
+    assert not kept.account.has_ended
+
+
+# -- answers that everybody left ----------------------------------------------------------------
+
+
+async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: Any) -> Submitted:
+    """Begin an answer, of which two tokens come, and leave it."""
+    request, claim = await begun(first, worker, "a", "b", **parameters)
+    first.answers.leave(request.account)
+    control = keys.control("m", worker.name)
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
+    # The engine had sampled one token more when the cancellation reached it.
+    await worker.drop(claim, tokens=3)
+    await state_is(first, request.id, AnswerState.LEFT)
+    return request
+
+
+@pytest.mark.parametrize("at", ["gw1", "gw2"])
+async def test_left_answer_goes_on_and_every_token_is_charged_once(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
+) -> None:
+    request = await left(first, worker, redis)
+    assert await settled(redis, request.id) == [("cancelled", 3, 3)]
+
+    house = first if at == "gw1" else second
+    attachment = await house.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("ab")
+    claim = await worker.claim_one()
+    assert claim.job.resumption is not None
+    assert claim.job.resumption.sequences[0].token_ids == [100, 101]
+    await worker.conclude(claim, "c", "d")
+    await reader.to_the_end()
+
+    assert reader.text == "abcd"
+    assert await settled(redis, request.id, f"{request.id}.2") == [
+        ("cancelled", 3, 3),
+        # The engine has read the prompt again.
+        ("finished", 3, 1),
+    ]
+    await attachment.aclose()
+
+
+async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    limits = Limits(concurrent_requests=1)
+    request = await left(first, worker, redis, limits=limits)
+    other = await first.submit(limits=limits)
+    with pytest.raises(RateLimitError):
+        await second.attach(request.id)
+    await state_is(second, request.id, AnswerState.LEFT)
+    other.account.end(Outcome.CANCELLED)
+
+    async def goes_on() -> bool:
+        try:
+            await second.attach(request.id)
+        except RateLimitError:
+            return False
+        return True
+
+    await eventually(goes_on, what="going on")
+    claim = await worker.claim_one()
+    assert claim.job.id == f"{request.id}-0"
+
+
+async def test_rest_of_an_answer_reserves_the_tokens_of_its_images_again(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    # Enough for the request, but not for what it has used and the prompt again.
+    limits = Limits(tokens_per_minute=len(PROMPT) + 100 + 16)
+    request = await left(first, worker, redis, limits=limits, image_tokens=100)
+    with pytest.raises(RateLimitError):
+        await second.attach(request.id)
+
+
+async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_when_it_goes_on(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit()
+    first.answers.leave(request.account)
+    await state_is(second, request.id, AnswerState.LEFT)
+    assert await settled(redis, request.id) == [("cancelled", 0, 0)]
+
+    reader = Reader((await second.attach(request.id)).generation)
+    claim = await worker.claim_one()
+    assert claim.job.resumption is None
+    await worker.conclude(claim, "a")
+    await reader.to_the_end()
+
+    assert (await settled(redis, request.id, f"{request.id}.2"))[1] == ("finished", 3, 1)
+
+
+async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await begun(first, worker)
+    first.answers.leave(request.account)
+
+    reader = Reader((await second.attach(request.id)).generation)
+    control = keys.control("m", worker.name)
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
+    await worker.drop(claim, tokens=1)
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+
+    await reader.to_the_end()
+    assert reader.text == "ab"
+
+
+# -- background ---------------------------------------------------------------------------------
+
+
+async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, Claim]:
+    """Begin an answer, leave it, and kill its gateway when Redis has the first text, `a`."""
+    request = await house.submit(is_background=True)
+    house.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    await eventually(lambda: house.answers._kept[request.id]._written, what="journal")
+    await house.kill()
+    return request, claim
+
+
+async def test_background_answer_needs_nobody(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await worker.conclude(claim, "a")
+
+    assert await settled(redis, request.id) == [("finished", 3, 1)]
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+    assert reader.text == "a"
+
+    async def is_removed() -> bool:
+        return not await redis.sismember(keys.background_answers("gw1"), request.id)
+
+    # No gateway has to take it over.
+    await eventually(is_removed, what="the owner's removal of the answer")
+
+
+async def test_memory_of_an_answer_needs_no_garbage_collector(
+    first: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    gc.disable()
+    try:
+        request = await first.submit(is_background=True)
+        first.answers.leave(request.account)
+        await worker.conclude(await worker.claim_one(), "a")
+        await settled(redis, request.id)
+        left: list[weakref.ref[Any]] = [
+            weakref.ref(request.generation),
+            weakref.ref(request.account),
+        ]
+        del request
+        await eventually(lambda: not any(each() for each in left), what="no cycle")
+    finally:
+        gc.enable()
+
+
+async def test_background_answer_of_a_dead_gateway_is_taken_over_by_whoever_hears(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await left_to_itself(first, worker)
+    await worker.lose(claim, tokens=1)
+
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+    assert reader.text == "ab"
+
+
+async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    claim = await worker.claim_one()
+    await eventually(lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), what="the note")
+    await first.kill()
+    await worker.conclude(claim, "a")
+
+    await second.answers._background.look()
+
+    assert await settled(redis, request.id) == [("finished", 3, 1)]
+    await state_is(second, request.id, AnswerState.FINISHED)
+    assert not await redis.exists(keys.background_answers("gw1"))
+    assert not await redis.sismember(keys.BACKGROUND_OWNERS, "gw1")
+
+
+async def test_background_answer_outlives_all_gateways(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first = await open_house("gw1")
+    request, _ = await left_to_itself(first, worker)
+    await redis.delete(keys.leases("m"), keys.job("m", f"{request.id}-0"))
+
+    second = await open_house("gw2")
+    assert (await second.find(request.id)).state is AnswerState.RUNNING
+    again = await worker.claim_one()
+    await worker.conclude(again, "b")
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await first.submit(is_background=True)
+    first.answers.leave(request.account)
+    followed = await first.submit()
+    claims = await worker.claim(2)
+    for claim in claims:
+        await worker.say(claim, "a")
+    attachment = await second.attach(followed.id)
+    reader = await Reader(attachment.generation).until_text("a")
+    await eventually(lambda: first.answers._kept[followed.id]._followers, what="Follow")
+    await eventually(
+        lambda: first.answers._kept[request.id].generation.received_tokens[0], what="a"
+    )
+    first.answers.leave(followed.account)
+
+    await first.leave()
+    assert not await usage_records(redis)
+    for claim in claims:
+        await worker.lose(claim, tokens=1)
+    for claim in await worker.claim(2):
+        await worker.conclude(claim, "b")
+
+    await reader.to_the_end()
+    assert reader.text == "ab"
+    records = await settled_records(redis, 2)
+    assert {id_: counts_of(record) for id_, record in records.items()} == {
+        request.id: ("finished", 3, 2),
+        followed.id: ("finished", 3, 2),
+    }
+
+
+# -- cancelling ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["gw1", "gw2"])
+async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
+) -> None:
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.say(claim, "a")
+    attachment = await second.attach(request.id)
+    reader = await Reader(attachment.generation).until_text("a")
+    house = first if at == "gw1" else second
+
+    answer = await house.answers.cancel(await house.find(request.id))
+    assert answer.state is AnswerState.CANCELLED
+    await worker.drop(claim, tokens=2)
+
+    for generation in (
+        request.generation,
+        attachment.generation,
+        (await second.attach(request.id)).generation,
+    ):
+        reader = await Reader(generation).to_the_end()
+        assert reader.failure is not None
+        assert reader.failure.code is FailureCode.CANCELLED
+    assert await settled(redis, request.id) == [("cancelled", 3, 2)]
+    again = await second.answers.cancel(await second.find(request.id))
+    assert again.state is AnswerState.CANCELLED
+    assert await nothing_left(redis, "m")
+
+
+async def test_answer_of_a_dead_gateway_can_be_cancelled(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await begun(first, worker, is_background=True)
+    await first.kill()
+
+    answer = await second.answers.cancel(await second.find(request.id))
+
+    assert answer.state is AnswerState.CANCELLED
+    await worker.drop(claim, tokens=1)
+    assert await settled(redis, request.id) == [("cancelled", 3, 1)]
+
+
+async def test_left_answer_can_be_cancelled_and_is_not_settled_again(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await left(first, worker, redis)
+
+    answer = await second.answers.cancel(await second.find(request.id))
+
+    assert answer.state is AnswerState.CANCELLED
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+    assert reader.text == "ab"
+    assert reader.failure is not None
+    assert reader.failure.code is FailureCode.CANCELLED
+    assert await settled(redis, request.id) == [("cancelled", 3, 3)]
+
+
+async def test_finished_answer_cannot_be_cancelled(first: House, worker: FakeWorker) -> None:
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await worker.conclude(claim, "a")
+    await Reader(request.generation).to_the_end()
+    await request.account.finish()
+    await state_is(first, request.id, AnswerState.FINISHED)
+
+    answer = await first.answers.cancel(await first.find(request.id))
+
+    assert answer.state is AnswerState.FINISHED

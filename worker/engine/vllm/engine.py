@@ -1,0 +1,320 @@
+"""The vLLM engine: vLLM's engine core, with its outputs read once per step.
+
+`AsyncLLM` starts the engine and validates requests. Its output handling wakes a task for every
+token and is not used. Requests go directly to the engine core, and this module reads its outputs,
+one batch for each step. These parts of vLLM are private, so this module fits one version of it.
+"""
+
+import asyncio
+import copy
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Thread
+from typing import Any
+
+from contract.messages import Feature
+from contract.sampling import SamplingSpec
+from worker.engine.base import (
+    EngineDeadError,
+    EngineInfo,
+    EngineRequest,
+    EngineStep,
+    InvalidRequestError,
+)
+from worker.engine.vllm.arguments import engine_arguments, environment_variables
+from worker.engine.vllm.description import describe
+from worker.engine.vllm.metrics import EngineMetrics
+from worker.engine.vllm.outputs import step_of
+from worker.engine.vllm.parameters import SamplingParameters
+from worker.engine.vllm.parser_format import parser_format
+from worker.engine.vllm.parsers import VllmParsers
+from worker.engine.vllm.processes import EngineProcesses
+from worker.engine.vllm.prompts import Prompts, fitting_max_tokens
+from worker.engine.vllm.resumption import ResumedSequences, replayed_token_ids
+from worker.parsing.base import NO_PARSERS, Parsers
+from worker.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_START_STOP_SECONDS = 3.0
+_WARM_UP_GRAMMAR = 'start: "a"'
+
+
+class VllmEngine:
+    """vLLM in separate processes, on the device of this machine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._llm: Any = None
+        self._closing = False
+        self._starting: asyncio.Future[None] | None = None
+        self._processes = EngineProcesses()
+        self._resumed = ResumedSequences()
+        self._parsers: Parsers = NO_PARSERS
+        # vLLM's tokenizer is not thread-safe, so one thread does everything that
+        # needs it. The other thread keeps grammars from waiting for images.
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        self._compiling = ThreadPoolExecutor(1, "compile")
+
+    @property
+    def info(self) -> EngineInfo:
+        """Limits and properties of the engine; available once it has started."""
+        return self._info
+
+    @property
+    def parsers(self) -> Parsers:
+        """Parsers of chat responses; available once the engine has started."""
+        return self._parsers
+
+    async def start(self) -> None:
+        """Load the model in a thread: this takes half a minute or more."""
+        loop = asyncio.get_running_loop()
+        starting = self._starting = loop.create_future()
+
+        def start() -> None:
+            # The engine's processes inherit this mask: Ctrl-C
+            # must reach only the worker, which drains.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._start()
+            except BaseException as error:  # noqa: BLE001  (handed to whoever awaits)
+                outcome: BaseException | None = error
+            else:
+                outcome = None
+            loop.call_soon_threadsafe(_settle, starting, outcome)
+
+        Thread(target=start, name="start-engine", daemon=True).start()
+        await asyncio.shield(starting)
+        self._processes.look()
+        self._tasks = await self._llm.get_supported_tasks()
+        await self._warm_up()
+
+    async def aclose(self) -> None:
+        """Stop the engine's processes."""
+        self._closing = True
+        if self._starting is not None and not self._starting.done():
+            await asyncio.to_thread(self._processes.kill)
+            await asyncio.wait([self._starting], timeout=_START_STOP_SECONDS)
+        for executor in (self._tokenizing, self._compiling):
+            executor.shutdown(wait=False, cancel_futures=True)
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown)
+            await _end_messaging(llm.engine_core)
+        await asyncio.to_thread(self._processes.kill)
+
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Add the sequences of one job.
+
+        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only.
+        Slow if the prompt has images or the job has a grammar. Raises EngineDeadError, or
+        InvalidRequestError, after which the caller must abort the sequences.
+        """
+        executor = self._executor_for(requests[0])
+        if executor is None:
+            core_requests = self._check(requests)
+        else:
+            loop = asyncio.get_running_loop()
+            core_requests = await loop.run_in_executor(executor, self._check, requests)
+        for request, core_request in zip(requests, core_requests, strict=True):
+            if request.output_token_ids:
+                self._resumed.add(
+                    request.id,
+                    prompt_tokens=len(core_request.prompt_token_ids),
+                    replayed_tokens=len(replayed_token_ids(request)),
+                )
+            await self._add(core_request)
+
+    async def abort(self, sequence_ids: Sequence[str]) -> None:
+        """End sequences immediately, without further output. Unknown ids are ignored."""
+        self._resumed.forget(sequence_ids)
+        self._metrics.forget(sequence_ids)
+        try:
+            await self._llm.engine_core.abort_requests_async(list(sequence_ids))
+        except self._dead_errors as error:
+            raise EngineDeadError(str(error)) from None
+
+    async def step(self) -> EngineStep:
+        """Wait for the outputs of the next step. Raises EngineDeadError."""
+        try:
+            outputs = await self._llm.engine_core.get_output_async()
+        except Exception as error:  # noqa: BLE001  (whatever ends the stream of outputs)
+            raise EngineDeadError(str(error)) from None
+        preemptions = self._metrics.note(outputs)
+        step = step_of(outputs)
+        return EngineStep(self._resumed.own(step.outputs), step.stats, preemptions)
+
+    # --- starting ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for name, value in environment_variables(self._settings).items():
+            os.environ.setdefault(name, value)
+        import vllm
+        import zmq
+        from vllm.config.reasoning import ReasoningConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.inputs import tokens_input
+        from vllm.platforms import current_platform
+        from vllm.renderers.hf import resolve_chat_template
+        from vllm.renderers.inputs.preprocess import parse_model_prompt
+        from vllm.tokenizers import cached_tokenizer_from_config
+        from vllm.v1.engine import exceptions
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics import stats
+        from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+
+        is_cpu = current_platform.is_cpu()
+        arguments = engine_arguments(self._settings, AsyncEngineArgs, is_cpu=is_cpu)
+        parsers = parser_format(
+            self._settings,
+            lambda: cached_tokenizer_from_config(arguments.create_model_config()),
+        )
+        if parsers.reasoning_end:
+            # The bare mark: a budget that ends with one token
+            # behaves the same after any earlier tokens.
+            arguments.reasoning_config = ReasoningConfig(
+                reasoning_start_str=parsers.reasoning_start,
+                reasoning_end_str=parsers.reasoning_end,
+            )
+        if self._closing:
+            raise EngineDeadError("closed while starting")
+        # Outside of an event loop, AsyncLLM does not start its own output handling.
+        self._llm = AsyncLLM.from_engine_args(arguments)
+        self._metrics = EngineMetrics(self._llm.logger_manager, stats)
+        self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
+        self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
+        self._prompts = Prompts(
+            self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
+        )
+        self._info = describe(
+            self._llm,
+            self._prompts,
+            self._settings,
+            version=vllm.__version__,
+            has_grammars=GuidanceBackend.is_tokenizer_supported(self._llm.tokenizer),
+            parsers=parsers,
+            resolve_template=partial(
+                resolve_chat_template,
+                self._llm.tokenizer,
+                None,
+                model_config=self._llm.model_config,
+            ),
+        )
+        if parsers.tool_parser or parsers.reasoning_parser:
+            self._parsers = VllmParsers(
+                parsers.tool_parser, parsers.reasoning_parser, self._info.tokenizer_json
+            )
+        self._parameters = SamplingParameters(
+            vllm.sampling_params,
+            self._info.tokenizer_json,
+            self._info.eos_token_ids,
+            # vLLM's CPU runner draws each seeded sequence separately, which costs a thirtieth
+            # of the throughput of a full batch. Its GPU runner draws all sequences alike.
+            seeds_cost_time=is_cpu,
+        )
+
+    async def _warm_up(self) -> None:
+        """Run one request of every kind, because first requests take seconds.
+
+        If `worker.engine.vllm.plugin` is not installed, this request fails instead of a client's.
+        """
+        request = EngineRequest(
+            id="warm-up",
+            prompt_token_ids=[0, 0],
+            max_tokens=2,
+            sampling=SamplingSpec(seed=0, ignore_eos=True),
+            seed=0,
+            cache_salt="warm-up",
+            logprobs=1,
+            prompt_logprobs=1,
+            grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self._info.features else "",
+        )
+        await self.submit([request])
+        while not any(output.end for output in (await self.step()).outputs):
+            pass
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _executor_for(self, request: EngineRequest) -> ThreadPoolExecutor | None:
+        """Return the executor for a job's check if it would block the event loop too long."""
+        chain = request.sampling.chain
+        if request.images or request.sampling.bad_words:
+            return self._tokenizing
+        if request.grammar or (chain is not None and chain.dry is not None):
+            return self._compiling
+        return None
+
+    def _check(self, requests: Sequence[EngineRequest]) -> list[Any]:
+        """Check a job with vLLM before it reaches the engine's processes."""
+        first, *others = requests
+        try:
+            prompt = self._prompts.make(first)
+            prompt_tokens = len(prompt["prompt_token_ids"])
+            max_tokens = fitting_max_tokens(first, prompt_tokens, self._info.context_window)
+            for request in requests:
+                self._check_output(request, prompt_tokens, max_tokens)
+            params = self._parameters.make(
+                first, prompt_tokens=prompt_tokens, max_tokens=max_tokens
+            )
+            made = self._llm.input_processor.process_inputs(
+                first.id, prompt, params, supported_tasks=self._tasks
+            )
+        except self._client_errors as error:
+            _log.info("Rejected a request: %s", error)
+            raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
+        self._parameters.forbid_words(made.sampling_params)
+        return [made, *(self._sibling(made, each) for each in others)]
+
+    def _check_output(self, request: EngineRequest, prompt_tokens: int, max_tokens: int) -> None:
+        """Reject earlier tokens that would break vLLM's processes. Raises InvalidRequestError."""
+        token_ids = request.output_token_ids
+        if not token_ids:
+            return
+        largest, window = self._info.vocabulary_size - 1, self._info.context_window
+        if not (min(token_ids) >= 0 and max(token_ids) <= largest):
+            raise InvalidRequestError(f"Earlier tokens must have ids between 0 and {largest}.")
+        if not (len(token_ids) < max_tokens and prompt_tokens + len(token_ids) < window):
+            raise InvalidRequestError(
+                f"Earlier tokens must leave room for another one: be less than max_tokens "
+                f"({max_tokens}), and less than {window} with the prompt of {prompt_tokens}. "
+                f"Given: {len(token_ids)}"
+            )
+
+    def _sibling(self, first: Any, request: EngineRequest) -> Any:
+        sibling = copy.copy(first)
+        sibling.request_id = request.id
+        sibling.sampling_params = self._parameters.vary(first.sampling_params, request)
+        return sibling
+
+    async def _add(self, core_request: Any) -> None:
+        self._metrics.added(core_request)
+        try:
+            await self._llm.engine_core.add_request_async(core_request)
+        except self._dead_errors as error:
+            raise EngineDeadError(str(error)) from None
+        except (OverflowError, TypeError, ValueError):
+            # Raised while the request is encoded, so nothing was sent.
+            self._metrics.forget([core_request.request_id])
+            raise InvalidRequestError("A number of the request is too large.") from None
+
+
+async def _end_messaging(engine_core: Any) -> None:
+    """Terminate ZeroMQ's threads. vLLM closes its sockets, but leaves these to garbage collection.
+
+    This terminates the context that owns the threads, not the one that created asyncio's sockets.
+    The latter would end them without notice to the owner, which warns when it is collected.
+    """
+    ending = Thread(target=engine_core.resources.ctx.term, name="end-messaging", daemon=True)
+    ending.start()
+    await asyncio.to_thread(ending.join, _START_STOP_SECONDS)
+
+
+def _settle(future: "asyncio.Future[None]", outcome: BaseException | None) -> None:
+    if outcome is None:
+        future.set_result(None)
+    else:
+        future.set_exception(outcome)

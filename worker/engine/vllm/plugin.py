@@ -1,0 +1,98 @@
+"""vLLM plugin: vLLM calls `prepare` first in each process (entry point in pyproject.toml)."""
+
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.util import register_after_fork
+from threading import Thread
+from typing import Any
+
+from contract.grammar import PARSER_LIMITS
+from worker.engine.vllm.resumption import prepare_resumption
+from worker.engine.vllm.thinking_budget import prepare_thinking_budget
+
+_log = logging.getLogger(__name__)
+
+_PARENT_DIED = 70
+
+
+def prepare() -> None:
+    """Make a vLLM process safe to run next to the worker."""
+    _allow_matrix_tiles()
+    _limit_grammars()
+    prepare_resumption()
+    prepare_thinking_budget()
+    _end_with_parent()
+    # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.
+    register_after_fork(prepare, _take_over)
+
+
+def _allow_matrix_tiles() -> None:
+    """Request the CPU's matrix tiles (AMX) from the kernel, if available.
+
+    vLLM's CPU attention uses them without a request. If no earlier matrix product has requested
+    them, as with a first batch of one token, the first step crashes with "illegal instruction".
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # noqa: SLF001 - torch has no public name
+        _log.warning(
+            "The kernel denies access to the CPU's matrix tiles (AMX), which vLLM tries to use."
+        )
+
+
+def _limit_grammars() -> None:
+    """Limit the cost of grammars, which vLLM itself does not limit.
+
+    Some grammars become more ambiguous the longer their text is. A single one could delay every
+    step, and so all requests, by a quarter of a second.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+    from vllm.v1.structured_output import backend_guidance as guidance
+
+    limits = LLParserLimits(**PARSER_LIMITS)
+    accept_any = guidance.GuidanceGrammar.accept_tokens
+
+    def compile_grammar(backend: Any, kind: Any, text: str, **_: Any) -> Any:
+        """Compile a grammar. Raises ValueError, which ends only this request."""
+        serialized = guidance.serialize_guidance_grammar(
+            kind, text, backend.disable_any_whitespace, backend.disable_additional_properties
+        )
+        matcher = LLMatcher(backend.ll_tokenizer, serialized, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return guidance.GuidanceGrammar(
+            ll_matcher=matcher, ll_tokenizer=backend.ll_tokenizer, vocab_size=backend.vocab_size
+        )
+
+    def accept_tokens(grammar: Any, request_id: str, tokens: list[int]) -> bool:
+        # Beyond its limits, llguidance allows only the end of the
+        # text, which vLLM would treat as the end of a complete text.
+        is_accepted: bool = accept_any(grammar, request_id, tokens)
+        return is_accepted and not grammar.ll_matcher.is_error()
+
+    guidance.GuidanceBackend.compile_grammar = compile_grammar
+    guidance.GuidanceGrammar.accept_tokens = accept_tokens
+
+
+def _take_over(_: object) -> None:
+    """Detach this fork from its parent's event loop: a shared file delivers it signals."""
+    signal.set_wakeup_fd(-1)
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has exited for any reason.
+
+    Otherwise vLLM's engine core would survive if its parent is killed while loading the model.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        Thread(target=_end_behind, args=(parent.join,), name="end-with-parent", daemon=True).start()
+
+
+def _end_behind(wait: Callable[[], object]) -> None:
+    wait()
+    os._exit(_PARENT_DIED)

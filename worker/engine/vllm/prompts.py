@@ -1,0 +1,117 @@
+"""Prompt inputs for vLLM: token ids, and the images that some of them represent."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from worker.engine.base import EngineRequest, InvalidRequestError
+from worker.engine.vllm.images import read_images
+
+_log = logging.getLogger(__name__)
+
+
+class Prompts:
+    """Creates vLLM's engine inputs."""
+
+    def __init__(
+        self, llm: Any, tokens_input: Callable[..., Any], parse: Callable[[Any], Any]
+    ) -> None:
+        """Read which inputs the model accepts.
+
+        Args:
+            llm: An `AsyncLLM`.
+            tokens_input: vLLM's constructor of inputs without images.
+            parse: vLLM's parser of prompts, for this model.
+        """
+        config = llm.vllm_config.model_config
+        self._window = config.max_model_len
+        self._renderer = llm.renderer
+        self._tokens_input = tokens_input
+        self._parse = parse
+        self._image_token_id = _image_token_id(config)
+        self.max_images = 0
+        """Maximum number of images in one prompt."""
+        self.image_token = ""
+        """Text of the token that represents an image; empty if the model has no vision."""
+        if self._image_token_id is not None:
+            self.max_images = int(config.multimodal_config.get_limit_per_prompt("image"))
+            self.image_token = str(llm.tokenizer.convert_ids_to_tokens(self._image_token_id))
+
+    def image_tokens(self) -> int:
+        """Return the maximum tokens of an image in vLLM's prompts; 0 if unknown."""
+        if not self.max_images:
+            return 0
+        processor, counts = self._renderer.mm_processor, {"image": 1}
+        try:
+            most = processor.info.get_mm_max_tokens_per_item(self._window, counts)
+            if most is not None:
+                return int(most["image"])
+            # The largest image that the model accepts, with the tokens around it.
+            made = processor.get_dummy_mm_inputs(counts)
+            return sum(int(each.length) for each in made["mm_placeholders"]["image"])
+        except Exception as error:  # noqa: BLE001  (whatever a model's own processor lacks)
+            _log.info("Could not determine how many tokens an image takes", exc_info=error)
+            return 0
+
+    def make(self, request: EngineRequest) -> Any:
+        """Return the engine input of a request. Slow with images: call it in a thread.
+
+        Raises InvalidRequestError.
+        """
+        self._check_marks(request)
+        salt = request.cache_salt or None
+        if not request.images:
+            return self._tokens_input(request.prompt_token_ids, cache_salt=salt)
+        prompt: dict[str, Any] = {
+            "prompt_token_ids": request.prompt_token_ids,
+            "multi_modal_data": {"image": read_images(request.images, request.image_params)},
+        }
+        if salt is not None:
+            prompt["cache_salt"] = salt
+        try:
+            (made,) = self._renderer.render_cmpl([self._parse(prompt)])
+        except Exception as error:  # noqa: BLE001  (what a model's own processor does not like)
+            _log.info("Rejected images", exc_info=error)
+            raise InvalidRequestError("images: the model cannot take these images.") from None
+        return made
+
+    def _check_marks(self, request: EngineRequest) -> None:
+        given = len(request.images)
+        if given > self.max_images:
+            raise InvalidRequestError(
+                f"images must be at most {self.max_images} for this model. Given: {given}"
+            )
+        if self._image_token_id is None:
+            return
+        marks = request.prompt_token_ids.count(self._image_token_id)
+        if marks != given:
+            raise InvalidRequestError(
+                f"images must be as many as the prompt has {self.image_token} tokens ({marks}). "
+                f"Given: {given}"
+            )
+
+
+def fitting_max_tokens(request: EngineRequest, prompt_tokens: int, window: int) -> int:
+    """Return max_tokens, lowered if images leave less room. Raises InvalidRequestError."""
+    room = window - prompt_tokens
+    if not request.images or request.max_tokens <= room:
+        return request.max_tokens
+    if room < 1:
+        raise InvalidRequestError(
+            f"With its images the prompt has {prompt_tokens} tokens, which must be less than the "
+            f"context window of {window} tokens."
+        )
+    if not request.may_shorten:
+        raise InvalidRequestError(
+            f"With its images the prompt has {prompt_tokens} tokens; together with max_tokens it must "
+            f"be at most {window} tokens. Given: {prompt_tokens} + {request.max_tokens}"
+        )
+    return room
+
+
+def _image_token_id(config: Any) -> int | None:
+    if not config.is_multimodal_model:
+        return None
+    names = ("image_token_id", "image_token_index")
+    found = (getattr(config.hf_config, name, None) for name in names)
+    return next((int(token_id) for token_id in found if token_id is not None), None)

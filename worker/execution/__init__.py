@@ -1,0 +1,1 @@
+"""Claimed jobs: checks, batches, sequences, text and logprobs."""

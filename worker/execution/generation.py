@@ -1,0 +1,407 @@
+"""One claimed job (a generation): its sequences, their choices, and the replies to the gateway.
+
+A sequence produces one choice, with two exceptions. If all choices would be equal
+(`GenerationJob.is_replicated`), one sequence produces all of them. If sequences are ranked, each is
+sent under its own index, and the final message lists the chosen ones.
+
+A job that an earlier attempt began continues after the tokens in its resumption. Counts are totals
+of all attempts.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import count
+
+import msgspec
+from tokenizers import Tokenizer
+
+from contract.messages import (
+    LOGPROBS_AT_ONCE,
+    Delta,
+    GenerationJob,
+    JobFinished,
+    JobReturned,
+    JobStarted,
+    Parsing,
+    PromptScored,
+    Ranking,
+    Resumption,
+    ReturnReason,
+    SequenceProgress,
+    encode_logprobs,
+)
+from contract.outcomes import FinishReason
+from contract.queue import Claim, LeaseReport, needed_tokens
+from worker import telemetry
+from worker.engine.base import EngineRequest, SequenceOutput
+from worker.execution.logprobs import TokenTexts, prompt_logprobs
+from worker.execution.sequence import Sequence
+from worker.execution.text import Detokenizer, StopStrings
+from worker.parsing.base import NO_PARSERS, MakeParser, Parsers
+from worker.queue.replies import Outbox
+
+GATHERED_TOKENS = 64
+"""Tokens in one delta of a job that is ranked or not streamed."""
+
+_LARGEST_SEED = 2**63 - 1
+
+_sequence_ids = count(1)
+
+
+def report_before(claim: Claim) -> LeaseReport:
+    """Return the lease report of a job that did not start: the counts of earlier attempts."""
+    job, resumption = claim.job, claim.job.resumption
+    if resumption is None:
+        return LeaseReport(job.id, claim.attempt, 0)
+    tokens = sum(len(each.token_ids) for each in resumption.sequences)
+    return LeaseReport(
+        job.id,
+        claim.attempt,
+        tokens * job.n if job.is_replicated else tokens,
+        resumption.prompt_tokens,
+        resumption.cached_tokens,
+    )
+
+
+def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakeParser | None:
+    opening = job.prompt_token_ids[-parsing.opening_tokens :] if parsing.opening_tokens else []
+    return parsers.prepare(parsing, opening)
+
+
+class Generation:
+    """Tracks one job until its last sequence ends."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        outbox: Outbox,
+        *,
+        tokenizer: Tokenizer,
+        texts: TokenTexts,
+        parsers: Parsers = NO_PARSERS,
+        asked_at: float | None = None,
+    ) -> None:
+        """`asked_at` is the `time.monotonic` time of the claim call; defaults to now."""
+        self.job = job = claim.job
+        self.attempt = claim.attempt
+        self.waited_seconds = claim.waited_seconds
+        self.outbox = outbox
+        self.is_prefilled = False
+        """Whether the engine has processed the prompt in this attempt."""
+        self.is_submitted = False
+        """Whether the job was submitted to the engine."""
+        self.takes_long = False
+        """Whether parsing the job's output is slow, so that it must run in another thread."""
+        self.backlog: deque[SequenceOutput] = deque()
+        """Engine outputs that were not parsed yet."""
+        self.is_being_read = False
+        """Whether another thread may be using the sequences."""
+        resumption = job.resumption or Resumption([])
+        self._is_prompt_counted = resumption.prompt_tokens > 0
+        self.prompt_tokens = resumption.prompt_tokens or len(job.prompt_token_ids)
+        """Prompt tokens as the engine first counted them: an image takes more than its
+        placeholders."""
+        self._cached_tokens = resumption.cached_tokens
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._stops = StopStrings(job.stop) if job.stop else None
+        self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
+        self.claimed_at = time.monotonic()
+        self.asked_at = self.claimed_at if asked_at is None else asked_at
+        self._first_token_at = self.claimed_at
+        self._is_replicated = job.is_replicated
+        self._is_ranked = job.is_ranked
+        progress: list[SequenceProgress | None] = [*resumption.sequences]
+        self.sequences = [
+            self._make_sequence(index, each)
+            for index, each in enumerate(progress or [None] * job.sequences)
+        ]
+        self.open_sequences = {
+            sequence.id: sequence for sequence in self.sequences if sequence.finish_reason is None
+        }
+        self.takes_long = any(each.takes_long for each in self.open_sequences.values())
+        self._first_open = next(iter(self.open_sequences), None)
+        self._replayed_tokens = sum(each.tokens for each in self.open_sequences.values())
+
+    def begin(self) -> None:
+        """Send the end of everything that the tokens of earlier attempts complete."""
+        job, resumption = self.job, self.job.resumption
+        if resumption is None:
+            return
+        if not job.max_tokens and resumption.is_prompt_scored:
+            for sequence in self.open_sequences.values():
+                sequence.finish_reason = FinishReason.LENGTH
+            self.open_sequences.clear()
+        for sequence, known in zip(self.sequences, resumption.sequences, strict=True):
+            if sequence.finish_reason is not known.finish_reason:
+                self._tell(sequence)
+        if self.is_done:
+            self._finish()
+
+    def requests(self) -> list[EngineRequest]:
+        """Return the engine requests of the open sequences: one prompt, several seeds."""
+        job = self.job
+        scores_prompt = job.score_prompt and not (
+            job.resumption is not None and job.resumption.is_prompt_scored
+        )
+        logprobs = 0 if self._is_ranked and job.logprobs is None else job.logprobs
+        prompt_token_ids = list(job.prompt_token_ids)
+        return [
+            EngineRequest(
+                id=sequence.id,
+                prompt_token_ids=prompt_token_ids,
+                # An engine samples at least one token; it is dropped if the job requests none.
+                max_tokens=max(job.max_tokens, 1),
+                sampling=job.sampling,
+                seed=(job.sampling.seed + sequence.index) & _LARGEST_SEED,
+                cache_salt=job.cache_salt,
+                logprobs=logprobs if job.max_tokens else None,
+                prompt_logprobs=(job.logprobs or 0)
+                if scores_prompt and sequence.id == self._first_open
+                else None,
+                grammar=job.grammar if job.max_tokens else "",
+                output_token_ids=sequence.resumed_token_ids,
+                images=job.images,
+                image_params=job.image_params or _places(job.images),
+                may_shorten=job.may_shorten,
+                reads_prefix_cache=job.reads_prefix_cache,
+            )
+            for sequence in self.open_sequences.values()
+        ]
+
+    def release_images(self) -> None:
+        """Drop the image files, which are not needed once the engine has read them."""
+        if self.job.images:
+            self.job = msgspec.structs.replace(self.job, images=[])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self.open_sequences
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether this attempt has produced a token."""
+        return any(sequence.new_tokens for sequence in self.sequences)
+
+    @property
+    def takes_time_to_submit(self) -> bool:
+        """Whether submitting the job takes so long that it would delay other jobs."""
+        spec = self.job.sampling
+        has_breakers = spec.chain is not None and spec.chain.dry is not None
+        return bool(self.job.images or self.job.grammar or spec.bad_words or has_breakers)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Completion tokens so far, of all sequences; a replicated one counts once per choice."""
+        if not self.job.max_tokens:
+            return 0
+        tokens = sum(sequence.tokens for sequence in self.sequences)
+        return tokens * self.job.n if self._is_replicated else tokens
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When the engine finished the prompt, by `time.monotonic`; None before that."""
+        return self._first_token_at if self.is_prefilled else None
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Finish reasons of the sequences that have ended."""
+        return [
+            each.finish_reason.value for each in self.sequences if each.finish_reason is not None
+        ]
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since the job was claimed."""
+        return time.monotonic() - self.claimed_at
+
+    @property
+    def reserved_tokens(self) -> int:
+        """KV-cache tokens that are reserved for the job and not used yet."""
+        seen = sum(sequence.new_tokens for sequence in self.sequences)
+        if self.is_prefilled:
+            seen += self.prompt_tokens + self._replayed_tokens
+        return max(needed_tokens(self.job) - seen, 0)
+
+    @property
+    def report(self) -> LeaseReport:
+        """The report to the queue for each lease extension and at the end."""
+        return LeaseReport(
+            self.job.id,
+            self.attempt,
+            self.completion_tokens,
+            self.prompt_tokens if self.is_prefilled or self._is_prompt_counted else 0,
+            self._cached_tokens,
+        )
+
+    def count_prompt(self) -> None:
+        """Count a submitted prompt, even if the engine has not processed all of it."""
+        if self.is_submitted and not (self.is_prefilled or self._is_prompt_counted):
+            self._is_prompt_counted = True
+            telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
+
+    def receive(self, output: SequenceOutput, *, is_due: bool = True) -> bool:
+        """Add one step's output to a sequence. Return True if the sequence ended.
+
+        Unless `is_due`, new text is kept for a later delta.
+        """
+        sequence = self.open_sequences[output.sequence_id]
+        if not self.is_prefilled or output.cached_tokens is not None:
+            self._note_prefill(sequence, output)
+        if not self.job.max_tokens:
+            sequence.finish_reason = FinishReason.LENGTH
+        else:
+            sequence.receive(output)
+            if self._make_parser is not None:
+                self.takes_long = self.takes_long or sequence.takes_long
+        return self._go_on(sequence, is_due=is_due)
+
+    def put_off(self, output: SequenceOutput) -> None:
+        """Keep one step's output of a sequence, to be parsed in another thread."""
+        if not self.is_prefilled or output.cached_tokens is not None:
+            self._note_prefill(self.open_sequences[output.sequence_id], output)
+        self.backlog.append(output)
+
+    def read(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Parse outputs of the backlog. Runs in another thread and sends nothing."""
+        for output in outputs:
+            sequence = self.open_sequences.get(output.sequence_id)
+            # Drop everything after a stop string.
+            if sequence is not None and sequence.finish_reason is None:
+                sequence.receive(output)
+
+    def tell_read(self, sequence_id: str) -> bool:
+        """Send what `read` has parsed of a sequence. Return True if the sequence ended."""
+        sequence = self.open_sequences.get(sequence_id)
+        return sequence is not None and self._go_on(sequence, is_due=True)
+
+    def tell_everything(self) -> None:
+        """Send all pending output, so that another worker can resume after it."""
+        if self.is_being_read:
+            # The next attempt generates the unsent output again.
+            return
+        for sequence in self.open_sequences.values():
+            if sequence.piece.token_ids:
+                self._tell(sequence)
+
+    def give_back(self, reason: ReturnReason) -> None:
+        """Send pending output, and return the job with its lease for another worker."""
+        self.tell_everything()
+        returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
+        self.outbox.give_back(returned, self.report)
+
+    def _go_on(self, sequence: Sequence, *, is_due: bool) -> bool:
+        has_ended = sequence.finish_reason is not None
+        if has_ended:
+            del self.open_sequences[sequence.id]
+        piece = sequence.piece
+        has_news = piece.text or piece.answer
+        if has_ended or (has_news and self._is_to_be_told(sequence, is_due=is_due)):
+            self._tell(sequence)
+        if has_ended and self.is_done:
+            self._finish()
+        return has_ended
+
+    def _make_sequence(self, index: int, progress: SequenceProgress | None) -> Sequence:
+        job = self.job
+        return Sequence(
+            str(next(_sequence_ids)),
+            index,
+            Detokenizer(
+                self._tokenizer,
+                job.prompt_token_ids,
+                shows_special_tokens=job.shows_special_tokens,
+            ),
+            job=job,
+            stops=self._stops,
+            texts=self._texts,
+            parser=None if self._make_parser is None else self._make_parser(),
+            progress=progress,
+        )
+
+    def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:
+        is_first = sequence.id == self._first_open
+        if output.prompt_tokens is not None and not self._is_prompt_counted:
+            self.prompt_tokens = output.prompt_tokens
+        if not self.is_prefilled:
+            self.is_prefilled = True
+            self._first_token_at = time.monotonic()
+            telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
+        # Later sequences find the prompt in the cache only because the first one stored it there.
+        if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
+            self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)
+            self._is_prompt_counted = True
+            self.outbox.start(
+                JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens)
+            )
+        if output.prompt_logprobs is not None:
+            entries = prompt_logprobs(
+                self._tokenizer,
+                self._texts,
+                self.job.prompt_token_ids,
+                output.prompt_logprobs,
+                alternatives=self.job.logprobs or 0,
+            )
+            encoded = [
+                encode_logprobs(entries[start : start + LOGPROBS_AT_ONCE])
+                for start in range(0, len(entries), LOGPROBS_AT_ONCE)
+            ]
+            self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, encoded))
+
+    def _is_to_be_told(self, sequence: Sequence, *, is_due: bool) -> bool:
+        if self._is_ranked or not self.job.stream:
+            return len(sequence.piece.token_ids) >= GATHERED_TOKENS
+        return is_due or not sequence.has_been_told
+
+    def _choices(self, sequence: Sequence) -> range:
+        if self._is_replicated:
+            return range(self.job.n)
+        return range(sequence.index, sequence.index + 1)
+
+    def _tell(self, sequence: Sequence) -> None:
+        piece = sequence.take_piece()
+        for choice in self._choices(sequence):
+            delta = Delta(
+                self.job.handle,
+                self.attempt,
+                choice,
+                piece.start,
+                piece.text,
+                piece.token_ids,
+                sequence.finish_reason,
+                sequence.stop_reason,
+                encode_logprobs(piece.logprobs),
+                sequence.cumulative_logprob if self._is_ranked else 0.0,
+            )
+            if piece.answer is not None:
+                delta = piece.answer.added_to(delta)
+            self.outbox.deltas.append(delta)
+
+    def _finish(self) -> None:
+        resumption = self.job.resumption
+        earlier_ms = 0.0 if resumption is None else resumption.generation_ms
+        finished = JobFinished(
+            self.job.handle,
+            self.attempt,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self._cached_tokens,
+            prefill_ms=(self._first_token_at - self.claimed_at) * 1000,
+            generation_ms=earlier_ms + (time.monotonic() - self._first_token_at) * 1000,
+            chosen=self._chosen() if self._is_ranked else [],
+        )
+        self.outbox.finish(finished, self.report)
+
+    def _chosen(self) -> list[int]:
+        """Return the chosen sequences, best first; of equal ones, the lower index first."""
+        if self.job.ranking is Ranking.SUM:
+            ranked = sorted(self.sequences, key=lambda sequence: -sequence.cumulative_logprob)
+        else:
+            ranked = sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)
+        return [sequence.index for sequence in ranked[: self.job.n]]
+
+
+def _places(images: list[bytes]) -> list[str]:
+    return [f"images[{index}]" for index, _ in enumerate(images)]

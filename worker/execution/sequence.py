@@ -1,0 +1,253 @@
+"""One sequence of a job: turns the engine's token ids into text, log-probabilities and an end."""
+
+import time
+from dataclasses import dataclass, field
+
+from contract.messages import GenerationJob, SequenceProgress, TokenLogprob
+from contract.outcomes import FinishReason
+from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
+from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
+from worker.execution.text import Detokenizer, StopMatcher, StopStrings
+from worker.parsing.base import Parser
+from worker.parsing.reader import Answer, Reader
+
+REPETITION = "repetition"
+"""The stop reason of a sequence that ended because it repeated itself."""
+
+_REASONS = {
+    SequenceEnd.STOP: FinishReason.STOP,
+    SequenceEnd.REPETITION: FinishReason.STOP,
+    SequenceEnd.LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(slots=True)
+class Piece:
+    """Output of a sequence that was not sent yet."""
+
+    start: int = 0
+    """Number of tokens of the sequence before this piece."""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    answer: Answer | None = None
+    """Replaces the text if the response is parsed."""
+
+
+class Sequence:
+    """Tracks one engine sequence until the engine, a stop string or a time limit ends it.
+
+    All state is a function of the tokens. A resumed sequence therefore has the state of the earlier
+    attempt, including held-back text and incomplete characters.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_has_new_line",
+        "_job",
+        "_offset",
+        "_reader",
+        "_resumed",
+        "_returned",
+        "_stops",
+        "_texts",
+        "_time_is_up_at",
+        "cumulative_logprob",
+        "finish_reason",
+        "has_been_told",
+        "id",
+        "index",
+        "piece",
+        "stop_reason",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        sequence_id: str,
+        index: int,
+        detokenizer: Detokenizer,
+        *,
+        job: GenerationJob,
+        stops: StopStrings | None,
+        texts: TokenTexts,
+        parser: Parser | None = None,
+        progress: SequenceProgress | None = None,
+    ) -> None:
+        self.id = sequence_id
+        self.index = index
+        self.piece = Piece()
+        self.tokens = 0
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.has_been_told = False
+        """Whether any part of the sequence was sent."""
+        self._job = job
+        self._detokenizer = detokenizer
+        self._stops = None if stops is None else StopMatcher(stops, includes_stop=job.includes_stop)
+        self._texts = texts
+        self._reader = None if parser is None else Reader(parser)
+        self._offset = 0
+        self._returned = 0
+        self._time_is_up_at: float | None = None
+        self._has_new_line = False
+        self._resumed = progress
+        if progress is not None:
+            self._resume(progress)
+
+    @property
+    def resumed_token_ids(self) -> list[int]:
+        """Tokens of earlier attempts, which were already sent."""
+        return [] if self._resumed is None else self._resumed.token_ids
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of this attempt."""
+        return self.tokens - len(self.resumed_token_ids)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability per token."""
+        return self.cumulative_logprob / max(self.tokens, 1)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether parsing is slow, so that `receive` must run in another thread."""
+        return self._reader is not None and self._reader.takes_long
+
+    def take_piece(self) -> Piece:
+        """Return and reset the output since the last call."""
+        piece, self.piece = self.piece, Piece(self.tokens)
+        self.has_been_told = True
+        return piece
+
+    def receive(self, output: SequenceOutput) -> None:
+        """Add the output of one engine step."""
+        last = len(output.token_ids) - 1
+        for position, token_id in enumerate(output.token_ids):
+            scores = None if output.logprobs is None else output.logprobs[position]
+            if position == last and output.end is SequenceEnd.STOP:
+                self._add_stop_token(token_id, scores, output.stop_token_id)
+            else:
+                self._add_token(token_id, self._detokenizer.step(token_id), scores)
+            if self._stops is not None and self._stops.matched is not None:
+                self._end(FinishReason.STOP, self._stops.matched)
+                return
+        if output.end is not None:
+            self._flush()
+            is_repetition = output.end is SequenceEnd.REPETITION
+            reason = REPETITION if is_repetition else self._named(output.stop_token_id)
+            self._end(_REASONS[output.end], reason)
+        elif self._job.max_predict_ms and self._is_time_up():
+            self._flush()
+            self._end(FinishReason.LENGTH, None)
+        elif self._reader is not None:
+            self._reader.read(self._answer())
+
+    def _resume(self, progress: SequenceProgress) -> None:
+        self.cumulative_logprob = progress.cumulative_logprob
+        self.finish_reason = progress.finish_reason
+        self.stop_reason = progress.stop_reason
+        if self.finish_reason is None:
+            self._replay(progress.token_ids)
+        self.tokens = len(progress.token_ids)
+        self.piece.start = self.tokens
+
+    def _replay(self, token_ids: list[int]) -> None:
+        """Replay tokens whose text was already sent. They may complete the sequence."""
+        stops = self._stops
+        for token_id in token_ids:
+            self._add_token(token_id, self._detokenizer.step(token_id), None)
+            if stops is not None and stops.matched is not None:
+                break
+        self.piece = Piece()
+        if self._reader is not None:
+            self._reader.forget_told()
+        if stops is not None and stops.matched is not None:
+            self._end(FinishReason.STOP, stops.matched)
+        elif token_ids and len(token_ids) == self._job.max_tokens:
+            self._flush()
+            self._end(FinishReason.LENGTH, None)
+
+    def _named(self, stop_token_id: int | None) -> int | None:
+        """Return a stop token that the job names; None for the model's own end-of-text tokens."""
+        return stop_token_id if stop_token_id in self._job.sampling.stop_token_ids else None
+
+    def _add_stop_token(
+        self, token_id: int, scores: TokenScores | None, stop_token_id: int | None
+    ) -> None:
+        # Like a stop string, a stop token is shown if the
+        # job asks for it; an end-of-text token never is.
+        shows = self._job.includes_stop and self._named(stop_token_id) is not None
+        text = self._detokenizer.step(token_id) if shows else ""
+        self._add_token(token_id, text, scores, name=self._texts[token_id])
+
+    def _add_token(
+        self, token_id: int, text: str, scores: TokenScores | None, *, name: str = ""
+    ) -> None:
+        piece = self.piece
+        self.tokens += 1
+        piece.token_ids.append(token_id)
+        if scores is not None:
+            self._add_logprob(text or name, scores)
+        if text:
+            length = len(text)
+            self._offset += length
+            self._has_new_line = self._has_new_line or "\n" in text
+            if self._stops is not None:
+                may_match = self.tokens > self._job.sampling.min_tokens
+                text = self._stops.push(text, may_match=may_match)
+            self._returned += len(text)
+            if self._reader is None:
+                piece.text += text
+            else:
+                self._reader.push(token_id, length, text)
+        elif self._reader is not None:
+            self._reader.push(token_id, 0, "")
+
+    def _add_logprob(self, text: str, scores: TokenScores) -> None:
+        self.cumulative_logprob += max(scores[0][1], LOWEST_LOGPROB)
+        if self._job.logprobs is not None:
+            entry = token_logprob(
+                self._texts,
+                scores,
+                text=text,
+                offset=self._offset,
+                alternatives=self._job.logprobs,
+            )
+            self.piece.logprobs.append(entry)
+
+    def _is_time_up(self) -> bool:
+        """Whether the time limit has passed and a line has ended, as in llama.cpp."""
+        now = time.monotonic()
+        if self._time_is_up_at is None:
+            resumption = self._job.resumption
+            spent_ms = 0.0 if resumption is None else resumption.generation_ms
+            self._time_is_up_at = now + (self._job.max_predict_ms - spent_ms) / 1000
+        return self._has_new_line and now >= self._time_is_up_at
+
+    def _flush(self) -> None:
+        if self._stops is not None:
+            text = self._stops.flush()
+            self._returned += len(text)
+            if self._reader is None:
+                self.piece.text += text
+            else:
+                self._reader.show(text)
+
+    def _answer(self) -> Answer:
+        if self.piece.answer is None:
+            self.piece.answer = Answer()
+        return self.piece.answer
+
+    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        if self._reader is not None:
+            self._reader.finish(reason, self._answer())
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        # Tokens of a removed stop string have no position in the text: place them at its end.
+        self.piece.logprobs = [
+            TokenLogprob(entry.token, entry.logprob, min(entry.offset, self._returned), entry.top)
+            for entry in self.piece.logprobs
+        ]

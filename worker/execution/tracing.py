@@ -1,0 +1,131 @@
+"""Trace spans of what this worker does with each attempt of a job.
+
+The worker records times while a job runs and creates the spans when the job leaves it, so a token
+costs nothing. A job is traced if its gateway traces it; the gateway decides the sampling.
+
+    attempt (the gateway's)
+    ├── queue        from enqueueing to the claim
+    └── generate     from the claim to the end here; linked to the attempt that this one resumes
+        ├── claim    until the job is validated and its earlier text is replayed
+        ├── prefill  until the first token, including waiting inside the engine
+        └── decode   until the end
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_context
+
+from contract.outcomes import FailureCode
+from contract.tracing import (
+    ATTEMPT_NUMBER,
+    CLAIM,
+    DECODE,
+    ERROR_TYPE,
+    GEN_AI_OPERATION,
+    GEN_AI_PROVIDER,
+    GEN_AI_REQUEST_MAX_TOKENS,
+    GEN_AI_REQUEST_MODEL,
+    GEN_AI_RESPONSE_FINISH_REASONS,
+    GEN_AI_USAGE_CACHED_TOKENS,
+    GEN_AI_USAGE_INPUT_TOKENS,
+    GEN_AI_USAGE_OUTPUT_TOKENS,
+    GENERATE,
+    JOB_ID,
+    OUTCOME,
+    PREFILL,
+    PROVIDER,
+    QUEUE,
+    REQUEST_ID,
+    TENANT_ID,
+    TEXT_COMPLETION,
+    WORKER_ID,
+    context_of,
+    span_of,
+)
+from worker import tracing
+from worker.execution.generation import Generation
+
+LOST: Final = "lost"
+"""The outcome of an attempt whose lease now belongs to another attempt."""
+
+_FAILURES: Final = frozenset({LOST, *FailureCode}) - {FailureCode.CANCELLED}
+
+
+def attempt_ended(generation: Generation, outcome: str) -> None:
+    """Create the spans of an attempt that has left this worker."""
+    tracer, job = tracing.state.tracer, generation.job
+    if tracer is None or not job.traceparent:
+        return
+    attempt = span_of(job.traceparent)
+    if attempt is None or not attempt.trace_flags.sampled:
+        return
+    parent, times = context_of(attempt), _Times.of(generation)
+    _span(tracer, QUEUE, parent, times.enqueued, times.asked)
+    earlier = span_of(job.earlier_traceparent)
+    generate = tracer.start_span(
+        GENERATE,
+        parent,
+        SpanKind.CONSUMER,
+        start_time=times.asked,
+        links=[] if earlier is None else [Link(earlier)],
+        attributes={
+            ATTEMPT_NUMBER: generation.attempt,
+            JOB_ID: job.id,
+            OUTCOME: outcome,
+            REQUEST_ID: job.request_id,
+            TENANT_ID: job.tenant,
+            WORKER_ID: tracing.state.worker,
+            GEN_AI_OPERATION: TEXT_COMPLETION,
+            GEN_AI_PROVIDER: PROVIDER,
+            GEN_AI_REQUEST_MODEL: tracing.state.model,
+            GEN_AI_REQUEST_MAX_TOKENS: job.max_tokens,
+            GEN_AI_RESPONSE_FINISH_REASONS: generation.finish_reasons,
+            GEN_AI_USAGE_INPUT_TOKENS: generation.report.prompt_tokens,
+            GEN_AI_USAGE_CACHED_TOKENS: generation.report.cached_tokens,
+            GEN_AI_USAGE_OUTPUT_TOKENS: generation.report.completion_tokens,
+        },
+    )
+    if outcome in _FAILURES:
+        generate.set_attribute(ERROR_TYPE, outcome)
+        generate.set_status(StatusCode.ERROR)
+    within = set_span_in_context(generate, Context())
+    _span(tracer, CLAIM, within, times.asked, times.taken_in)
+    _span(tracer, PREFILL, within, times.taken_in, times.first_token or times.ended)
+    if times.first_token is not None:
+        _span(tracer, DECODE, within, times.first_token, times.ended)
+    generate.end(times.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Times of an attempt's events, in nanoseconds of Unix time."""
+
+    enqueued: int
+    asked: int
+    taken_in: int
+    first_token: int | None
+    ended: int
+
+    @classmethod
+    def of(cls, generation: Generation) -> "_Times":
+        """Return the times of an attempt that ends now."""
+        now, ended = time.monotonic(), time.time_ns()
+
+        def at(moment: float) -> int:
+            return ended - round((now - moment) * 1e9)
+
+        first = generation.first_token_at
+        return cls(
+            enqueued=at(generation.asked_at - (generation.waited_seconds or 0)),
+            asked=at(generation.asked_at),
+            taken_in=at(generation.claimed_at),
+            first_token=None if first is None else at(first),
+            ended=ended,
+        )
+
+
+def _span(tracer: Tracer, name: str, parent: Context, start: int, end: int) -> None:
+    tracer.start_span(name, parent, start_time=start).end(end)

@@ -1,0 +1,1 @@
+"""The worker's side of Redis: leases, heartbeats of gateways, reply streams."""

@@ -1,0 +1,53 @@
+"""A worker's link to Redis, independent of its engine: queue, leases, and unsent replies.
+
+If an engine dies, another one replaces it. Frame numbers continue without a gap, and leases of
+returned jobs are released as soon as the last frame is written.
+"""
+
+import asyncio
+
+from redis.asyncio import Redis
+
+from contract.queue import JobQueue
+from worker.backoff import keep_doing
+from worker.queue.gateways import GatewayWatch
+from worker.queue.leases import Leases
+from worker.queue.replies import ReplyWriter
+from worker.tasks import cancel
+
+
+class Link:
+    """One worker's connection to the queue of its model and to the gateways."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        queue: JobQueue,
+        *,
+        worker: str,
+        lease_ms: int,
+        most_pending_deltas: int,
+    ) -> None:
+        self.redis = redis
+        self.queue = queue
+        self.worker = worker
+        self.lease_ms = lease_ms
+        self.leases = Leases(queue, worker, lease_ms=lease_ms)
+        self.gateways = GatewayWatch(redis)
+        self.writer = ReplyWriter(
+            redis,
+            worker,
+            most_pending_deltas=most_pending_deltas,
+            on_written=self.leases.written,
+        )
+
+    async def run(self) -> None:
+        """Write replies and settle leases until cancelled."""
+        tasks = [
+            asyncio.create_task(self.writer.run()),
+            asyncio.create_task(keep_doing("end leases", self.leases.settle)),
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel(tasks)
