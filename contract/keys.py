@@ -160,12 +160,12 @@ BACKGROUND_OWNERS = "answers:background"
 """Set: gateways that own background answers, including dead gateways that owned some."""
 
 
-def background_answers(gateway: str) -> str:
+def background_responses(gateway: str) -> str:
     """Set with expiry: request ids of the background answers that the gateway owns."""
     return f"{{g:{gateway}}}:background"
 
 
-def answer(request_id: str) -> str:
+def response(request_id: str) -> str:
     """Hash with expiry: the state any gateway needs to replay or resume an answer.
 
     See `gateway.responses`.

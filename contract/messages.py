@@ -286,24 +286,24 @@ class JobLost(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the gateway that owns an answer to send `AnswerGrown` for some seconds when it grows."""
+    """Asks the gateway that owns an answer to send `ResponseGrown` for some seconds when it grows."""
 
     request_id: str
     gateway: str
     """The gateway that asks."""
     handle: int
-    """Number that `AnswerGrown` repeats."""
+    """Number that `ResponseGrown` repeats."""
     is_over: bool = False
     """Whether this ends an earlier request to follow the answer."""
 
 
-class AnswerGrown(msgspec.Struct, frozen=True, array_like=True):
+class ResponseGrown(msgspec.Struct, frozen=True, array_like=True):
     """The journal of a followed answer has new replies, or the answer has ended."""
 
     handle: int
 
 
-class CancelAnswer(msgspec.Struct, frozen=True, array_like=True):
+class CancelResponse(msgspec.Struct, frozen=True, array_like=True):
     """Asks the gateway that owns an answer to end it."""
 
     request_id: str
@@ -329,8 +329,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     returned: list[JobReturned] = []
     lost: list[JobLost] = []
     follows: list[Follow] = []
-    grown: list[AnswerGrown] = []
-    cancels: list[CancelAnswer] = []
+    grown: list[ResponseGrown] = []
+    cancels: list[CancelResponse] = []
 
 
 class WorkerState(StrEnum):

@@ -79,7 +79,7 @@ class MeasuredRedis(Redis):
             _note_failure(args, error)
             raise
         if args[0] not in _WAITING_COMMANDS:
-            store_telemetry.redis_answered(_name_of(args), began)
+            store_telemetry.redis_replied(_name_of(args), began)
         return reply
 
     @override
@@ -98,7 +98,7 @@ class _MeasuredPipeline(Pipeline):
         except Exception:
             store_telemetry.redis_failed(_PIPELINE)
             raise
-        store_telemetry.redis_answered(_PIPELINE, began)
+        store_telemetry.redis_replied(_PIPELINE, began)
         return replies
 
 
@@ -128,7 +128,7 @@ class PipeliningExecutor:
         except Exception as error:
             _note_failure(args, error)
             raise
-        store_telemetry.redis_answered(_name_of(args), began)
+        store_telemetry.redis_replied(_name_of(args), began)
         return value
 
     async def aclose(self) -> None:

@@ -37,7 +37,7 @@ _CERTIFICATE_EXPIRY: Final = Gauge(
 )
 
 
-def redis_answered(command: str, began: float) -> None:
+def redis_replied(command: str, began: float) -> None:
     """Record a reply to a command or script sent at `began` of `time.perf_counter`."""
     _redis_seconds(command).observe(time.perf_counter() - began)
 

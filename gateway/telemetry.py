@@ -223,7 +223,7 @@ OF_MODELS: Final = (WAITING_JOBS, OLDEST_WAIT, WAITING_TENANTS, LEASED_JOBS, REA
 """Gauges that have one series for each known model."""
 ANSWERS_TAKEN_OVER = Counter(
     "sluice_gateway_answers_taken_over_total",
-    "Answers that this gateway went on with: running ones of a gateway that is gone, or left ones.",
+    "Responses that this gateway went on with: running ones of a gateway that is gone, or left ones.",
     ["state"],
 )
 _IMAGE_FETCHES = Counter(
@@ -281,7 +281,7 @@ def method_label(name: str) -> str:
     return name if name in _METHODS else OTHER
 
 
-def http_answered(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
+def http_responded(route: str, method: str, status: int, *, seconds: float | None = None) -> None:
     """Count a response by route template and `method`; without `seconds` if it was not parsed."""
     _http_requests(route, method, status).inc()
     if seconds is not None:
@@ -299,7 +299,7 @@ def loop_held(route: str) -> None:
     _LOOP_HOLDS.labels(route).inc()
 
 
-def tenant_answered(tenant_id: str, status: int) -> None:
+def tenant_responded(tenant_id: str, status: int) -> None:
     """Count a response to a generation request of a tenant."""
     _TENANT_REQUESTS.labels(TENANTS.of(tenant_id), str(status)).inc()
 

@@ -9,7 +9,7 @@ import pytest
 
 from contract.tier import ServiceTier
 from gateway.cli import COMMANDS
-from gateway.jobs.schedule import JOBS
+from gateway.jobs.schedule import TASKS
 from gateway.jobs.webhooks import signature
 from gateway.management.usage.parts import Dimension
 from gateway.management.usage.periods import Bucket
@@ -79,11 +79,11 @@ def test_every_command_and_every_job_is_named() -> None:
     table = dict(re.findall(r"^\| ([\w ]+) \| (\d+ \w+) \|", USAGE, re.MULTILINE))
     seconds = {name: f"{job.schedule:g} s" for name, job in _timed_jobs().items()}
     assert seconds.items() <= table.items()
-    assert len(table) == len(JOBS)
+    assert len(table) == len(TASKS)
 
 
 def _timed_jobs() -> dict[str, Any]:
-    return {job.name.replace("_", " "): job for job in JOBS if isinstance(job.schedule, float)}
+    return {job.name.replace("_", " "): job for job in TASKS if isinstance(job.schedule, float)}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import click
 
 from contract.logs import configure_logs
 from contract.metrics import bare_registry, begin_metrics
-from gateway.commands.health import answering
+from gateway.commands.health import serving_health
 from gateway.settings import load_settings
 
 EPILOG = """\
@@ -31,5 +31,5 @@ def command(redis_url: str | None) -> None:
     begin_metrics("beat")
     app = create_app(settings)
     # Import the jobs for their schedules; this process runs none of them.
-    with answering(settings, app.conf.sluice_heartbeat.is_recent, registry=bare_registry()):
+    with serving_health(settings, app.conf.sluice_heartbeat.is_recent, registry=bare_registry()):
         run_beat(app)

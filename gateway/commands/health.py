@@ -16,7 +16,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def answering(
+def serving_health(
     settings: Settings,
     is_healthy: Callable[[], bool],
     *,

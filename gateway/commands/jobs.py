@@ -8,7 +8,7 @@ import click
 
 from contract.logs import configure_logs
 from contract.metrics import begin_metrics
-from gateway.commands.health import answering
+from gateway.commands.health import serving_health
 from gateway.database.engine import Database
 from gateway.database.schema import require_current_schema
 from gateway.settings import Settings, load_settings
@@ -48,7 +48,7 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
 
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("jobs")
-    with running(settings) as runner, answering(settings, runner.is_well):
+    with running(settings) as runner, serving_health(settings, runner.is_well):
         status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
         # Drain the settlements of stopped gateways, so that none stay in Redis.
         runner.run(DRAIN)

@@ -78,7 +78,7 @@ class RequestMeasure:
         telemetry.REQUESTS.labels(self._endpoint, str(self._status), self._code).inc()
         tenant_id = getattr(self._state, "tenant_id", None)
         if tenant_id is not None:
-            telemetry.tenant_answered(tenant_id, self._status)
+            telemetry.tenant_responded(tenant_id, self._status)
         if self._model:
             elapsed = time.perf_counter() - self._started_at
             telemetry.REQUEST_DURATION.labels(self._model).observe(elapsed, self._exemplar)

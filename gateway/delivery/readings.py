@@ -5,8 +5,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from gateway.dispatch.generation import Generation
-from gateway.responses.responses import Answers, Attachment
-from gateway.responses.settlement import Account
+from gateway.responses.service import Attachment, Responses
+from gateway.responses.settlement import Settlement
 from gateway.stream.completion import Completion
 
 
@@ -36,31 +36,35 @@ class FirstReading(Reading):
     """Subscription of the client that started the request; its end settles the response."""
 
     def __init__(
-        self, answers: Answers, account: Account, completion: Completion, generation: Generation
+        self,
+        responses: Responses,
+        settlement: Settlement,
+        completion: Completion,
+        generation: Generation,
     ) -> None:
         self.completion = completion
         self.generation = generation
-        self._answers = answers
-        self._account = account
+        self._responses = responses
+        self._settlement = settlement
         self._has_replied = False
 
     @override
     def replied(self) -> None:
         if not self._has_replied:
             self._has_replied = True
-            self._account.replied()
+            self._settlement.replied()
 
     @override
     async def finish(self) -> None:
-        await self._account.finish()
+        await self._settlement.finish()
 
     @override
     def fail(self, error: BaseException) -> None:
-        self._account.fail(error)
+        self._settlement.fail(error)
 
     @override
     def leave(self) -> None:
-        self._answers.leave(self._account)
+        self._responses.leave(self._settlement)
 
     @override
     async def aclose(self) -> None:

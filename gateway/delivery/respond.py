@@ -13,7 +13,7 @@ from gateway.errors import GenerationTimeoutError
 from gateway.http.context import context_of
 from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
 from gateway.quota.headers import dollars
-from gateway.stream.assembler import WholeAnswer, collect
+from gateway.stream.assembler import WholeResponse, collect
 
 
 async def measured(
@@ -34,7 +34,7 @@ async def measured(
     return response
 
 
-async def answer_whole(
+async def respond_whole(
     request: Request, reading: Reading, measure: RequestMeasure, *, headers: Mapping[str, str]
 ) -> Response:
     """Wait for the whole response and return it. Raises an ApiError if it fails."""
@@ -48,9 +48,9 @@ async def answer_whole(
             return_when=asyncio.FIRST_COMPLETED,
         )
         if work.done():
-            answer = work.result()
+            content = work.result()
             await reading.finish()
-            return _response(reading, answer, {**_times(measure), **headers})
+            return _response(reading, content, {**_times(measure), **headers})
         if watch.gone:
             reading.leave()
             measure.disconnected()
@@ -65,7 +65,7 @@ async def answer_whole(
         await asyncio.shield(reading.aclose())
 
 
-async def answer_streamed(
+async def respond_streamed(
     request: Request,
     reading: Reading,
     measure: RequestMeasure,
@@ -99,14 +99,14 @@ async def answer_streamed(
     return response
 
 
-def _response(reading: Reading, answer: WholeAnswer, headers: Mapping[str, str]) -> Response:
+def _response(reading: Reading, content: WholeResponse, headers: Mapping[str, str]) -> Response:
     cost = {}
     if reading.completion.cost_of is not None:
-        cost["x-cost"] = dollars(reading.completion.cost_of(answer.usage))
+        cost["x-cost"] = dollars(reading.completion.cost_of(content.usage))
     return Response(
-        answer.content,
+        content.content,
         media_type="application/json",
-        headers={**headers, **cost, **answer.headers},
+        headers={**headers, **cost, **content.headers},
     )
 
 

@@ -12,24 +12,24 @@ from gateway.auth.principal import Principal
 from gateway.delivery.event_ids import Position, read_position, read_stream
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.readings import LaterReading
-from gateway.delivery.respond import answer_streamed, answer_whole, measured
+from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.dialects.endpoint import ENDPOINTS, Endpoint
 from gateway.dialects.profile import PROFILES
 from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
 from gateway.http.authorization import allow_unpaid, authorize, read_body
 from gateway.http.context import ProcessContext, context_of
 from gateway.http.ignored_parameters import ignored_header
-from gateway.responses.responses import Answer, AnswerState
+from gateway.responses.service import ClientResponse, ResponseState
 from gateway.stream.assembler import collect
 from gateway.tenancy.scopes import Scope
 
 router = APIRouter()
 
 _ENDED: Final = {
-    AnswerState.FINISHED: "completed",
-    AnswerState.FAILED: "failed",
-    AnswerState.CANCELLED: "cancelled",
-    AnswerState.LEFT: "incomplete",
+    ResponseState.FINISHED: "completed",
+    ResponseState.FAILED: "failed",
+    ResponseState.CANCELLED: "cancelled",
+    ResponseState.LEFT: "incomplete",
 }
 
 
@@ -55,14 +55,14 @@ async def continue_stream(
 
     The request's own body is not run.
     """
-    answer = await _find(request, endpoint, position.request_id)
-    await read_body(request, answer.head.tenant_id)
-    return await read_again(request, answer, measure, is_streamed=True, skip=position.number)
+    response = await _find(request, endpoint, position.request_id)
+    await read_body(request, response.head.tenant_id)
+    return await read_again(request, response, measure, is_streamed=True, skip=position.number)
 
 
 async def read_again(
     request: Request,
-    answer: Answer,
+    response: ClientResponse,
     measure: RequestMeasure,
     *,
     is_streamed: bool,
@@ -70,60 +70,60 @@ async def read_again(
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Send a response to a client that did not start it, or not on this connection."""
-    reading = LaterReading(await context_of(request).answers.attach(answer))
-    headers = {**_headers(answer, reading), **headers}
+    reading = LaterReading(await context_of(request).responses.attach(response))
+    headers = {**_headers(response, reading), **headers}
     if is_streamed:
-        return await answer_streamed(request, reading, measure, headers=headers, skip=skip)
-    return await answer_whole(request, reading, measure, headers=headers)
+        return await respond_streamed(request, reading, measure, headers=headers, skip=skip)
+    return await respond_whole(request, reading, measure, headers=headers)
 
 
 async def tell_status(
     context: ProcessContext,
     endpoint: Endpoint,
-    answer: Answer,
+    response: ClientResponse,
     *,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return a completion's status, with the error of a failed one."""
-    head = answer.head
-    if answer.state is AnswerState.RUNNING:
-        status = "in_progress" if answer.has_begun else "queued"
+    head = response.head
+    if response.state is ResponseState.RUNNING:
+        status = "in_progress" if response.has_begun else "queued"
     else:
-        status = _ENDED[answer.state]
+        status = _ENDED[response.state]
     body: dict[str, Any] = {
-        "id": answer.id,
-        "object": endpoint.answer_object,
+        "id": response.id,
+        "object": endpoint.response_object,
         "created": head.created,
         "model": head.model,
         "background": head.is_background,
         "status": status,
     }
-    if answer.state is AnswerState.FAILED:
-        failure = await _failure(context, answer)
-        body |= {} if failure is None else failure.body(_error_style(answer))
+    if response.state is ResponseState.FAILED:
+        failure = await _failure(context, response)
+        body |= {} if failure is None else failure.body(_error_style(response))
     content = msgspec.json.encode(body)
     return Response(content, media_type="application/json", headers=dict(headers))
 
 
 async def _get(request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
-    answer = await _find(request, endpoint, request.path_params["completion_id"])
+    response = await _find(request, endpoint, request.path_params["completion_id"])
     if read_stream(request):
-        skip = read_position(request, answer.id)
-        return await read_again(request, answer, measure, is_streamed=True, skip=skip)
-    if answer.state is AnswerState.FINISHED:
-        return await read_again(request, answer, measure, is_streamed=False)
-    return await tell_status(context_of(request), endpoint, answer)
+        skip = read_position(request, response.id)
+        return await read_again(request, response, measure, is_streamed=True, skip=skip)
+    if response.state is ResponseState.FINISHED:
+        return await read_again(request, response, measure, is_streamed=False)
+    return await tell_status(context_of(request), endpoint, response)
 
 
 async def _cancel(request: Request, endpoint: Endpoint) -> Response:
     context = context_of(request)
-    answer = await _find(request, endpoint, request.path_params["completion_id"])
-    return await tell_status(context, endpoint, await context.answers.cancel(answer))
+    response = await _find(request, endpoint, request.path_params["completion_id"])
+    return await tell_status(context, endpoint, await context.responses.cancel(response))
 
 
-async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
+async def _failure(context: ProcessContext, response: ClientResponse) -> ApiError | None:
     """Return the error with which a response ended, as its readers receive it."""
-    attachment = await context.answers.attach(answer)
+    attachment = await context.responses.attach(response)
     try:
         await collect(attachment.completion, attachment.generation)
     except ApiError as error:
@@ -133,7 +133,7 @@ async def _failure(context: ProcessContext, answer: Answer) -> ApiError | None:
     return None
 
 
-async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer:
+async def _find(request: Request, endpoint: Endpoint, request_id: str) -> ClientResponse:
     """Return a response of this endpoint that the caller may read.
 
     From then on, errors have the style of the response's dialect. Raises NotFoundError, also for a
@@ -141,31 +141,31 @@ async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Answer
     """
     principal = await authorize(request, Scope.COMPLETIONS)
     allow_unpaid(request, principal)
-    answer = None
+    response = None
     if endpoint.has_given(request_id):
-        answers = context_of(request).answers
-        answer = await answers.find(request_id, tenant_id=principal.tenant_id)
-    if answer is None or not may_read(principal, answer):
+        responses = context_of(request).responses
+        response = await responses.find(request_id, tenant_id=principal.tenant_id)
+    if response is None or not may_read(principal, response):
         raise NotFoundError(
             f"There is no completion {shown(request_id)}, or it is not kept any more."
         )
-    request.state.error_style = _error_style(answer)
-    return answer
+    request.state.error_style = _error_style(response)
+    return response
 
 
-def may_read(principal: Principal, answer: Answer) -> bool:
+def may_read(principal: Principal, response: ClientResponse) -> bool:
     """Whether the caller may use the project and the model of a response of its tenant."""
-    record = answer.head.record
+    record = response.head.record
     in_project = principal.project_id in (None, record.project_id)
-    return in_project and any(map(principal.allows_model, (answer.head.model, record.model)))
+    return in_project and any(map(principal.allows_model, (response.head.model, record.model)))
 
 
-def _error_style(answer: Answer) -> ErrorStyle:
-    return PROFILES[answer.head.request["profile"]].error_style
+def _error_style(response: ClientResponse) -> ErrorStyle:
+    return PROFILES[response.head.request["profile"]].error_style
 
 
-def _headers(answer: Answer, reading: LaterReading) -> dict[str, str]:
-    applied = min(job.max_tokens for job in answer.head.jobs)
+def _headers(response: ClientResponse, reading: LaterReading) -> dict[str, str]:
+    applied = min(job.max_tokens for job in response.head.jobs)
     return {
         "x-max-tokens-applied": str(applied),
         **ignored_header(reading.completion.request.ignored_parameters),

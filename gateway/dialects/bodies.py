@@ -23,14 +23,14 @@ from gateway.dialects.sampling.logit_bias import (
     read_allowed_token_ids,
     read_bad_words,
 )
-from gateway.dialects.stream_options import AnswerParameters
+from gateway.dialects.stream_options import DeliveryParameters
 from gateway.dialects.structured.structured_outputs import unknown_options
 from gateway.dialects.structured.structures import StructureParameters
 from gateway.errors import InvalidParameterError, MissingParameterError, shown
 
 
 class SharedParameters(
-    AnswerParameters,
+    DeliveryParameters,
     StructureParameters,
     TokenChoiceParameters,
     ChainParameters,

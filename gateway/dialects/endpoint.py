@@ -34,7 +34,7 @@ class Endpoint:
     path: str
     id_prefix: str
     """Prefix of the ids of its responses, unique to this endpoint."""
-    answer_object: str
+    response_object: str
     """`object` of its responses."""
     read: BodyReader
 
@@ -69,7 +69,7 @@ COMPLETIONS: Final = Endpoint(
     name="completions",
     path="/v1/completions",
     id_prefix="cmpl",
-    answer_object="text_completion",
+    response_object="text_completion",
     read=_read_completion,
 )
 
@@ -77,7 +77,7 @@ CHATS: Final = Endpoint(
     name="chat.completions",
     path="/v1/chat/completions",
     id_prefix="chatcmpl",
-    answer_object="chat.completion",
+    response_object="chat.completion",
     read=_read_chat,
 )
 

@@ -31,7 +31,7 @@ class StreamOptions(Parameters):
     )
 
 
-class AnswerParameters(Parameters):
+class DeliveryParameters(Parameters):
     """How the response is delivered."""
 
     stream: bool | None = Field(
@@ -80,7 +80,7 @@ class AnswerParameters(Parameters):
     )
 
 
-def read_stream_options(body: AnswerParameters, profile: Profile) -> StreamOptions:
+def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOptions:
     """Return the stream options, or the defaults. Raises a BadRequestError."""
     options = body.stream_options
     if options is None:
@@ -99,7 +99,7 @@ def read_stream_options(body: AnswerParameters, profile: Profile) -> StreamOptio
     return StreamOptions()
 
 
-def read_service_tier(body: AnswerParameters) -> ServiceTier | None:
+def read_service_tier(body: DeliveryParameters) -> ServiceTier | None:
     """Return the requested tier, or None for the account's own.
 
     Raises InvalidParameterError.
@@ -116,7 +116,7 @@ def read_service_tier(body: AnswerParameters) -> ServiceTier | None:
     return ServiceTier(name)
 
 
-def read_cache_isolation_key(body: AnswerParameters) -> str:
+def read_cache_isolation_key(body: DeliveryParameters) -> str:
     """Return the key that separates caches within the tenant; empty if there is none."""
     key = agreed(
         prompt_cache_isolation_key=body.prompt_cache_isolation_key, cache_salt=body.cache_salt

@@ -20,8 +20,7 @@ from redis.exceptions import RedisError
 from contract import clock, keys, messages
 from contract.logs import about
 from contract.messages import (
-    AnswerGrown,
-    CancelAnswer,
+    CancelResponse,
     Delta,
     Follow,
     Frame,
@@ -30,6 +29,7 @@ from contract.messages import (
     JobFinished,
     JobLost,
     JobReturned,
+    ResponseGrown,
     ReturnReason,
 )
 from contract.outcomes import FailureCode
@@ -95,9 +95,9 @@ class Dispatcher:
         self.gateway = gateway
         self.on_follow: Callable[[Follow], None] | None = None
         """Called when another gateway follows an answer. None of the four callbacks may raise."""
-        self.on_grown: Callable[[AnswerGrown], None] | None = None
+        self.on_grown: Callable[[ResponseGrown], None] | None = None
         """Called when an answer of another gateway that is followed here has grown."""
-        self.on_cancel: Callable[[CancelAnswer], None] | None = None
+        self.on_cancel: Callable[[CancelResponse], None] | None = None
         """Called when another gateway cancels an answer."""
         self.on_orphan: Callable[[str, LostJob], Awaitable[bool]] | None = None
         """Called with the model and a lost job of a dead gateway; returns whether it handles it."""

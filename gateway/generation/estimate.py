@@ -4,28 +4,28 @@ from typing import Any
 
 from gateway.dialects.effective import effective_parameters
 from gateway.generation.call import Call
-from gateway.generation.plan import Plan
+from gateway.generation.check import CheckedRequest
 from gateway.generation.submit import draft_record
 
 
-def estimate(call: Call, plan: Plan) -> dict[str, Any]:
+def estimate(call: Call, checked: CheckedRequest) -> dict[str, Any]:
     """Return the usage that a request would have, its possible cost and its parameters."""
-    request, settings = plan.request, call.context.settings
-    prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.prepared.prompts)
+    request, settings = checked.request, call.context.settings
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in checked.prepared.prompts)
     return {
         "object": "completion.estimate",
-        "model": plan.model,
+        "model": checked.model,
         "dialect": request.profile.name,
-        "service_tier": plan.service_tier,
+        "service_tier": checked.service_tier,
         "prompt_tokens": prompt_tokens,
-        "prompt_truncated": plan.prepared.cut_tokens,
-        "max_tokens": plan.prepared.applied_max_tokens,
-        "completion_tokens_max": plan.most.completion_tokens,
-        "total_tokens_max": prompt_tokens + plan.most.completion_tokens,
-        "context_window": plan.card.context_window,
-        "parameters": effective_parameters(request, plan.prepared.sampling),
+        "prompt_truncated": checked.prepared.cut_tokens,
+        "max_tokens": checked.prepared.applied_max_tokens,
+        "completion_tokens_max": checked.most.completion_tokens,
+        "total_tokens_max": prompt_tokens + checked.most.completion_tokens,
+        "context_window": checked.card.context_window,
+        "parameters": effective_parameters(request, checked.prepared.sampling),
         "ignored_parameters": list(request.ignored_parameters),
-        "cost": _cost(call, plan),
+        "cost": _cost(call, checked),
         "limits": {
             "max_prompts": settings.max_prompts,
             "max_body_bytes": settings.max_body_bytes,
@@ -35,9 +35,9 @@ def estimate(call: Call, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _cost(call: Call, plan: Plan) -> dict[str, int]:
+def _cost(call: Call, checked: CheckedRequest) -> dict[str, int]:
     """Return the cost of the prompt alone and the maximum total cost."""
-    record, most = draft_record(call, plan, ""), plan.most
+    record, most = draft_record(call, checked, ""), checked.most
     return {
         "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
         "max_micros": record.cost_of(**most._asdict()),

@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.generation.call import Call
 from gateway.idempotency.registry import IdempotentRequest
-from gateway.responses.responses import Answer, AnswerState
+from gateway.responses.service import ClientResponse, ResponseState
 
 HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "idempotent-replayed"
@@ -60,7 +60,9 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
     )
 
 
-async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) -> Answer | None:
+async def find_earlier(
+    call: Call, asked: IdempotentRequest, request_id: str
+) -> ClientResponse | None:
     """Return the response for the key; None if the key now stands for `request_id`.
 
     A failed response counts as none. Raises IdempotencyConflictError if the key stands for a
@@ -69,7 +71,7 @@ async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) ->
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     useless = ""
-    registry, answers = call.context.idempotency, call.context.answers
+    registry, responses = call.context.idempotency, call.context.responses
     try:
         while True:
             claim = await registry.claim(asked, request_id, in_place_of=useless)
@@ -77,13 +79,13 @@ async def find_earlier(call: Call, asked: IdempotentRequest, request_id: str) ->
                 return None
             if claim.body_digest != asked.body_digest:
                 raise IdempotencyConflictError
-            answer = await answers.find(claim.request_id, tenant_id=asked.tenant_id)
-            if answer is not None and answer.state is not AnswerState.FAILED:
-                if not may_read(call.principal, answer):
+            response = await responses.find(claim.request_id, tenant_id=asked.tenant_id)
+            if response is not None and response.state is not ResponseState.FAILED:
+                if not may_read(call.principal, response):
                     # A request without a model in its body uses the default of this credential.
                     raise IdempotencyConflictError
-                return answer
-            if answer is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
+                return response
+            if response is not None or claim.age_ms > ADMISSION_SECONDS * 1000:
                 useless = claim.request_id
             elif time.monotonic() > deadline:
                 raise IdempotencyInProgressError

@@ -13,11 +13,12 @@ from gateway import tracing
 from gateway.delivery.event_ids import read_last_event_id
 from gateway.delivery.measuring import RequestMeasure
 from gateway.delivery.readings import FirstReading
-from gateway.delivery.respond import answer_streamed, answer_whole, measured
+from gateway.delivery.respond import measured, respond_streamed, respond_whole
 from gateway.delivery.routes import continue_stream, read_again, tell_status
 from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import ENDPOINTS, Endpoint
 from gateway.generation.call import Call, read_call
+from gateway.generation.check import CheckedRequest, check_request
 from gateway.generation.estimate import estimate
 from gateway.generation.idempotency import (
     REPLAYED_HEADER,
@@ -26,13 +27,12 @@ from gateway.generation.idempotency import (
     release,
 )
 from gateway.generation.model_choice import choose_allowed
-from gateway.generation.plan import Plan, make_plan
 from gateway.generation.submit import Submission, submit
-from gateway.generation.tracing import note_plan
+from gateway.generation.tracing import note_request
 from gateway.http.authorization import count_unpaid
 from gateway.http.ignored_parameters import ignored_header
 from gateway.idempotency.registry import IdempotentRequest
-from gateway.responses.responses import Answer
+from gateway.responses.service import ClientResponse
 
 COST_HEADER: Final = "x-include-cost"
 """`true` or `false` overrides the account's default for one request."""
@@ -52,11 +52,11 @@ async def create_completion(request: Request, endpoint: Endpoint) -> Response:
 async def estimate_completion(request: Request, endpoint: Endpoint) -> Response:
     """Estimate a request without running it."""
     call = await read_call(request)
-    plan = await make_plan(call, endpoint)
+    checked = await check_request(call, endpoint)
     return Response(
-        msgspec.json.encode(estimate(call, plan)),
+        msgspec.json.encode(estimate(call, checked)),
         media_type="application/json",
-        headers=_plan_headers(plan),
+        headers=_plan_headers(checked),
     )
 
 
@@ -79,10 +79,10 @@ async def _create(request: Request, endpoint: Endpoint, measure: RequestMeasure)
         submission = await _submit_with_key(
             request, call, endpoint, idempotent, request_id=request_id
         )
-    measure.accepted(submission.plan.card.model)
+    measure.accepted(submission.checked.card.model)
     # Each paid request allows one more failure.
     call.context.unpaid.use(request.state.caller, -1)
-    return await _answer(request, call, endpoint, submission, measure)
+    return await _respond(request, call, endpoint, submission, measure)
 
 
 async def _submit(
@@ -94,11 +94,11 @@ async def _submit(
     is_idempotent: bool = False,
 ) -> Submission:
     with tracing.span(PLAN):
-        plan = await make_plan(call, endpoint)
-    note_plan(plan, request_id)
+        checked = await check_request(call, endpoint)
+    note_request(checked, request_id)
     return await submit(
         call,
-        plan,
+        checked,
         request_id=request_id,
         shows_cost=_shows_cost(request, call),
         is_idempotent=is_idempotent,
@@ -122,37 +122,41 @@ async def _submit_with_key(
 
 
 async def _replay(
-    request: Request, call: Call, endpoint: Endpoint, answer: Answer, measure: RequestMeasure
+    request: Request,
+    call: Call,
+    endpoint: Endpoint,
+    response: ClientResponse,
+    measure: RequestMeasure,
 ) -> Response:
     is_streamed = call.body.get("stream") is True
     headers = {REPLAYED_HEADER: "true"}
-    if answer.head.is_background and not is_streamed:
-        return await tell_status(call.context, endpoint, answer, headers=headers)
-    return await read_again(request, answer, measure, is_streamed=is_streamed, headers=headers)
+    if response.head.is_background and not is_streamed:
+        return await tell_status(call.context, endpoint, response, headers=headers)
+    return await read_again(request, response, measure, is_streamed=is_streamed, headers=headers)
 
 
-async def _answer(
+async def _respond(
     request: Request,
     call: Call,
     endpoint: Endpoint,
     submission: Submission,
     measure: RequestMeasure,
 ) -> Response:
-    headers = {**submission.account.admission.headers, **_plan_headers(submission.plan)}
-    is_streamed = submission.plan.request.stream
-    answers = call.context.answers
-    answer = submission.answer
-    if answer is not None and answer.head.is_background:
-        answers.leave(submission.account)
+    headers = {**submission.settlement.admission.headers, **_plan_headers(submission.checked)}
+    is_streamed = submission.checked.request.stream
+    responses = call.context.responses
+    response = submission.response
+    if response is not None and response.head.is_background:
+        responses.leave(submission.settlement)
         if not is_streamed:
-            return await tell_status(call.context, endpoint, answer, headers=headers)
-        return await read_again(request, answer, measure, is_streamed=True, headers=headers)
+            return await tell_status(call.context, endpoint, response, headers=headers)
+        return await read_again(request, response, measure, is_streamed=True, headers=headers)
     reading = FirstReading(
-        answers, submission.account, submission.completion, submission.generation
+        responses, submission.settlement, submission.completion, submission.generation
     )
     if is_streamed:
-        return await answer_streamed(request, reading, measure, headers=headers)
-    return await answer_whole(request, reading, measure, headers=headers)
+        return await respond_streamed(request, reading, measure, headers=headers)
+    return await respond_whole(request, reading, measure, headers=headers)
 
 
 def _shows_cost(request: Request, call: Call) -> bool:
@@ -160,11 +164,11 @@ def _shows_cost(request: Request, call: Call) -> bool:
     return asked == "true" or (asked != "false" and call.principal.shows_cost)
 
 
-def _plan_headers(plan: Plan) -> Mapping[str, str]:
-    headers = {"x-max-tokens-applied": str(plan.prepared.applied_max_tokens)}
-    if plan.prepared.cut_tokens:
-        headers["x-prompt-truncated"] = str(plan.prepared.cut_tokens)
-    return headers | ignored_header(plan.request.ignored_parameters)
+def _plan_headers(checked: CheckedRequest) -> Mapping[str, str]:
+    headers = {"x-max-tokens-applied": str(checked.prepared.applied_max_tokens)}
+    if checked.prepared.cut_tokens:
+        headers["x-prompt-truncated"] = str(checked.prepared.cut_tokens)
+    return headers | ignored_header(checked.request.ignored_parameters)
 
 
 # Plain routes: FastAPI's own would look for parameters and dependencies in every request, a fifth

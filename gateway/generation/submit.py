@@ -23,14 +23,14 @@ from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dispatch.generation import Generation
 from gateway.errors import OverloadedError, TenantQueueFullError
 from gateway.generation.call import Call
-from gateway.generation.plan import Plan, with_images
+from gateway.generation.check import CheckedRequest, with_images
 from gateway.http.context import ProcessContext
 from gateway.quota.replies import ReservationRequest
 from gateway.quota.storage import SMALL_BYTES
-from gateway.responses.head import AnswerHead
+from gateway.responses.head import ResponseHead
 from gateway.responses.kept import LIVE_GRACE_MS
-from gateway.responses.responses import Answer, AnswerState
-from gateway.responses.settlement import Account, Keeper
+from gateway.responses.service import ClientResponse, ResponseState
+from gateway.responses.settlement import Keeper, Settlement
 from gateway.settings import Settings
 from gateway.stream.completion import Completion, Usage
 from gateway.tenancy.limits import SubjectLimits
@@ -47,16 +47,21 @@ _TOKEN_BYTES: Final = 5
 class Submission:
     """An admitted request."""
 
-    plan: Plan
+    checked: CheckedRequest
     completion: Completion
     generation: Generation
-    account: Account
-    answer: Answer | None
+    settlement: Settlement
+    response: ClientResponse | None
     """The stored response that clients can read again; None if it is not kept."""
 
 
 async def submit(
-    call: Call, plan: Plan, *, request_id: str, shows_cost: bool, is_idempotent: bool = False
+    call: Call,
+    checked: CheckedRequest,
+    *,
+    request_id: str,
+    shows_cost: bool,
+    is_idempotent: bool = False,
 ) -> Submission:
     """Reserve the usage of a request, fetch its images, and enqueue its jobs.
 
@@ -65,11 +70,11 @@ async def submit(
     """
     context, principal = call.context, call.principal
     # A whole response is collected while it arrives, so its unread bytes need no limit.
-    most_unread = context.settings.max_unread_bytes if plan.request.stream else sys.maxsize
+    most_unread = context.settings.max_unread_bytes if checked.request.stream else sys.maxsize
     turn = partial(context.loop_turns.slice_of, principal.tenant_id)
     generation = Generation(max_unread_bytes=most_unread, turn=turn)
-    most = plan.most
-    record = draft_record(call, plan, request_id)
+    most = checked.most
+    record = draft_record(call, checked, request_id)
     with tracing.span(RESERVE):
         admission = await context.reservations.reserve(
             ReservationRequest.of(
@@ -85,49 +90,51 @@ async def submit(
     try:
         # Fetch images only now: a request without permission to run must not fetch any or delay
         # others.
-        plan = await with_images(call, plan)
+        checked = await with_images(call, checked)
     except BaseException:
         await context.reservations.release(record.tenant_id, request_id)
         raise
-    account = context.desk.open(record, admission, generation)
-    completion = _completion(plan, request_id, cost_of=account.cost_of if shows_cost else None)
-    jobs = _jobs(context, principal, plan, completion_id=request_id)
-    answer = None
-    retention = _retention(context.settings, plan, is_idempotent=is_idempotent)
+    settlement = context.desk.open(record, admission, generation)
+    completion = _completion(
+        checked, request_id, cost_of=settlement.cost_of if shows_cost else None
+    )
+    jobs = _jobs(context, principal, checked, completion_id=request_id)
+    response = None
+    retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
     try:
-        stored = await _take_storage(context, principal, account, jobs, retention)
+        stored = await _take_storage(context, principal, settlement, jobs, retention)
     except BaseException:
         await context.reservations.release(record.tenant_id, request_id)
         raise
     if retention:
-        head = AnswerHead.of(
+        head = ResponseHead.of(
             completion,
             jobs=jobs,
-            record=account.record,
+            record=settlement.record,
             subjects=principal.limits,
             most=most,
             weight=principal.tenant_weight,
-            is_background=plan.request.is_background,
+            is_background=checked.request.is_background,
             retention_ms=int(retention.total_seconds() * 1000),
             stored_bytes=stored,
         )
-        context.answers.open(head, account)
-        answer = Answer(
+        context.responses.open(head, settlement)
+        response = ClientResponse(
             head=head,
-            state=AnswerState.RUNNING,
+            state=ResponseState.RUNNING,
             has_begun=False,
             owner=context.dispatcher.gateway,
             term=1,
         )
     try:
         await context.dispatcher.enqueue(
-            plan.card.model,
+            checked.card.model,
             jobs,
             weight=principal.tenant_weight,
             generation=generation,
         )
     except (OverloadedError, TenantQueueFullError):
-        context.answers.discard(request_id)
+        context.responses.discard(request_id)
         await context.reservations.release(record.tenant_id, request_id)
         if stored:
             await context.storage.settle(
@@ -136,15 +143,15 @@ async def submit(
         raise
     except BaseException as error:
         # The queue may have accepted the jobs, and a worker may have started them.
-        account.fail(error)
+        settlement.fail(error)
         raise
-    return Submission(plan, completion, generation, account, answer)
+    return Submission(checked, completion, generation, settlement, response)
 
 
 async def _take_storage(
     context: ProcessContext,
     principal: Principal,
-    account: Account,
+    settlement: Settlement,
     jobs: list[GenerationJob],
     retention: timedelta,
 ) -> int:
@@ -152,7 +159,7 @@ async def _take_storage(
 
     Raises RateLimitError.
     """
-    settings, record = context.settings, account.record
+    settings, record = context.settings, settlement.record
     size = sum(map(_job_bytes, jobs))
     if retention:
         # The head of a kept response contains the jobs as well.
@@ -168,7 +175,7 @@ async def _take_storage(
         live_ms=int(live.total_seconds() * 1000) + LIVE_GRACE_MS,
     )
     if not retention:
-        account.keep(_StoredUntilEnd(context, record, principal.limits))
+        settlement.keep(_StoredUntilEnd(context, record, principal.limits))
     return size
 
 
@@ -205,26 +212,26 @@ class _StoredUntilEnd(Keeper):
         pass
 
 
-def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
+def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageRecord:
     """Return the usage record of a request before it runs, including its price.
 
     Raises StoreUnavailableError while prices are unknown.
     """
-    principal, model = call.principal, plan.card.model
-    price = call.context.prices.find(model, plan.service_tier, utc_now())
+    principal, model = call.principal, checked.card.model
+    price = call.context.prices.find(model, checked.service_tier, utc_now())
     record = UsageRecord(
         request_id=request_id,
         tenant_id=principal.tenant_id,
         project_id=principal.project_id,
         credential_id=principal.credential_id,
         model=model,
-        endpoint=plan.endpoint.name,
-        dialect=plan.request.profile.name,
-        service_tier=plan.service_tier,
-        is_streamed=plan.request.stream,
+        endpoint=checked.endpoint.name,
+        dialect=checked.request.profile.name,
+        service_tier=checked.service_tier,
+        is_streamed=checked.request.stream,
         is_prepaid=principal.is_prepaid,
         gateway=call.context.dispatcher.gateway,
-        jobs=len(plan.prepared.prompts),
+        jobs=len(checked.prepared.prompts),
     )
     if price is None:
         return record
@@ -236,23 +243,23 @@ def draft_record(call: Call, plan: Plan, request_id: str) -> UsageRecord:
     )
 
 
-def _retention(settings: Settings, plan: Plan, *, is_idempotent: bool) -> timedelta:
+def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:
     """Return how long the response stays readable after its end; zero if it is not kept."""
-    if is_idempotent or plan.request.is_background:
+    if is_idempotent or checked.request.is_background:
         return settings.idempotency_retention
-    return settings.answer_retention if plan.request.stream else timedelta(0)
+    return settings.answer_retention if checked.request.stream else timedelta(0)
 
 
 def _completion(
-    plan: Plan, request_id: str, *, cost_of: Callable[[Usage], int] | None
+    checked: CheckedRequest, request_id: str, *, cost_of: Callable[[Usage], int] | None
 ) -> Completion:
-    card, prompts = plan.card, plan.prepared.prompts
+    card, prompts = checked.card, checked.prepared.prompts
     return Completion(
         id=request_id,
-        model=plan.model,
+        model=checked.model,
         created=clock.now_seconds(),
         fingerprint=_fingerprint(card.engine, card.model, card.tokenizer_digest),
-        request=plan.request,
+        request=checked.request,
         prompt_token_ids=[prompt.token_ids for prompt in prompts],
         prompt_texts=[prompt.echo for prompt in prompts],
         cost_of=cost_of,
@@ -260,9 +267,9 @@ def _completion(
 
 
 def _jobs(
-    context: ProcessContext, principal: Principal, plan: Plan, *, completion_id: str
+    context: ProcessContext, principal: Principal, checked: CheckedRequest, *, completion_id: str
 ) -> list[GenerationJob]:
-    request = plan.request
+    request = checked.request
     deadline_ms = clock.now_ms() + int(context.settings.request_timeout.total_seconds() * 1000)
     salt = _cache_salt(
         context.settings.cache_salt_secret.get_secret_value(),
@@ -278,7 +285,7 @@ def _jobs(
             cache_salt=salt,
             prompt_token_ids=prompt.token_ids,
             max_tokens=prompt.max_tokens,
-            sampling=plan.prepared.sampling,
+            sampling=checked.prepared.sampling,
             deadline_ms=deadline_ms,
             n=request.n,
             best_of=request.best_of,
@@ -288,30 +295,30 @@ def _jobs(
             logprobs=request.logprobs,
             score_prompt=request.echo and request.logprobs is not None,
             stream=request.stream,
-            grammar=plan.grammar,
+            grammar=checked.grammar,
             reads_prefix_cache=request.reads_prefix_cache,
-            shows_special_tokens=_shows_special_tokens(plan),
+            shows_special_tokens=_shows_special_tokens(checked),
             max_predict_ms=request.max_predict_ms,
             images=request.images[index],
             image_params=request.image_params[index],
-            service_tier=plan.service_tier,
+            service_tier=checked.service_tier,
             is_background=request.is_background,
             may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
-            parsing=plan.parsing,
+            parsing=checked.parsing,
             request_id=logs.request_id.get(),
             traceparent=tracing.traceparent(),
         )
-        for index, prompt in enumerate(plan.prepared.prompts)
+        for index, prompt in enumerate(checked.prepared.prompts)
     ]
 
 
-def _shows_special_tokens(plan: Plan) -> bool:
+def _shows_special_tokens(checked: CheckedRequest) -> bool:
     # Tool calls and reasoning are often marked by special tokens.
-    request, form = plan.request, plan.card.chat
+    request, form = checked.request, checked.card.chat
     if request.chat is None:
         return request.shows_special_tokens or request.tool_use is not None
     is_looked_for = form is not None and form.shows_special_tokens
-    has_hermes_calls = plan.parsing is not None and plan.parsing.has_hermes_calls
+    has_hermes_calls = checked.parsing is not None and checked.parsing.has_hermes_calls
     return request.shows_special_tokens or is_looked_for or has_hermes_calls
 
 

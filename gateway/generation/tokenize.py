@@ -80,7 +80,7 @@ async def detokenize(request: Request) -> Response:
     def work() -> dict[str, Any]:
         return {name: encoder.decode(_read_ids(body.tokens, encoder))}
 
-    return await _answer(call, body, work)
+    return await _respond(call, body, work)
 
 
 # Plain routes, which gateway.openapi.document describes.
@@ -101,7 +101,7 @@ async def _tokenize_as_vllm(call: Call) -> Response:
         shows_tokens=body.return_token_strs,
         window=card.context_window,
     )
-    return await _answer(call, body, work)
+    return await _respond(call, body, work)
 
 
 async def _tokenize_as_llamacpp(call: Call) -> Response:
@@ -114,7 +114,7 @@ async def _tokenize_as_llamacpp(call: Call) -> Response:
         adds_special_tokens=body.add_special,
         shows_pieces=body.with_pieces,
     )
-    return await _answer(call, body, work)
+    return await _respond(call, body, work)
 
 
 async def _card(call: Call, body: _Body) -> WorkerCard:
@@ -150,7 +150,7 @@ def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:
     return tokens
 
 
-async def _answer(call: Call, body: _Body, work: Callable[[], dict[str, Any]]) -> Response:
+async def _respond(call: Call, body: _Body, work: Callable[[], dict[str, Any]]) -> Response:
     ignored = sorted(body.model_extra or {})
     if call.principal.is_strict:
         refuse_ignored(ignored)

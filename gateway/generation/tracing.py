@@ -19,23 +19,23 @@ from contract.tracing import (
 )
 from gateway import tracing
 from gateway.dialects.request import GenerationRequest
-from gateway.generation.plan import Plan
+from gateway.generation.check import CheckedRequest
 
 
-def note_plan(plan: Plan, completion_id: str) -> None:
+def note_request(checked: CheckedRequest, completion_id: str) -> None:
     """Set the generation attributes of the current request's span."""
     if not tracing.is_on():
         return
-    request = plan.request
+    request = checked.request
     attributes: dict[str, str | bool | int | float] = {
         GEN_AI_OPERATION: TEXT_COMPLETION if request.chat is None else CHAT,
         GEN_AI_PROVIDER: PROVIDER,
         GEN_AI_REQUEST_CHOICES: request.n,
-        GEN_AI_REQUEST_MAX_TOKENS: plan.prepared.applied_max_tokens,
-        GEN_AI_REQUEST_MODEL: plan.model,
+        GEN_AI_REQUEST_MAX_TOKENS: checked.prepared.applied_max_tokens,
+        GEN_AI_REQUEST_MODEL: checked.model,
         GEN_AI_REQUEST_STREAM: request.stream,
         GEN_AI_RESPONSE_ID: completion_id,
-        GEN_AI_RESPONSE_MODEL: plan.card.model,
+        GEN_AI_RESPONSE_MODEL: checked.card.model,
     }
     if tracing.shows_content():
         attributes[GEN_AI_INPUT] = json.dumps(_input(request))[: tracing.MOST_CONTENT]

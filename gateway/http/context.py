@@ -35,7 +35,7 @@ from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor, connect
-from gateway.responses.responses import Answers
+from gateway.responses.service import Responses
 from gateway.responses.settlement import SettlementDesk
 from gateway.settings import Settings
 from gateway.structure.checker import GrammarChecker
@@ -73,7 +73,7 @@ class ProcessContext:
     reservations: Reservations
     storage: Storage
     desk: SettlementDesk
-    answers: Answers
+    responses: Responses
     idempotency: IdempotencyRegistry
 
 
@@ -136,7 +136,7 @@ async def open_context(
         reservations = Reservations(quotas, seeder)
         desk = SettlementDesk(reservations, dispatcher, catalogue)
         storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
-        answers = Answers(
+        responses = Responses(
             redis,
             executor,
             dispatcher,
@@ -157,7 +157,7 @@ async def open_context(
             prices.run(),
             reservations.run(),
             desk.run(),
-            answers.run(),
+            responses.run(),
         )
         for loop in loops:
             task = asyncio.create_task(loop)
@@ -166,7 +166,7 @@ async def open_context(
         # Settle what ends here while the loops still run.
         stack.push_async_callback(reservations.aclose)
         stack.push_async_callback(desk.aclose)
-        stack.push_async_callback(answers.aclose)
+        stack.push_async_callback(responses.aclose)
         yield ProcessContext(
             settings=settings,
             intake=Intake(most_bytes=most_held),
@@ -198,7 +198,7 @@ async def open_context(
             reservations=reservations,
             storage=storage,
             desk=desk,
-            answers=answers,
+            responses=responses,
             idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
         )
 

@@ -38,7 +38,7 @@ class HttpMetricsMiddleware:
             seconds = time.perf_counter() - began
             if task is not None:
                 served.pop(task, None)
-            telemetry.http_answered(
+            telemetry.http_responded(
                 telemetry.route_label(scope),
                 telemetry.method_label(scope["method"]),
                 status,

@@ -12,10 +12,10 @@ from gateway.dialects.images import MAX_IMAGE_BYTES, SIGNATURES
 from gateway.errors import OverloadedError, shown
 from gateway.outbound.addresses import looks_public
 from gateway.outbound.client import (
-    Answer,
     OutboundClient,
     OutboundError,
     PrivateHostError,
+    Response,
     UnknownHostError,
 )
 from gateway.outbound.hosts import HostPattern
@@ -163,10 +163,10 @@ class ImageFetcher:
 
     async def _follow(self, url: httpx.URL, allowance: Allowance) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._client.stream("GET", url, headers=_HEADERS) as answer:
-                if answer.status not in _REDIRECTS:
-                    return await _read(answer, allowance)
-                url = self._redirected(url, answer.headers.get("location", ""))
+            async with self._client.stream("GET", url, headers=_HEADERS) as response:
+                if response.status not in _REDIRECTS:
+                    return await _read(response, allowance)
+                url = self._redirected(url, response.headers.get("location", ""))
         raise FetchError(f"redirects more than {MAX_REDIRECTS} times")
 
     def _redirected(self, url: httpx.URL, location: str) -> httpx.URL:
@@ -190,26 +190,26 @@ def _same_to_client(url: str, host: str, port: int) -> httpx.URL:
     return parsed
 
 
-async def _read(answer: Answer, allowance: Allowance) -> bytes:
-    if answer.status != 200:
-        raise FetchError(f"is answered with status {answer.status}")
-    media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+async def _read(response: Response, allowance: Allowance) -> bytes:
+    if response.status != 200:
+        raise FetchError(f"is answered with status {response.status}")
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in SIGNATURES:
         raise FetchError(f"is answered with none of these types: {', '.join(SIGNATURES)}")
-    if answer.headers.get("content-encoding", "identity").strip().lower() != "identity":
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise FetchError("is answered with a content encoding, which is not undone")
-    announced = answer.headers.get("content-length", "")
+    announced = response.headers.get("content-length", "")
     if announced.isdecimal():
         _check_size(int(announced))
-    content = await _body(answer, allowance)
+    content = await _body(response, allowance)
     if not content.startswith(SIGNATURES[media_type]):
         raise FetchError(f"is answered with a file that is not {media_type} as it says")
     return content
 
 
-async def _body(answer: Answer, allowance: Allowance) -> bytes:
+async def _body(response: Response, allowance: Allowance) -> bytes:
     content = bytearray()
-    async for piece in answer.pieces:
+    async for piece in response.pieces:
         allowance.use(len(piece))
         content += piece
         _check_size(len(content))

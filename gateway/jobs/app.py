@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from contract.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
 from gateway.jobs.runner import Runner
-from gateway.jobs.schedule import JOBS, Job
+from gateway.jobs.schedule import TASKS, Task
 from gateway.settings import Settings
 
 QUEUE: Final = "sluice"
@@ -61,7 +61,7 @@ def create_app(settings: Settings) -> Celery:
         },
         beat_scheduler=BoundedScheduler,
         beat_max_loop_interval=1,
-        beat_schedule={job.name: _entry(job) for job in JOBS},
+        beat_schedule={task.name: _entry(task) for task in TASKS},
         sluice_broker=url,
         sluice_heartbeat=Heartbeat(),
     )
@@ -81,9 +81,9 @@ class Heartbeat:
 
 def run_worker(app: Celery, runner: Runner, *, concurrency: int) -> int:
     """Run jobs until SIGTERM or SIGINT, then finish running jobs. Return the exit status."""
-    for job in JOBS:
+    for task in TASKS:
         app.task(
-            _task(runner, job), name=_name(job), shared=False, acks_late=True, ignore_result=True
+            _task(runner, task), name=_name(task), shared=False, acks_late=True, ignore_result=True
         )
 
     def on_shutdown(**_details: object) -> None:
@@ -171,20 +171,20 @@ def _sentinel_options(address: SentinelAddress) -> dict[str, Any]:
     }
 
 
-def _task(runner: Runner, job: Job) -> Callable[[], None]:
+def _task(runner: Runner, task: Task) -> Callable[[], None]:
     def run() -> None:
-        runner.run(job)
+        runner.run(task)
 
     return run
 
 
-def _entry(job: Job) -> dict[str, Any]:
+def _entry(task: Task) -> dict[str, Any]:
     return {
-        "task": _name(job),
-        "schedule": job.schedule,
-        "options": {"expires": job.expires_seconds},
+        "task": _name(task),
+        "schedule": task.schedule,
+        "options": {"expires": task.expires_seconds},
     }
 
 
-def _name(job: Job) -> str:
-    return f"sluice.{job.name}"
+def _name(task: Task) -> str:
+    return f"sluice.{task.name}"

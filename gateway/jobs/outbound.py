@@ -58,8 +58,8 @@ class Outbound:
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
         # The response body is not read, however long it is.
-        async with self._client.stream("POST", url, headers=headers, content=body) as answer:
-            return answer.status
+        async with self._client.stream("POST", url, headers=headers, content=body) as reply:
+            return reply.status
 
 
 def _is_any(_address: str) -> bool:

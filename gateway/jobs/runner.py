@@ -1,4 +1,4 @@
-"""Job runner: run jobs on one event loop in its own thread, while Celery's threads wait."""
+"""Task runner: run jobs on one event loop in its own thread, while Celery's threads wait."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from gateway.concurrency.tasks import end_task
 from gateway.errors import StoreUnavailableError
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
-from gateway.jobs.schedule import JOBS, Job
+from gateway.jobs.schedule import TASKS, Task
 from gateway.jobs.services import Services, open_services
 from gateway.settings import Settings
 
@@ -38,17 +38,17 @@ class Runner:
         self._services = services
         self._running: dict[str, asyncio.Task[Any] | None] = {}
         self._failing: set[str] = set()
-        for job in JOBS:
+        for task in TASKS:
             for outcome in (SUCCEEDED, FAILED):
-                telemetry.TASKS.labels(job.name, outcome)  # Exported even while it is 0.
+                telemetry.TASKS.labels(task.name, outcome)  # Exported even while it is 0.
 
-    def run(self, job: Job) -> None:
+    def run(self, task: Task) -> None:
         """Run a job and wait for its end, unless it is already running. Called from other threads.
 
         If Redis or the database is unavailable, it ends quietly. That is logged once until the job
         succeeds again.
         """
-        future: Future[None] = asyncio.run_coroutine_threadsafe(self._run(job), self._loop)
+        future: Future[None] = asyncio.run_coroutine_threadsafe(self._run(task), self._loop)
         future.result()
 
     def stop_soon(self) -> None:
@@ -57,36 +57,36 @@ class Runner:
 
     def is_well(self) -> bool:
         """Whether the loop responds. Called from other threads."""
-        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+        reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:
-            answer.result(ANSWER_SECONDS)
+            reply.result(ANSWER_SECONDS)
         except TimeoutError:
             return False
         return True
 
-    async def _run(self, job: Job) -> None:
-        if job.name in self._running:
+    async def _run(self, task: Task) -> None:
+        if task.name in self._running:
             return
-        self._running[job.name] = asyncio.current_task()
+        self._running[task.name] = asyncio.current_task()
         began = time.perf_counter()
         outcome = FAILED
         try:
-            async with asyncio.timeout(job.limit_seconds):
-                await job.run(self._services)
+            async with asyncio.timeout(task.limit_seconds):
+                await task.run(self._services)
         except (RedisError, OSError, StoreUnavailableError, TimeoutError) as error:
-            if job.name not in self._failing:
-                logger.warning("job %s cannot be done now: %s", job.name, type(error).__name__)
-            self._failing.add(job.name)
+            if task.name not in self._failing:
+                logger.warning("job %s cannot be done now: %s", task.name, type(error).__name__)
+            self._failing.add(task.name)
         except asyncio.CancelledError:
-            logger.warning("job %s was broken off", job.name)
+            logger.warning("job %s was broken off", task.name)
         else:
-            self._failing.discard(job.name)
+            self._failing.discard(task.name)
             outcome = SUCCEEDED
-            telemetry.LAST_SUCCESS.labels(job.name).set(clock.now_ms() / 1000)
+            telemetry.LAST_SUCCESS.labels(task.name).set(clock.now_ms() / 1000)
         finally:
-            del self._running[job.name]
-            telemetry.TASKS.labels(job.name, outcome).inc()
-            telemetry.TASK_DURATION.labels(job.name).observe(time.perf_counter() - began)
+            del self._running[task.name]
+            telemetry.TASKS.labels(task.name, outcome).inc()
+            telemetry.TASK_DURATION.labels(task.name).observe(time.perf_counter() - began)
 
     def _cancel_all(self) -> None:
         for task in self._running.values():

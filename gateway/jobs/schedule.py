@@ -1,4 +1,4 @@
-"""Job schedule: the background jobs, when they run and their time limits."""
+"""Task schedule: the background jobs, when they run and their time limits."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Task:
     """A periodic job. It may run twice at once and be cancelled at any moment."""
 
     name: str
@@ -91,32 +91,32 @@ async def encrypt(services: Services) -> None:
         logger.info("the secrets of %d webhooks were encrypted", changed)
 
 
-DRAIN: Final = Job(name="drain", run=drain, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0)
-JOBS: Final = (
+DRAIN: Final = Task(name="drain", run=drain, schedule=1.0, expires_seconds=5.0, limit_seconds=60.0)
+TASKS: Final = (
     DRAIN,
-    Job(name="sweep", run=sweep, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
-    Job(name="roll_up", run=roll_up, schedule=30.0, expires_seconds=60.0, limit_seconds=600.0),
-    Job(name="deliver", run=deliver, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
-    Job(name="expire", run=expire, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
-    Job(
+    Task(name="sweep", run=sweep, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
+    Task(name="roll_up", run=roll_up, schedule=30.0, expires_seconds=60.0, limit_seconds=600.0),
+    Task(name="deliver", run=deliver, schedule=5.0, expires_seconds=10.0, limit_seconds=60.0),
+    Task(name="expire", run=expire, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
+    Task(
         name="sign_audit", run=sign_audit, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0
     ),
-    Job(name="alert", run=alert, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
-    Job(
+    Task(name="alert", run=alert, schedule=60.0, expires_seconds=60.0, limit_seconds=300.0),
+    Task(
         name="reconcile",
         run=reconcile_all,
         schedule=crontab(minute="17"),
         expires_seconds=1800.0,
         limit_seconds=3000.0,
     ),
-    Job(
+    Task(
         name="encrypt",
         run=encrypt,
         schedule=crontab(minute="37"),
         expires_seconds=1800.0,
         limit_seconds=600.0,
     ),
-    Job(
+    Task(
         name="prepare_partitions",
         run=prepare_partitions,
         schedule=crontab(minute="7", hour="*/6"),

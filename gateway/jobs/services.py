@@ -11,8 +11,8 @@ from gateway.database.ledger.rollups import Rollups
 from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
+from gateway.ledger.connections import open_ledger
 from gateway.ledger.drain import Drain
-from gateway.ledger.stores import open_stores
 from gateway.ledger.sweep import Sweep
 from gateway.management.credits.service import CreditService
 from gateway.management.webhooks.secret_box import SecretBox
@@ -41,7 +41,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     """Open all services, and close them at the end of the block."""
     box = SecretBox(settings.plain_encryption_keys())
     outbound = Outbound(allows_private=settings.webhook_allow_private)
-    async with open_stores(settings) as (redis, database):
+    async with open_ledger(settings) as (redis, database):
         yield Services(
             redis=redis,
             database=database,

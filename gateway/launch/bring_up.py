@@ -117,7 +117,7 @@ class BringUp:
         reminding = asyncio.create_task(self._remind())
         try:
             for port in self._plan.ports:
-                await probe.wait_until_answering(port, key, self._plan.model_name)
+                await probe.wait_until_serving(port, key, self._plan.model_name)
         finally:
             reminding.cancel()
 

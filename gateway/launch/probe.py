@@ -19,7 +19,7 @@ async def wait_until_ready(port: int) -> None:
     await _until(lambda: _request(port, "GET", "/readyz")[0] == 200)
 
 
-async def wait_until_answering(port: int, key: str, model: str) -> None:
+async def wait_until_serving(port: int, key: str, model: str) -> None:
     """Return once the gateway lists the model and completes a prompt with it."""
     await _until(lambda: _lists(port, key, model))
     await _until(lambda: _completes(port, key, model))
@@ -33,20 +33,20 @@ async def _until(is_true: Callable[[], bool]) -> None:
 
 
 def _lists(port: int, key: str, model: str) -> bool:
-    status, answer = _request(port, "GET", "/v1/models", key=key)
+    status, reply = _request(port, "GET", "/v1/models", key=key)
     if status in (401, 403):
-        raise StartupError(f"The demo key is refused with status {status}: {_text(answer)}")
-    if status != 200 or not isinstance(answer, dict):
+        raise StartupError(f"The demo key is refused with status {status}: {_text(reply)}")
+    if status != 200 or not isinstance(reply, dict):
         return False
-    return any(each.get("id") == model for each in answer.get("data", []))
+    return any(each.get("id") == model for each in reply.get("data", []))
 
 
 def _completes(port: int, key: str, model: str) -> bool:
     body = {"model": model, "prompt": "Hello", "max_tokens": 1}
-    status, answer = _request(port, "POST", "/v1/completions", key=key, body=body)
+    status, reply = _request(port, "POST", "/v1/completions", key=key, body=body)
     # Before the worker is ready, the model is unknown or not served yet.
     if status not in (0, 200, 404, 503):
-        raise StartupError(f"A trial completion failed with status {status}: {_text(answer)}")
+        raise StartupError(f"A trial completion failed with status {status}: {_text(reply)}")
     return status == 200
 
 
@@ -77,8 +77,8 @@ def _decode(content: bytes) -> Any:
         return None
 
 
-def _text(answer: Any) -> str:
+def _text(reply: Any) -> str:
     try:
-        return str(answer["error"]["message"])
+        return str(reply["error"]["message"])
     except (KeyError, TypeError):
         return "no explanation"

@@ -95,7 +95,7 @@ _CHOICE_EXTRA: dict[str, Schema] = {
 }
 
 
-def _answer(object_name: str, choice: dict[str, Schema]) -> dict[str, Schema]:
+def _respond(object_name: str, choice: dict[str, Schema]) -> dict[str, Schema]:
     return {
         "id": {"type": "string", "pattern": "^chatcmpl-"},
         "object": {"type": "string", "const": object_name},
@@ -109,12 +109,12 @@ def _answer(object_name: str, choice: dict[str, Schema]) -> dict[str, Schema]:
 
 
 CHAT_COMPLETION: Schema = _object(
-    _answer("chat.completion", {"message": _MESSAGE}) | {"usage": USAGE}, **TIMES
+    _respond("chat.completion", {"message": _MESSAGE}) | {"usage": USAGE}, **TIMES
 )
 
 CHAT_CHUNK: Schema = {
     **_object(
-        _answer("chat.completion.chunk", {"delta": _DELTA}),
+        _respond("chat.completion.chunk", {"delta": _DELTA}),
         **TIMES,
         usage={"anyOf": [USAGE, {"type": "null"}]},
         obfuscation={"type": "string", "description": "Padding, with `include_obfuscation`."},

@@ -35,17 +35,17 @@ _RETRY_TEXT = {
 }
 
 
-def header_answers(texts: dict[str, str]) -> dict[str, Any]:
+def header_objects(texts: dict[str, str]) -> dict[str, Any]:
     """Return the OpenAPI description of response headers."""
     return {
         name: {"description": text, "schema": {"type": "string"}} for name, text in texts.items()
     }
 
 
-def error_answer(description: str) -> dict[str, Any]:
+def error_response(description: str) -> dict[str, Any]:
     """Return the OpenAPI description of an error response."""
     return {
         "description": description,
-        "headers": header_answers(_RETRY_TEXT),
+        "headers": header_objects(_RETRY_TEXT),
         "content": {"application/json": {"schema": reference("Error")}},
     }

@@ -13,9 +13,9 @@ from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.endpoint import CHATS, COMPLETIONS
 from gateway.openapi.chat_schemas import CHAT_COMPONENTS
-from gateway.openapi.described import HEADER_TEXT, LIMIT_TEXT, error_answer, header_answers
+from gateway.openapi.described import HEADER_TEXT, LIMIT_TEXT, error_response, header_objects
 from gateway.openapi.management_pages import describe_management
-from gateway.openapi.response_pages import AnswerPages
+from gateway.openapi.response_pages import ResponsePages
 from gateway.openapi.schemas import COMPONENTS, Schema, reference
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -139,18 +139,18 @@ def _operation(
     operation_id: str,
     *,
     body: dict[str, Any],
-    answer: dict[str, Any],
+    response: dict[str, Any],
     headers: Sequence[dict[str, Any]] = (),
     tag: str = "Completions",
 ) -> dict[str, Any]:
-    errors = {status: error_answer(text) for status, text in _ERRORS.items()}
+    errors = {status: error_response(text) for status, text in _ERRORS.items()}
     return {
         "summary": summary,
         "operationId": operation_id,
         "tags": [tag],
         "parameters": [*_REQUEST_HEADERS, *headers],
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {"200": answer, **errors},
+        "responses": {"200": response, **errors},
         "security": [{"bearer": []}],
     }
 
@@ -168,25 +168,25 @@ def _body(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> 
     }
 
 
-def _json_answer(description: str, name: str) -> dict[str, Any]:
+def _json_response(description: str, name: str) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": header_answers({"x-request-id": HEADER_TEXT["x-request-id"]}),
+        "headers": header_objects({"x-request-id": HEADER_TEXT["x-request-id"]}),
         "content": {"application/json": {"schema": reference(name)}},
     }
 
 
 def _generation(
-    pages: AnswerPages, summary: str, body: dict[str, Any]
+    pages: ResponsePages, summary: str, body: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the operations of an endpoint that generates text."""
-    answer = {
+    response = {
         "description": f"The {pages.noun}; with `stream: true` its chunks as server-sent events, each a "
         f"`{pages.chunk}`, ended by `data: [DONE]`; with `background: true` how it stands.",
-        "headers": header_answers(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
+        "headers": header_objects(HEADER_TEXT | LIMIT_TEXT | _OTHER_TEXT),
         "content": {
             "application/json": {
-                "schema": {"anyOf": [reference(pages.answer), reference("CompletionStatus")]}
+                "schema": {"anyOf": [reference(pages.response), reference("CompletionStatus")]}
             },
             "text/event-stream": {"schema": pages.event},
         },
@@ -196,7 +196,7 @@ def _generation(
             summary,
             f"create_{pages.operation}",
             body=body,
-            answer=answer,
+            response=response,
             headers=pages.headers,
             tag=pages.tag,
         ),
@@ -204,7 +204,7 @@ def _generation(
             f"Tell what a {pages.noun} would take, without running it",
             f"estimate_{pages.operation}",
             body=body,
-            answer=_json_answer(
+            response=_json_response(
                 "Token counts and the parameters that apply.", "CompletionEstimate"
             ),
             tag=pages.tag,
@@ -212,21 +212,21 @@ def _generation(
     }
 
 
-_COMPLETION_PAGES = AnswerPages(
+_COMPLETION_PAGES = ResponsePages(
     endpoint=COMPLETIONS,
     tag="Completions",
     operation="completion",
     noun="completion",
-    answer="Completion",
+    response="Completion",
     chunk="CompletionChunk",
 )
 
-_CHAT_PAGES = AnswerPages(
+_CHAT_PAGES = ResponsePages(
     endpoint=CHATS,
     tag="Chat",
     operation="chat_completion",
     noun="chat completion",
-    answer="ChatCompletion",
+    response="ChatCompletion",
     chunk="ChatCompletionChunk",
 )
 
@@ -245,13 +245,13 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "Turn text into tokens, as vLLM and llama.cpp do",
         "tokenize",
         body={"schema": reference("TokenizeRequest")},
-        answer=_json_answer("The tokens, in the shape of the request.", "Tokens"),
+        response=_json_response("The tokens, in the shape of the request.", "Tokens"),
     ),
     "/detokenize": _operation(
         "Turn tokens into text, as vLLM and llama.cpp do",
         "detokenize",
         body={"schema": reference("DetokenizeRequest")},
-        answer=_json_answer("The text, in the shape of the request.", "Detokenized"),
+        response=_json_response("The text, in the shape of the request.", "Detokenized"),
     ),
 }
 """OpenAPI descriptions of each POST endpoint."""
@@ -264,9 +264,9 @@ _MODEL_PAGES = {"/v1/models": "ModelList", "/v1/models/{model_id}": "Model"}
 
 
 def _model_page(name: str) -> dict[str, Any]:
-    errors = {status: error_answer(_ERRORS[status]) for status in ("401", "403", "404", "503")}
+    errors = {status: error_response(_ERRORS[status]) for status in ("401", "403", "404", "503")}
     return {
-        "responses": {"200": _json_answer("What workers have announced.", name), **errors},
+        "responses": {"200": _json_response("What workers have announced.", name), **errors},
         "security": [{"bearer": []}],
     }
 

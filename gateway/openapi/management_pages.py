@@ -7,7 +7,7 @@ credential that each of these routes requires.
 from collections.abc import Collection
 from typing import Any, Final
 
-from gateway.openapi.described import HEADER_TEXT, error_answer, header_answers
+from gateway.openapi.described import HEADER_TEXT, error_response, header_objects
 from gateway.openapi.schemas import Schema
 
 ERRORS: Final = {
@@ -46,13 +46,13 @@ def _complete(operation: dict[str, Any]) -> None:
     responses: dict[str, Any] = operation["responses"]
     # Invalid parameters get a 400 response, in the shape of every error.
     responses.pop("422", None)
-    for status, answer in responses.items():
+    for status, response in responses.items():
         if status.startswith("2"):
             text = {"x-request-id": HEADER_TEXT["x-request-id"]}
-            answer["headers"] = header_answers(text) | answer.get("headers", {})
+            response["headers"] = header_objects(text) | response.get("headers", {})
     errors = ERRORS if "requestBody" not in operation else ERRORS | BODY_ERRORS
     for status, description in errors.items():
-        responses.setdefault(status, error_answer(description))
+        responses.setdefault(status, error_response(description))
 
 
 def _plain(schema: Schema) -> Schema:

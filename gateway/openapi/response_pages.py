@@ -6,7 +6,7 @@ from typing import Any, Final
 from gateway.delivery.event_ids import LAST_EVENT_ID_HEADER
 from gateway.dialects.endpoint import Endpoint
 from gateway.generation.idempotency import HEADER as IDEMPOTENCY_KEY_HEADER
-from gateway.openapi.described import HEADER_TEXT, error_answer, header_answers
+from gateway.openapi.described import HEADER_TEXT, error_response, header_objects
 from gateway.openapi.schemas import Schema, reference
 
 _IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
@@ -45,7 +45,7 @@ _ERRORS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPages:
+class ResponsePages:
     """OpenAPI descriptions of one endpoint's responses."""
 
     endpoint: Endpoint
@@ -53,7 +53,7 @@ class AnswerPages:
     operation: str
     """Suffix of operation names."""
     noun: str
-    answer: str
+    response: str
     """Schema of a whole response."""
     chunk: str
 
@@ -107,9 +107,9 @@ class AnswerPages:
             f"get_{self.operation}",
             [self._id(), *_PLACE, last_event_id],
             {
-                "200": _answer(
+                "200": _respond(
                     f"The whole {self.noun} if it has finished, else how it stands; with `stream` its chunks.",
-                    json={"anyOf": [reference(self.answer), reference("CompletionStatus")]},
+                    json={"anyOf": [reference(self.response), reference("CompletionStatus")]},
                     events=self.event,
                 ),
                 "204": {"description": "With `stream`: every event was received already."},
@@ -122,7 +122,7 @@ class AnswerPages:
             f"cancel_{self.operation}",
             [self._id()],
             {
-                "200": _answer(
+                "200": _respond(
                     "How it stands. One that had ended stays as it was.",
                     json=reference("CompletionStatus"),
                 )
@@ -143,22 +143,23 @@ class AnswerPages:
         summary: str,
         operation_id: str,
         parameters: list[dict[str, Any]],
-        answers: dict[str, Any],
+        responses: dict[str, Any],
     ) -> dict[str, Any]:
         return {
             "summary": summary,
             "operationId": operation_id,
             "tags": [self.tag],
             "parameters": parameters,
-            "responses": answers | {status: error_answer(text) for status, text in _ERRORS.items()},
+            "responses": responses
+            | {status: error_response(text) for status, text in _ERRORS.items()},
             "security": [{"bearer": []}],
         }
 
 
-def _answer(description: str, **content: Schema) -> dict[str, Any]:
+def _respond(description: str, **content: Schema) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": header_answers({"x-request-id": HEADER_TEXT["x-request-id"]}),
+        "headers": header_objects({"x-request-id": HEADER_TEXT["x-request-id"]}),
         "content": {"application/json": {"schema": content["json"]}}
         | ({"text/event-stream": {"schema": content["events"]}} if "events" in content else {}),
     }

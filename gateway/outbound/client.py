@@ -47,7 +47,7 @@ class UnusualPortError(OutboundError):
         super().__init__("names a port that is not allowed")
 
 
-class WordyAnswerError(OutboundError):
+class ResponseTooLargeError(OutboundError):
     """The response contains too many bytes that are not content."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class WordyAnswerError(OutboundError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A server's response."""
 
     status: int
@@ -104,7 +104,7 @@ class OutboundClient:
     @asynccontextmanager
     async def stream(
         self, method: str, url: httpx.URL, *, headers: Mapping[str, str], content: bytes = b""
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Response]:
         """Send a request to an http(s) URL, and close the connection at the end of the block.
 
         Raises OutboundError and the errors of httpcore.
@@ -116,9 +116,9 @@ class OutboundClient:
         )
         try:
             response = await connection.handle_async_request(request)
-            yield Answer(response.status, httpx.Headers(response.headers), wire.content(response))
+            yield Response(response.status, httpx.Headers(response.headers), wire.content(response))
         except TooMuchBesideContentError:
-            raise WordyAnswerError from None
+            raise ResponseTooLargeError from None
         finally:
             await wire.aclose()
 

@@ -32,7 +32,7 @@ _FAMILY_OF_DAY: Final = {
 _MONEY: Final = (LimitName.BUDGET, None)
 
 
-def headers_of(answer: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
+def headers_of(reply: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str, str]:
     """Return the headers of an admitted or rejected request; empty if no limit applies.
 
     They show the tightest limit among key, project and tenant, and for money the tightest that the
@@ -40,14 +40,14 @@ def headers_of(answer: Admitted | Refused, sees: SeesUse = sees_all) -> dict[str
     """
     headers: dict[str, str] = {}
     for family, names in reversed(_FAMILIES):
-        headers |= _family(family, _tightest(answer.meters, names))
+        headers |= _family(family, _tightest(reply.meters, names))
     for suffix, name in _DETAILS:
-        if meter := _tightest(answer.meters, (name,)):
+        if meter := _tightest(reply.meters, (name,)):
             headers |= _limit_and_remaining(suffix, meter.value, meter.remaining)
-    if money := _tightest((meter for meter in answer.meters if sees(meter.subject.scope)), _MONEY):
+    if money := _tightest((meter for meter in reply.meters if sees(meter.subject.scope)), _MONEY):
         headers["x-budget-remaining"] = dollars(money.remaining)
-    if isinstance(answer, Refused):
-        headers |= _refusing(answer)
+    if isinstance(reply, Refused):
+        headers |= _refusing(reply)
     return headers
 
 

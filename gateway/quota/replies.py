@@ -132,7 +132,7 @@ class Withdrawn(NamedTuple):
     """The reservation was released before it arrived, or another process has ended it."""
 
 
-ReserveAnswer = Admitted | Refused | NeedsSeed | Withdrawn
+ReserveReply = Admitted | Refused | NeedsSeed | Withdrawn
 
 
 class ExpiredReservation(NamedTuple):

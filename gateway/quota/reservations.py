@@ -20,7 +20,7 @@ from gateway.quota.replies import (
     NeedsSeed,
     Refused,
     ReservationRequest,
-    ReserveAnswer,
+    ReserveReply,
     SeesUse,
     sees_all,
 )
@@ -87,14 +87,14 @@ class Reservations:
         lack of money. Raises StoreUnavailableError if the limits cannot be checked. After an error
         nothing is reserved.
         """
-        answer = await self._seeded(request, self._ask)
-        if isinstance(answer, Refused):
-            raise refusal_error(answer, is_openai=is_openai, sees=sees)
-        if not isinstance(answer, Admitted):
+        reply = await self._seeded(request, self._ask)
+        if isinstance(reply, Refused):
+            raise refusal_error(reply, is_openai=is_openai, sees=sees)
+        if not isinstance(reply, Admitted):
             raise _unavailable()
         self._open[request.request_id] = request.tenant_id
         self._restoring.remember(request)
-        return Admission(answer.created_ms, headers_of(answer, sees))
+        return Admission(reply.created_ms, headers_of(reply, sees))
 
     async def take_over(self, request: ReservationRequest) -> bool:
         """Take over a request whose reservation another gateway made, with the draft in `request`.
@@ -174,7 +174,7 @@ class Reservations:
             logger.warning("%d open requests have no reservation in Redis any more", len(lost))
             await self._restoring.restore(lost)
 
-    async def _ask(self, request: ReservationRequest) -> ReserveAnswer:
+    async def _ask(self, request: ReservationRequest) -> ReserveReply:
         try:
             return await self._reserve(request)
         except BaseException as error:
@@ -187,21 +187,21 @@ class Reservations:
     async def _seeded(
         self,
         request: ReservationRequest,
-        ask: Callable[[ReservationRequest], Awaitable[ReserveAnswer]],
-    ) -> ReserveAnswer:
+        ask: Callable[[ReservationRequest], Awaitable[ReserveReply]],
+    ) -> ReserveReply:
         """Call `ask`, and call it again after seeding accounts with incomplete counters."""
-        answer = await ask(request)
+        reply = await ask(request)
         for _ in range(MOST_SEEDINGS):
-            if not isinstance(answer, NeedsSeed):
+            if not isinstance(reply, NeedsSeed):
                 break
-            await self._seeder.seed(request.tenant_id, answer.subjects)
-            answer = await ask(request)
-        return answer
+            await self._seeder.seed(request.tenant_id, reply.subjects)
+            reply = await ask(request)
+        return reply
 
-    async def _reserve(self, request: ReservationRequest) -> ReserveAnswer:
+    async def _reserve(self, request: ReservationRequest) -> ReserveReply:
         return await self._store.reserve(request, lease_ms=LEASE_MS)
 
-    async def _reserve_again(self, request: ReservationRequest) -> ReserveAnswer:
+    async def _reserve_again(self, request: ReservationRequest) -> ReserveReply:
         return await self._seeded(request, self._reserve)
 
     async def _end(self, ending: Ending) -> bool:

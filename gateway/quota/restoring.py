@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from gateway.errors import StoreUnavailableError
 from gateway.quota.endings import Ending, Endings
-from gateway.quota.replies import Admitted, ReservationRequest, ReserveAnswer
+from gateway.quota.replies import Admitted, ReservationRequest, ReserveReply
 
 AT_ONCE: Final = 100
 
@@ -24,7 +24,7 @@ class Restoring:
     """
 
     def __init__(
-        self, reserve: Callable[[ReservationRequest], Awaitable[ReserveAnswer]], endings: Endings
+        self, reserve: Callable[[ReservationRequest], Awaitable[ReserveReply]], endings: Endings
     ) -> None:
         self._reserve = reserve
         self._endings = endings
@@ -54,12 +54,12 @@ class Restoring:
         restored = 0
         for start in range(0, len(requests), AT_ONCE):
             some = requests[start : start + AT_ONCE]
-            answers = await asyncio.gather(*(self._restore(request) for request in some))
-            restored += sum(isinstance(answer, Admitted) for answer in answers)
+            replies = await asyncio.gather(*(self._restore(request) for request in some))
+            restored += sum(isinstance(reply, Admitted) for reply in replies)
         if requests:
             logger.warning("%d of %d lost reservations are restored", restored, len(requests))
 
-    async def _restore(self, request: ReservationRequest) -> ReserveAnswer | None:
+    async def _restore(self, request: ReservationRequest) -> ReserveReply | None:
         request_id = request.request_id
         self._running.add(request_id)
         try:

@@ -19,7 +19,7 @@ from gateway.quota.replies import (
     NeedsSeed,
     Refused,
     ReservationRequest,
-    ReserveAnswer,
+    ReserveReply,
     SubjectStatus,
     Withdrawn,
 )
@@ -60,7 +60,7 @@ class QuotaStore:
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
 
-    async def reserve(self, request: ReservationRequest, *, lease_ms: int) -> ReserveAnswer:
+    async def reserve(self, request: ReservationRequest, *, lease_ms: int) -> ReserveReply:
         """Reserve the maximum usage of the request in all limits, or in none.
 
         For a request that is already admitted, it reserves nothing and returns the first reply
@@ -83,7 +83,7 @@ class QuotaStore:
             [keys.reservation(bucket, request.request_id), keys.open_reservations(bucket)],
             arguments,
         )
-        return _reserve_answer(request, reply)
+        return _reserve_reply(request, reply)
 
     async def server_id(self) -> str:
         """Return the id of the Redis process.
@@ -253,7 +253,7 @@ def _packed(subjects: tuple[SubjectLimits, ...]) -> bytes:
     )
 
 
-def _reserve_answer(request: ReservationRequest, reply: list[int]) -> ReserveAnswer:
+def _reserve_reply(request: ReservationRequest, reply: list[int]) -> ReserveReply:
     code, *rest = reply
     subjects = request.subjects
     if code == _ADMITTED:

@@ -66,7 +66,7 @@ class BackgroundWatch:
                 await self._inherit(owner)
 
     async def _inherit(self, owner: str) -> None:
-        key = keys.background_answers(owner)
+        key = keys.background_responses(owner)
         for request_id in sorted(name.decode() for name in await self._execute("SMEMBERS", key)):
             if await self._go_on(request_id):
                 await self._forget(owner, request_id)
@@ -77,7 +77,7 @@ class BackgroundWatch:
         """Register this gateway's answers. Called repeatedly, because Redis may have lost them."""
         if not request_ids:
             return
-        key = keys.background_answers(self._gateway)
+        key = keys.background_responses(self._gateway)
         try:
             await asyncio.gather(
                 self._execute("SADD", key, *request_ids),
@@ -89,6 +89,6 @@ class BackgroundWatch:
 
     async def _forget(self, owner: str, request_id: str) -> None:
         try:
-            await self._execute("SREM", keys.background_answers(owner), request_id)
+            await self._execute("SREM", keys.background_responses(owner), request_id)
         except RedisError as error:
             logger.warning("cannot forget a background answer now: %s", type(error).__name__)

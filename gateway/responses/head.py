@@ -1,4 +1,4 @@
-"""Answer head: what any gateway needs to replay or resume an answer."""
+"""Response head: what any gateway needs to replay or resume an answer."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
@@ -34,7 +34,7 @@ _StoredRequest = msgspec.defstruct(
 )
 
 
-class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """All of an answer that is known before it begins.
 
     It is stored in Redis as msgpack; fields may only be added, with defaults.
@@ -47,7 +47,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Unix time in seconds, as shown in the response."""
     fingerprint: str
     request: dict[str, Any]
-    """The GenerationRequest without the fields that only its jobs need: see `AnswerHead.of`."""
+    """The GenerationRequest without the fields that only its jobs need: see `ResponseHead.of`."""
     prompt_texts: list[str]
     """The echoed text of each prompt."""
     jobs: list[GenerationJob]
@@ -82,7 +82,7 @@ class AnswerHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         is_background: bool,
         retention_ms: int,
         stored_bytes: int = 0,
-    ) -> "AnswerHead":
+    ) -> "ResponseHead":
         """Return the head of an answer.
 
         Prompts, messages, images, tools, structure and biases are left out of the request: the jobs
@@ -161,4 +161,4 @@ def _looks_of(chat: ChatRequest) -> ChatRequest:
 
 
 encode_head = messages.encode
-decode_head = msgspec.msgpack.Decoder(AnswerHead).decode
+decode_head = msgspec.msgpack.Decoder(ResponseHead).decode

@@ -15,9 +15,9 @@ from contract.outcomes import FailureCode
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import JobMessage
 from gateway.responses.entries import Received, encode_entries
-from gateway.responses.head import AnswerHead
-from gateway.responses.settlement import Account, Keeper, SettlementDesk
-from gateway.responses.store import AnswerState, AnswerStore, Appended, Standing
+from gateway.responses.head import ResponseHead
+from gateway.responses.settlement import Keeper, Settlement, SettlementDesk
+from gateway.responses.store import Appended, ResponseState, ResponseStore, Standing
 from gateway.stream.failures import to_api_error
 from gateway.tenancy.usage_record import Counts, Outcome, UsageRecord
 
@@ -35,27 +35,27 @@ logger = logging.getLogger(__name__)
 
 
 class Office(Protocol):
-    """What kept answers share: the part of `Answers` that they use."""
+    """What kept answers share: the part of `Responses` that they use."""
 
-    store: AnswerStore
+    store: ResponseStore
     dispatcher: Dispatcher
     desk: SettlementDesk
 
     def tell(self, gateway: str, handle: int) -> None:
         """Notify a follower that its answer has grown."""
 
-    def is_over(self, kept: "KeptAnswer") -> None:
+    def is_over(self, kept: "KeptResponse") -> None:
         """Stop keeping an answer that has ended or is lost."""
 
 
-class KeptAnswer(Keeper):
+class KeptResponse(Keeper):
     """One answer from its beginning or takeover until its end."""
 
     def __init__(
         self,
         office: Office,
-        head: AnswerHead,
-        account: Account,
+        head: ResponseHead,
+        settlement: Settlement,
         *,
         term: int,
         standing: Standing,
@@ -63,8 +63,8 @@ class KeptAnswer(Keeper):
         has_consumer: bool,
     ) -> None:
         self.head = head
-        self.account = account
-        self.generation = account.generation
+        self.settlement = settlement
+        self.generation = settlement.generation
         self.term = term
         self.has_ended = False
         self._office = office
@@ -88,7 +88,7 @@ class KeptAnswer(Keeper):
         self._ended_at = 0.0
         self._lock = asyncio.Lock()
         self._is_flushing = False
-        account.keep(self)
+        settlement.keep(self)
         self.generation.on_reply = self.on_reply
 
     # -- replies ---------------------------------------------------------------------------------
@@ -136,16 +136,16 @@ class KeptAnswer(Keeper):
     def _end_if_over(self) -> None:
         """Settle an ended answer that has no consumer here."""
         if self._failure is not None:
-            self.account.fail(to_api_error(self._failure))
+            self.settlement.fail(to_api_error(self._failure))
         elif self._unfinished == 0:
-            self._office.desk.start(self.account.finish())
+            self._office.desk.start(self.settlement.finish())
 
     # -- readers ---------------------------------------------------------------------------------
 
     @property
     def is_to_go_on(self) -> bool:
         """Whether it ended because of a slow reader, although it runs in the background."""
-        is_left = self._standing.state is AnswerState.LEFT and not self._is_lost
+        is_left = self._standing.state is ResponseState.LEFT and not self._is_lost
         return is_left and self.head.is_background
 
     def follow(self, follow: Follow) -> None:
@@ -182,22 +182,22 @@ class KeptAnswer(Keeper):
             or self._wanted_until > now
         )
         if not is_wanted and self._unfinished and self._failure is None:
-            self.account.end(Outcome.CANCELLED, code)
+            self.settlement.end(Outcome.CANCELLED, code)
 
     def cancel(self) -> None:
         """Cancel the answer, even if clients read it."""
-        if self.account.has_ended:
+        if self.settlement.has_ended:
             return
         self._is_cancelled = True
-        self.account.end(Outcome.CANCELLED, CANCELLED_CODE)
+        self.settlement.end(Outcome.CANCELLED, CANCELLED_CODE)
         self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
 
     def hand_over(self) -> None:
         """Leave the answer to the gateway that takes it over, because this one stops."""
-        if not self.account.has_ended:
+        if not self.settlement.has_ended:
             self._is_stopping = True
             self._office.dispatcher.give_up(self.generation)
-            self.account.hand_over()
+            self.settlement.hand_over()
 
     @property
     def stored_bytes(self) -> int:
@@ -224,18 +224,18 @@ class KeptAnswer(Keeper):
     def ending(self, outcome: Outcome) -> None:
         match outcome:
             case Outcome.FINISHED:
-                self._end(AnswerState.FINISHED)
+                self._end(ResponseState.FINISHED)
             case Outcome.CANCELLED if self._is_cancelled:
                 self._fail_readers(FailureCode.CANCELLED)
-                self._end(AnswerState.CANCELLED)
+                self._end(ResponseState.CANCELLED)
             case _ if outcome is Outcome.CANCELLED or self._is_stopping:
                 pass  # It may resume after its settlement.
             case Outcome.TIMED_OUT:
                 self._fail_readers(FailureCode.DEADLINE_EXCEEDED)
-                self._end(AnswerState.FAILED)
+                self._end(ResponseState.FAILED)
             case _:
                 self._fail_readers(FailureCode.ENGINE_ERROR)
-                self._end(AnswerState.FAILED)
+                self._end(ResponseState.FAILED)
 
     @override
     async def may_settle(self) -> bool:
@@ -252,14 +252,14 @@ class KeptAnswer(Keeper):
                 before.completion_tokens + record.completion_tokens,
             )
             self._standing = self._standing._replace(settled=settled)
-            self._end(AnswerState.LEFT)
+            self._end(ResponseState.LEFT)
 
     def _fail_readers(self, code: FailureCode) -> None:
         if self._failure is None:
             self._failure = JobFailed(0, 0, code, "")
             self._pending.append((0, self._failure))
 
-    def _end(self, state: AnswerState) -> None:
+    def _end(self, state: ResponseState) -> None:
         self.has_ended = True
         self._ended_at = time.monotonic()
         self._standing = self._standing._replace(state=state)
@@ -281,8 +281,8 @@ class KeptAnswer(Keeper):
         self._is_lost = self.has_ended = True
         logger.warning("answer %s was taken over by another gateway", self.head.request_id)
         self._office.dispatcher.give_up(self.generation)
-        if not self.account.has_ended:
-            self.account.hand_over()
+        if not self.settlement.has_ended:
+            self.settlement.hand_over()
         self._office.is_over(self)
 
     # -- writing ---------------------------------------------------------------------------------

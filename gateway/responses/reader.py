@@ -1,4 +1,4 @@
-"""Answer reader: read an answer from its journal, whichever gateway owns it."""
+"""Response reader: read an answer from its journal, whichever gateway owns it."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ from gateway.concurrency.tasks import end_task, raise_if_cancelled
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.responses.entries import Received, decode_slices
-from gateway.responses.head import AnswerHead
-from gateway.responses.store import AnswerState, AnswerStore, StoredAnswer
+from gateway.responses.head import ResponseHead
+from gateway.responses.store import ResponseState, ResponseStore, StoredResponse
 from gateway.stream.completion import Completion
 
 REPEAT_SECONDS: Final = 2.0
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class Library(Protocol):
-    """The part of `Answers` that readers use."""
+    """The part of `Responses` that readers use."""
 
-    store: AnswerStore
+    store: ResponseStore
     loop_turns: LoopTurns
 
-    async def keep_running(self, answer: StoredAnswer) -> str:
+    async def keep_running(self, response: StoredResponse) -> str:
         """Ensure that an answer has a live owner that follows its jobs; return that owner.
 
         Raises an ApiError if the answer cannot resume, and RedisError.
@@ -83,7 +83,7 @@ class AttachedGeneration(Generation):
 class Attachment:
     """A reader of an answer: everything from its beginning, then new messages as they arrive."""
 
-    def __init__(self, library: Library, head: AnswerHead, *, gateway: str, handle: int) -> None:
+    def __init__(self, library: Library, head: ResponseHead, *, gateway: str, handle: int) -> None:
         self.completion: Completion = head.completion()
         self.generation: Generation
         """Delivers the same replies, in the same order, as the answer's original generation.
@@ -184,14 +184,14 @@ class Attachment:
                     self._has_failed = True
             await self._attached.hand_over(received)
 
-    async def _wait_for_more(self, state: AnswerState) -> None:
+    async def _wait_for_more(self, state: ResponseState) -> None:
         if state.is_end:
             # The last journal entry contains the end; if it is missing, something went wrong.
             self._fail()
         elif self._is_stuck:
             self._fail()
         else:
-            if state is AnswerState.LEFT:
+            if state is ResponseState.LEFT:
                 self._is_left.set()
             # A notice may get lost, so read again after a timeout.
             with suppress(TimeoutError):
@@ -210,9 +210,9 @@ class Attachment:
         while not self._is_complete:
             self._is_left.clear()
             try:
-                answer = await self._library.store.read(self._head.request_id, most=0)
-                if answer is not None and not answer.standing.state.is_end:
-                    self._owner = await self._library.keep_running(answer)
+                response = await self._library.store.read(self._head.request_id, most=0)
+                if response is not None and not response.standing.state.is_end:
+                    self._owner = await self._library.keep_running(response)
                     self._tell_owner()
             except RedisError as error:
                 logger.warning("cannot follow an answer now: %s", type(error).__name__)

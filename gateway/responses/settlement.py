@@ -72,10 +72,12 @@ class SettlementDesk:
         self._work: set[asyncio.Task[Any]] = set()
         self._to_forget: defaultdict[str, list[str]] = defaultdict(list)
 
-    def open(self, record: UsageRecord, admission: Admission, generation: Generation) -> "Account":
+    def open(
+        self, record: UsageRecord, admission: Admission, generation: Generation
+    ) -> "Settlement":
         """Return the account of a request that was just admitted."""
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
-        return Account(self, record, admission, generation)
+        return Settlement(self, record, admission, generation)
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine to its end, even if its caller is cancelled."""
@@ -126,7 +128,7 @@ class SettlementDesk:
             logger.error("a request could not be settled; a sweep will do it", exc_info=error)
 
 
-class Account:
+class Settlement:
     """The reservation and the usage of one admitted request. It ends once; the first end counts."""
 
     def __init__(

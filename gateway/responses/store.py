@@ -1,4 +1,4 @@
-"""Answer store: answers in Redis, with a typed method for each script."""
+"""Response store: answers in Redis, with a typed method for each script."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from contract import keys
 from contract.queue import JOBS_AT_ONCE
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.responses.entries import compressed, restored
-from gateway.responses.head import AnswerHead, decode_head, encode_head
+from gateway.responses.head import ResponseHead, decode_head, encode_head
 from gateway.tenancy.usage_record import Counts
 
 _PACKAGE = "gateway.responses.scripts"
@@ -28,7 +28,7 @@ THREAD_BYTES: Final = 65_536
 """Longer heads are compressed and restored in a thread."""
 
 
-class AnswerState(StrEnum):
+class ResponseState(StrEnum):
     """State of an answer."""
 
     RUNNING = "running"  # Its jobs wait or run; its owner may be dead.
@@ -40,13 +40,13 @@ class AnswerState(StrEnum):
     @property
     def is_end(self) -> bool:
         """Whether no more output follows."""
-        return self not in (AnswerState.RUNNING, AnswerState.LEFT)
+        return self not in (ResponseState.RUNNING, ResponseState.LEFT)
 
 
 class Standing(NamedTuple):
     """The part of an answer that changes, besides its journal."""
 
-    state: AnswerState
+    state: ResponseState
     reservation: str
     """Id under which it is settled: its own, or a new one for each resume after a settlement."""
     settled: Counts
@@ -71,10 +71,10 @@ class Page(NamedTuple):
     entries: list[bytes]
 
 
-class StoredAnswer(NamedTuple):
+class StoredResponse(NamedTuple):
     """An answer as stored in Redis, with a part of its journal."""
 
-    head: AnswerHead
+    head: ResponseHead
     owner: str
     term: int
     """Number of its owner, counted from 1."""
@@ -88,7 +88,7 @@ _decode_handles = msgspec.msgpack.Decoder(tuple[int, ...]).decode
 _decode_counts = msgspec.msgpack.Decoder(Counts).decode
 
 
-class AnswerStore:
+class ResponseStore:
     """Operations on answers. All of them raise RedisError when Redis does not respond."""
 
     def __init__(self, executor: CommandExecutor) -> None:
@@ -96,7 +96,7 @@ class AnswerStore:
 
     async def open(
         self,
-        head: AnswerHead,
+        head: ResponseHead,
         *,
         owner: str,
         term: int,
@@ -154,10 +154,10 @@ class AnswerStore:
 
     async def adopt(
         self,
-        head: AnswerHead,
+        head: ResponseHead,
         *,
         term: int,
-        state: AnswerState,
+        state: ResponseState,
         owner: str,
         live_ms: int,
     ) -> int:
@@ -168,20 +168,20 @@ class AnswerStore:
         new_term: int = await _ADOPT.run(
             self._executor,
             _keys(head.request_id),
-            [term, state, live_ms, owner, _encode(()), AnswerState.RUNNING, await _packed(head)],
+            [term, state, live_ms, owner, _encode(()), ResponseState.RUNNING, await _packed(head)],
         )
         return new_term
 
     async def read(
         self, request_id: str, *, index: int = 0, most: int = PAGE_ENTRIES
-    ) -> StoredAnswer | None:
+    ) -> StoredResponse | None:
         """Return an answer with up to `most` entries from `index` on; None if there is none."""
         fields = await self._read(request_id, index, most, with_head=True)
         if not fields:
             return None
         owner, term, *rest, head = fields
         page = _page(rest)
-        return StoredAnswer(await _unpacked(head), owner.decode(), int(term), *page)
+        return StoredResponse(await _unpacked(head), owner.decode(), int(term), *page)
 
     async def read_page(self, request_id: str, *, index: int) -> Page | None:
         """Return entries from `index` on, at least one if any exist; None if there is no answer."""
@@ -204,7 +204,7 @@ class AnswerStore:
 def _page(fields: Sequence[Any]) -> Page:
     handles, reservation, state, settled, in_all, entries = fields
     standing = Standing(
-        AnswerState(state.decode()),
+        ResponseState(state.decode()),
         reservation.decode(),
         _decode_counts(settled),
         _decode_handles(handles),
@@ -212,7 +212,7 @@ def _page(fields: Sequence[Any]) -> Page:
     return Page(standing, in_all, entries)
 
 
-async def _packed(head: AnswerHead) -> bytes:
+async def _packed(head: ResponseHead) -> bytes:
     if len(head.jobs) > JOBS_AT_ONCE:
         return await asyncio.to_thread(lambda: compressed(encode_head(head)))
     content = encode_head(head)
@@ -221,11 +221,11 @@ async def _packed(head: AnswerHead) -> bytes:
     return await asyncio.to_thread(compressed, content)
 
 
-async def _unpacked(content: bytes) -> AnswerHead:
+async def _unpacked(content: bytes) -> ResponseHead:
     if len(content) < THREAD_BYTES:
         return decode_head(restored(content))
     return decode_head(await asyncio.to_thread(restored, content))
 
 
 def _keys(request_id: str) -> list[str]:
-    return [keys.answer(request_id), keys.journal(request_id)]
+    return [keys.response(request_id), keys.journal(request_id)]

@@ -20,18 +20,18 @@ from gateway.errors import ApiError, StoreUnavailableError
 from gateway.quota.replies import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission
 from gateway.responses.entries import Received, decode_entry, encode_entry
-from gateway.responses.head import AnswerHead
+from gateway.responses.head import ResponseHead
 from gateway.responses.history import History, frame_messages
-from gateway.responses.kept import LIVE_GRACE_MS, KeptAnswer, Office
-from gateway.responses.settlement import Account
-from gateway.responses.store import AnswerState, Standing, StoredAnswer
+from gateway.responses.kept import LIVE_GRACE_MS, KeptResponse, Office
+from gateway.responses.settlement import Settlement
+from gateway.responses.store import ResponseState, Standing, StoredResponse
 from gateway.tenancy.usage_record import Counts, UsageRecord
 
 MOST_AT_ONCE: Final = 8
-"""Answers that are taken over concurrently when a gateway with many answers dies."""
+"""Responses that are taken over concurrently when a gateway with many answers dies."""
 FRAMES_AT_ONCE: Final = 256
 
-for _state in AnswerState:
+for _state in ResponseState:
     if not _state.is_end:
         telemetry.ANSWERS_TAKEN_OVER.labels(_state)  # Exported even while it is 0.
 
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 
 class Shelf(Office, Protocol):
-    """The part of `Answers` that takeovers use."""
+    """The part of `Responses` that takeovers use."""
 
-    def keep(self, kept: KeptAnswer) -> None:
+    def keep(self, kept: KeptResponse) -> None:
         """Own an answer that was taken over."""
 
 
@@ -54,25 +54,25 @@ class TakeOver:
         self._max_unread_bytes = max_unread_bytes
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def run(self, answer: StoredAnswer) -> None:
+    async def run(self, response: StoredResponse) -> None:
         """Own an answer and follow its jobs, unless another gateway took it over first.
 
         Raises an ApiError if it cannot resume, and RedisError; it can be retried after either.
         """
-        trace = tracing.context_of(answer.head.jobs[0].traceparent)
+        trace = tracing.context_of(response.head.jobs[0].traceparent)
         async with self._turns:
             with tracing.span_in(trace, TAKE_OVER):
-                await self._run(answer)
+                await self._run(response)
 
-    async def _run(self, answer: StoredAnswer) -> None:
-        head, shelf = answer.head, self._shelf
-        is_running = answer.standing.state is AnswerState.RUNNING
+    async def _run(self, response: StoredResponse) -> None:
+        head, shelf = response.head, self._shelf
+        is_running = response.standing.state is ResponseState.RUNNING
         if not is_running:
             head = _with_new_deadline(head)
         term = await shelf.store.adopt(
             head,
-            term=answer.term,
-            state=answer.standing.state,
+            term=response.term,
+            state=response.standing.state,
             owner=shelf.dispatcher.gateway,
             live_ms=head.most_ms + LIVE_GRACE_MS + head.retention_ms,
         )
@@ -82,19 +82,19 @@ class TakeOver:
         history, entries, through = await self._read_journal(head)
         unread: list[Received] = []
         if is_running:
-            unread = history.add_unread(await self._read_replies(answer, through))
+            unread = history.add_unread(await self._read_replies(response, through))
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         try:
-            account, standing = await self._account(answer, term, history, generation)
+            settlement, standing = await self._settlement(response, term, history, generation)
         except StoreUnavailableError:
             raise
         except ApiError:
-            await self._leave(answer, term, history, entries=entries, unread=unread)
+            await self._leave(response, term, history, entries=entries, unread=unread)
             raise
-        kept = KeptAnswer(
+        kept = KeptResponse(
             shelf,
             head,
-            account,
+            settlement,
             term=term,
             standing=standing,
             entries=entries,
@@ -103,10 +103,10 @@ class TakeOver:
         kept.recall(history.received, unread=unread)
         shelf.keep(kept)
         self._follow_jobs(kept, history, reads_again=not is_running)
-        telemetry.ANSWERS_TAKEN_OVER.labels(answer.standing.state).inc()
+        telemetry.ANSWERS_TAKEN_OVER.labels(response.standing.state).inc()
         logger.info("answer %s is this gateway's now", head.request_id)
 
-    def _follow_jobs(self, kept: KeptAnswer, history: History, *, reads_again: bool) -> None:
+    def _follow_jobs(self, kept: KeptResponse, history: History, *, reads_again: bool) -> None:
         """Resume the jobs that have not ended. Prompts count again if the request `reads_again`."""
         head, generation = kept.head, kept.generation
         adopted = [
@@ -128,7 +128,7 @@ class TakeOver:
 
     # -- its history -----------------------------------------------------------------------------
 
-    async def _read_journal(self, head: AnswerHead) -> tuple[History, list[bytes], str]:
+    async def _read_journal(self, head: ResponseHead) -> tuple[History, list[bytes], str]:
         """Return the history in the journal, its entries, and the id of the last reply in it."""
         history, through = History(head.jobs), ""
         entries: list[bytes] = []
@@ -141,14 +141,14 @@ class TakeOver:
                 history.add(received)
                 entries.append(entry)
 
-    async def _read_replies(self, answer: StoredAnswer, through: str) -> list[Received]:
+    async def _read_replies(self, response: StoredResponse, through: str) -> list[Received]:
         """Return replies missing from the journal, whether the owner read them or not."""
-        prompts = {handle: index for index, handle in enumerate(answer.standing.handles)}
+        prompts = {handle: index for index, handle in enumerate(response.standing.handles)}
         received: list[Received] = []
         last = through
         while prompts:
             found: Any = await self._client.xrange(
-                keys.replies(answer.owner), min=f"({last}" if last else "-", count=FRAMES_AT_ONCE
+                keys.replies(response.owner), min=f"({last}" if last else "-", count=FRAMES_AT_ONCE
             )
             for entry_id, fields in found:
                 last = entry_id.decode()
@@ -159,13 +159,13 @@ class TakeOver:
 
     # -- its reservation -------------------------------------------------------------------------
 
-    async def _account(
-        self, answer: StoredAnswer, term: int, history: History, generation: Generation
-    ) -> tuple[Account, Standing]:
+    async def _settlement(
+        self, response: StoredResponse, term: int, history: History, generation: Generation
+    ) -> tuple[Settlement, Standing]:
         """Take the reservation over, or make a new one for the rest if it was settled."""
-        head, standing, desk = answer.head, answer.standing, self._shelf.desk
+        head, standing, desk = response.head, response.standing, self._shelf.desk
         draft = self._draft(head, standing.reservation, standing.settled)
-        is_running = standing.state is AnswerState.RUNNING
+        is_running = standing.state is ResponseState.RUNNING
         is_open = is_running and await desk.reservations.take_over(
             _reservation_request(head, draft)
         )
@@ -183,10 +183,10 @@ class TakeOver:
                 # The address of the client that resumes is unknown here.
                 sees=sees_key,
             )
-        account = desk.open(draft, admission, generation)
-        return account, standing._replace(state=AnswerState.RUNNING, handles=())
+        settlement = desk.open(draft, admission, generation)
+        return settlement, standing._replace(state=ResponseState.RUNNING, handles=())
 
-    def _draft(self, head: AnswerHead, reservation: str, settled: Counts) -> UsageRecord:
+    def _draft(self, head: ResponseHead, reservation: str, settled: Counts) -> UsageRecord:
         return msgspec.structs.replace(
             head.record,
             request_id=reservation,
@@ -196,7 +196,7 @@ class TakeOver:
 
     async def _leave(
         self,
-        answer: StoredAnswer,
+        response: StoredResponse,
         term: int,
         history: History,
         *,
@@ -204,15 +204,15 @@ class TakeOver:
         unread: list[Received],
     ) -> None:
         """Store an answer that cannot resume now, so that a client can resume it later."""
-        standing = answer.standing
-        settled = standing.settled if standing.state is AnswerState.LEFT else history.counts()
+        standing = response.standing
+        settled = standing.settled if standing.state is ResponseState.LEFT else history.counts()
         await self._shelf.store.append(
-            answer.head.request_id,
+            response.head.request_id,
             term=term,
             index=len(entries),
             entries=[encode_entry(unread, "")] if unread else [],
-            standing=Standing(AnswerState.LEFT, standing.reservation, settled, ()),
-            live_ms=answer.head.retention_ms,
+            standing=Standing(ResponseState.LEFT, standing.reservation, settled, ()),
+            live_ms=response.head.retention_ms,
         )
 
 
@@ -238,13 +238,13 @@ def _messages(fields: dict[bytes, bytes], prompts: dict[int, int]) -> list[Recei
         return []
 
 
-def _with_new_deadline(head: AnswerHead) -> AnswerHead:
+def _with_new_deadline(head: ResponseHead) -> ResponseHead:
     deadline_ms = clock.now_ms() + head.most_ms
     jobs = [msgspec.structs.replace(job, deadline_ms=deadline_ms) for job in head.jobs]
     return msgspec.structs.replace(head, jobs=jobs)
 
 
-def _reservation_request(head: AnswerHead, draft: UsageRecord) -> ReservationRequest:
+def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationRequest:
     """Return the reservation request for the most that a resumed answer may use."""
     most = draft.used(**head.most._asdict())
     return ReservationRequest.of(

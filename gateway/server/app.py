@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
 
 from gateway import tracing
-from gateway.delivery import routes as kept_answers
+from gateway.delivery import routes as kept_responses
 from gateway.generation import models, tokenize
 from gateway.generation import routes as generation
 from gateway.http import health
@@ -31,7 +31,7 @@ from gateway.settings import Settings
 
 CUSTOMER_ROUTERS = (
     generation.router,
-    kept_answers.router,
+    kept_responses.router,
     tokenize.router,
     models.router,
     keys.router,

@@ -118,7 +118,7 @@ class LeavingServer(uvicorn.Server):
         left = len(self.server_state.tasks)
         logger.warning("%d requests did not end in time; they are told to try again", left)
         context: ProcessContext = self._app.state.context
-        context.answers.hand_over()
+        context.responses.hand_over()
         deadline = time.monotonic() + CUT_SECONDS
         while not self._is_idle() and time.monotonic() < deadline:
             # Repeat, because requests that were still being read or checked join the queue later.

@@ -201,7 +201,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @override
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_in_body and not self._is_answering() and not self.transport.is_closing():
+        if self._is_in_body and not self._is_responding() and not self.transport.is_closing():
             self._linger()
 
     @override
@@ -214,7 +214,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # -- closing -----------------------------------------------------------------------------------
 
-    def close_behind_answer(self) -> None:
+    def close_after_response(self) -> None:
         """Close the connection, but keep reading briefly if the client is still sending."""
         if not self._is_in_body or self.transport.is_closing():
             self._close()
@@ -248,7 +248,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Respond without the application, and close the connection."""
         if self._is_deaf:
             return
-        if self._is_answering() or self.transport.is_closing():
+        if self._is_responding() or self.transport.is_closing():
             # A response is in progress, or the connection is closing: no second response can
             # follow.
             self.transport.abort()
@@ -265,10 +265,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         lines += [name + b": " + value for name, value in self.server_state.default_headers]
         lines += [f"{name}: {value}".encode() for name, value in headers.items()]
         self.transport.write(b"\r\n".join([*lines, b"", content]))
-        telemetry.http_answered(telemetry.OTHER, telemetry.OTHER, error.status)
+        telemetry.http_responded(telemetry.OTHER, telemetry.OTHER, error.status)
         self._stop_timers()
         self._is_in_body = True
-        self.close_behind_answer()
+        self.close_after_response()
 
     def _withdraw(self) -> None:
         """Abort a request whose body is still being read, unless its response has started."""
@@ -285,7 +285,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._is_answering():
+        if self._is_responding():
             # The bytes belong to a later request, whose time starts after this response.
             self._start_head_timer()
         elif self._silent_bytes or self._is_in_head:
@@ -321,9 +321,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return data.endswith(b"\n") and not self.headers and self.parser.get_http_version() == "0.0"
 
     def _is_idle(self) -> bool:
-        return not self._is_in_body and not self._is_answering()
+        return not self._is_in_body and not self._is_responding()
 
-    def _is_answering(self) -> bool:
+    def _is_responding(self) -> bool:
         last: RequestResponseCycle | None = self.cycle
         is_under_way = last is not None and not (last.response_complete or last.disconnected)
         return bool(self.pipeline) or is_under_way
@@ -337,7 +337,7 @@ class _AnswerTransport:
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
         self.write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
-        self.close = protocol.close_behind_answer
+        self.close = protocol.close_after_response
 
 
 def http_protocol(settings: Settings, *, most_connections: int) -> type[BoundedHttpProtocol]:

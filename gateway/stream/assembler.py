@@ -20,7 +20,7 @@ THREAD_TOKENS = 256
 """Above this many tokens per choice, log-probabilities are encoded in a thread."""
 
 
-class WholeAnswer(NamedTuple):
+class WholeResponse(NamedTuple):
     """A response that is not streamed."""
 
     content: bytes
@@ -29,7 +29,7 @@ class WholeAnswer(NamedTuple):
     """Timings, in dialects that send them in headers."""
 
 
-async def collect(completion: Completion, generation: Generation) -> WholeAnswer:
+async def collect(completion: Completion, generation: Generation) -> WholeResponse:
     """Wait for the whole response. Raises an ApiError if a job fails."""
     assembler = _Assembler(completion)
     while assembler.unfinished_jobs:
@@ -38,7 +38,7 @@ async def collect(completion: Completion, generation: Generation) -> WholeAnswer
             async with generation.turn_for(some):
                 for reply in some:
                     assembler.add(reply)
-    return await assembler.answer(generation.turn)
+    return await assembler.response(generation.turn)
 
 
 class _Assembler:
@@ -73,7 +73,7 @@ class _Assembler:
         else:
             raise to_api_error(message)
 
-    async def answer(self, turn: Turn) -> WholeAnswer:
+    async def response(self, turn: Turn) -> WholeResponse:
         completion, usage = self._completion, self._usage
         request, shape = completion.request, completion.request.profile.timing
         if request.best_of > request.n:
@@ -87,7 +87,7 @@ class _Assembler:
                 **timing_members(timings, request),
             }
         )
-        return WholeAnswer(content, usage, timing_headers(timings, shape))
+        return WholeResponse(content, usage, timing_headers(timings, shape))
 
     async def _encoded_choices(self, turn: Turn) -> AsyncIterator[bytes]:
         has_logprobs = self._completion.request.logprobs is not None

@@ -236,10 +236,10 @@ class _VisibleTokens:
     until text of the answer or a call arrives, after the reasoning. Blank lines may precede it.
     """
 
-    __slots__ = ("_is_answering", "_logprobs", "_token_ids")
+    __slots__ = ("_is_responding", "_logprobs", "_token_ids")
 
     def __init__(self) -> None:
-        self._is_answering = False
+        self._is_responding = False
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -247,8 +247,8 @@ class _VisibleTokens:
         """Return the tokens that can be sent with a delta."""
         token_ids = [*self._token_ids, *delta.token_ids][delta.reasoning_tokens :]
         logprobs = [*self._logprobs, *decode_logprobs(delta.logprobs)][delta.reasoning_tokens :]
-        self._is_answering = self._is_answering or bool(delta.text.strip() or delta.calls)
-        if self._is_answering:
+        self._is_responding = self._is_responding or bool(delta.text.strip() or delta.calls)
+        if self._is_responding:
             self._token_ids, self._logprobs = [], []
             return token_ids, logprobs
         self._token_ids, self._logprobs = token_ids, logprobs

@@ -56,7 +56,7 @@ def to_dialect(name: str | None) -> Dialect | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Accounts:
+class Stores:
     """Resources of the management commands."""
 
     database: Database
@@ -67,7 +67,7 @@ class Accounts:
 
 
 @asynccontextmanager
-async def open_accounts(database_url: str | None, redis_url: str | None) -> AsyncIterator[Accounts]:
+async def open_stores(database_url: str | None, redis_url: str | None) -> AsyncIterator[Stores]:
     """Open the database and Redis from the options or the environment."""
     settings = load_settings(database_url=database_url, redis_url=redis_url)
     database = Database(settings.database_url.get_secret_value())
@@ -75,7 +75,7 @@ async def open_accounts(database_url: str | None, redis_url: str | None) -> Asyn
     announcer = ChangeAnnouncer(redis)
     try:
         await require_current_schema(database)
-        yield Accounts(database, announcer, redis, actor=f"cli:{getpass.getuser()}")
+        yield Stores(database, announcer, redis, actor=f"cli:{getpass.getuser()}")
     finally:
         await redis.aclose()
         await database.aclose()

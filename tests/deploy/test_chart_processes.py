@@ -249,8 +249,8 @@ def test_gateway_and_worker_leave_in_order(cluster: Cluster) -> None:
 
 TENANT = "acme"
 OF_A_MODEL = (keys.job("m", "1"), keys.leases("m"), keys.doorbell("m"), keys.MODELS)
-OF_A_REPLY = (keys.replies("gw-1"), keys.background_answers("gw-1"))
-OF_AN_ANSWER = (keys.answer("req_1"), keys.journal("req_1"), keys.BACKGROUND_OWNERS)
+OF_A_REPLY = (keys.replies("gw-1"), keys.background_responses("gw-1"))
+OF_AN_ANSWER = (keys.response("req_1"), keys.journal("req_1"), keys.BACKGROUND_OWNERS)
 OF_MONEY = (
     keys.account(keys.bucket_of(TENANT), "tenant:acme"),
     keys.usage(keys.bucket_of(TENANT)),

@@ -8,14 +8,14 @@ from redis.asyncio import Redis
 
 from contract import keys, messages
 from contract.messages import (
-    AnswerGrown,
-    CancelAnswer,
+    CancelResponse,
     Delta,
     Follow,
     Frame,
     GenerationJob,
     JobFinished,
     JobStarted,
+    ResponseGrown,
 )
 from contract.outcomes import FailureCode
 from contract.queue import LeaseReport, LostJob
@@ -152,8 +152,8 @@ async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
         "gw-other",
         0,
         follows=[Follow("cmpl-1", "gw-other", 7)],
-        grown=[AnswerGrown(8)],
-        cancels=[CancelAnswer("cmpl-2")],
+        grown=[ResponseGrown(8)],
+        cancels=[CancelResponse("cmpl-2")],
     )
     # Before anybody wants to hear of them, they are of no use.
     await redis.xadd(stream, {"f": messages.encode(notices)})
@@ -163,5 +163,5 @@ async def test_what_gateways_tell_each_other_of_answers_is_handed_over(
     )
     entry = await redis.xadd(stream, {"f": messages.encode(notices)})
     await eventually(lambda: len(noticed) == 3, what="the three notices")
-    assert noticed == [Follow("cmpl-1", "gw-other", 7), AnswerGrown(8), CancelAnswer("cmpl-2")]
+    assert noticed == [Follow("cmpl-1", "gw-other", 7), ResponseGrown(8), CancelResponse("cmpl-2")]
     assert desk.dispatcher.last_entry == entry

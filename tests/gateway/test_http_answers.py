@@ -1,4 +1,4 @@
-"""Answers in the shape of their dialect, through the whole gateway."""
+"""Responses in the shape of their dialect, through the whole gateway."""
 
 from typing import Any
 

@@ -7,14 +7,14 @@ from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 from gateway.dialects.endpoint import COMPLETIONS
 from gateway.dialects.profile import PROFILES, Dialect
-from gateway.generation.plan import Plan
+from gateway.generation.check import CheckedRequest
 from gateway.prompt.preparation import PreparedPrompt, PreparedRequest
 from tests.support.cases import all_cases
 
 WINDOW = 100
 
 
-def plan(images: list[int], *, image_tokens: int) -> Plan:
+def plan(images: list[int], *, image_tokens: int) -> CheckedRequest:
     """Return the plan of a request whose prompts have five tokens, and so many images each."""
     files = [[b"image"] * count for count in images]
     request = COMPLETIONS.read(
@@ -29,7 +29,7 @@ def plan(images: list[int], *, image_tokens: int) -> Plan:
     )
     prepared = PreparedRequest(prompts, SamplingSpec(seed=1))
     request.images[:] = files
-    return Plan(COMPLETIONS, request, card, prepared, "", ServiceTier.DEFAULT)
+    return CheckedRequest(COMPLETIONS, request, card, prepared, "", ServiceTier.DEFAULT)
 
 
 @all_cases(

@@ -1,4 +1,4 @@
-"""Answers that are returned whole."""
+"""Responses that are returned whole."""
 
 import json
 from typing import Any

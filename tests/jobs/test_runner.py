@@ -16,7 +16,7 @@ from gateway.errors import StoreUnavailableError
 from gateway.jobs import runner as runner_module
 from gateway.jobs.observing import Observer
 from gateway.jobs.runner import Runner, running
-from gateway.jobs.schedule import JOBS, Job
+from gateway.jobs.schedule import TASKS, Task
 from gateway.jobs.services import Services, open_services
 from gateway.management.tenants.service import TenantService
 from gateway.settings import Settings, load_settings
@@ -45,12 +45,14 @@ def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runn
 
 def _job(
     run: Callable[[Services], Awaitable[Any]], *, limit_seconds: float = PATIENCE_SECONDS
-) -> Job:
-    return Job(name="test", run=run, schedule=1.0, expires_seconds=1.0, limit_seconds=limit_seconds)
+) -> Task:
+    return Task(
+        name="test", run=run, schedule=1.0, expires_seconds=1.0, limit_seconds=limit_seconds
+    )
 
 
-def _in_thread(runner: Runner, job: Job) -> threading.Thread:
-    thread = threading.Thread(target=runner.run, args=(job,))
+def _in_thread(runner: Runner, task: Task) -> threading.Thread:
+    thread = threading.Thread(target=runner.run, args=(task,))
     thread.start()
     return thread
 
@@ -149,7 +151,7 @@ async def test_every_job_runs_and_runs_twice_at_once(
     await database.aclose()
     settings = load_settings(redis_url=redis_server.url, database_url=database_url)
     async with open_services(settings) as services:
-        for job in JOBS:
-            with case(job.name):
-                await asyncio.gather(job.run(services), job.run(services))
-                await job.run(services)
+        for task in TASKS:
+            with case(task.name):
+                await asyncio.gather(task.run(services), task.run(services))
+                await task.run(services)

@@ -56,7 +56,7 @@ class Evidence:
 
     @property
     def served(self) -> list[tuple[Wish, Answer]]:
-        """Answers with a completion, whole or not."""
+        """Responses with a completion, whole or not."""
         return [(wish, answer) for wish, answer in self.answers if answer.status == 200]
 
 

@@ -14,7 +14,7 @@ from gateway import redis_client
 from gateway.concurrency.tasks import end_task
 from gateway.errors import RateLimitError
 from gateway.quota import reservations as module
-from gateway.quota.replies import ReservationRequest, ReserveAnswer
+from gateway.quota.replies import ReservationRequest, ReserveReply
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor, connect
 from tests.quota.building import BUCKET, TENANT, key_of, open_ids, record, usage
@@ -158,7 +158,7 @@ async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothin
     asked, may_go_on = asyncio.Event(), asyncio.Event()
     reserve = QuotaStore.reserve
 
-    async def slow(store: QuotaStore, request: ReservationRequest, **how: Any) -> ReserveAnswer:
+    async def slow(store: QuotaStore, request: ReservationRequest, **how: Any) -> ReserveReply:
         asked.set()
         await may_go_on.wait()
         return await reserve(store, request, **how)

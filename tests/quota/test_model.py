@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from contract import clock
 from contract.scripts import LuaScript
 from gateway.quota import store as store_module
-from gateway.quota.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveAnswer
+from gateway.quota.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveReply
 from gateway.quota.seeding import Seeder
 from gateway.quota.store import QuotaStore
 from gateway.tenancy.limits import LimitName, LimitScope, SubjectLimits
@@ -189,7 +189,7 @@ class Model:
         return True
 
 
-def told(answer: ReserveAnswer) -> tuple[object, ...]:
+def told(answer: ReserveReply) -> tuple[object, ...]:
     """Return an answer in the model's form."""
     if isinstance(answer, NeedsSeed):
         return ("seed", {s.subject for s in answer.subjects})

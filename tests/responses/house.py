@@ -27,10 +27,10 @@ from gateway.quota.seeding import Seeder
 from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
-from gateway.responses.head import AnswerHead
+from gateway.responses.head import ResponseHead
 from gateway.responses.reader import Attachment
-from gateway.responses.responses import Answer, Answers, AnswerState
-from gateway.responses.settlement import Account, SettlementDesk
+from gateway.responses.service import ClientResponse, Responses, ResponseState
+from gateway.responses.settlement import Settlement, SettlementDesk
 from gateway.stream.completion import Completion
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Counts, UsageRecord, decode_usage
@@ -55,7 +55,7 @@ class Submitted:
     id: str
     completion: Completion
     generation: Generation
-    account: Account
+    settlement: Settlement
 
 
 class House:
@@ -78,7 +78,7 @@ class House:
         quotas = QuotaStore(executor)
         self.reservations = Reservations(quotas, Seeder(quotas, FakeLedger()))
         self.desk = SettlementDesk(self.reservations, self.dispatcher, self.catalogue)
-        self.answers = Answers(
+        self.answers = Responses(
             redis,
             executor,
             self.dispatcher,
@@ -173,7 +173,7 @@ class House:
             is_openai=False,
         )
         generation = Generation(max_unread_bytes=1 << 20)
-        account = self.desk.open(draft, admission, generation)
+        settlement = self.desk.open(draft, admission, generation)
         jobs = [
             GenerationJob(
                 id=f"{request_id}-{index}",
@@ -203,21 +203,21 @@ class House:
             prompt_texts=[""] * prompts,
         )
         if is_kept:
-            head = AnswerHead.of(
+            head = ResponseHead.of(
                 completion,
                 jobs=jobs,
-                record=account.record,
+                record=settlement.record,
                 subjects=subjects,
                 most=most,
                 weight=1.0,
                 is_background=is_background,
                 retention_ms=60_000,
             )
-            self.answers.open(head, account)
+            self.answers.open(head, settlement)
         await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
-        return Submitted(request_id, completion, generation, account)
+        return Submitted(request_id, completion, generation, settlement)
 
-    async def find(self, request_id: str) -> Answer:
+    async def find(self, request_id: str) -> ClientResponse:
         """Look an answer up that must be there."""
         answer = await self.answers.find(request_id, tenant_id=TENANT)
         assert answer is not None
@@ -313,7 +313,7 @@ async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int
     return [counts_of(records[request_id]) for request_id in request_ids]
 
 
-async def state_is(house: House, request_id: str, state: AnswerState) -> None:
+async def state_is(house: House, request_id: str, state: ResponseState) -> None:
     """Wait until an answer is in this state."""
 
     async def is_so() -> bool:

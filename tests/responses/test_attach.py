@@ -10,7 +10,7 @@ from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from gateway.responses import reader as reading
-from gateway.responses.responses import AnswerState
+from gateway.responses.service import ResponseState
 from tests.gateway.conftest import eventually
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (
@@ -41,7 +41,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     await reader.until_text("abc")
     await worker.conclude(claim, "d")
     await direct.to_the_end()
-    await request.account.finish()
+    await request.settlement.finish()
     await reader.to_the_end()
 
     assert plain(reader.replies) == plain(direct.replies)
@@ -95,15 +95,15 @@ async def test_finished_answer_is_read_again_without_running_anything(
             await worker.send("gw1", deltas=[said])
         await worker.finish(claim)
     await direct.to_the_end(2)
-    await request.account.finish()
-    await state_is(second, request.id, AnswerState.FINISHED)
+    await request.settlement.finish()
+    await state_is(second, request.id, ResponseState.FINISHED)
     for house in (first, second):
         attachment = await house.attach(request.id)
         reader = await Reader(attachment.generation).to_the_end(2)
         assert plain(reader.replies) == plain(direct.replies)
         await attachment.aclose()
     assert await redis.pttl(keys.journal(request.id)) <= 60_000
-    assert await redis.pttl(keys.answer(request.id)) > 0
+    assert await redis.pttl(keys.response(request.id)) > 0
     assert len(await usage_records(redis)) == 1
 
 
@@ -119,7 +119,7 @@ async def test_ranked_answer_is_read_as_its_choices(
     attachment = await second.attach(request.id)
     await worker.finish(claim, chosen=[1])
     await direct.to_the_end()
-    await request.account.finish()
+    await request.settlement.finish()
 
     reader = await Reader(attachment.generation).to_the_end()
 
@@ -138,7 +138,7 @@ async def test_follower_keeps_an_answer_running_that_its_first_client_left(
     reader = await Reader(attachment.generation).until_text("a")
     await eventually(lambda: first.answers._kept[request.id]._followers, what="Follow")
 
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     await worker.conclude(claim, "b")
     await reader.to_the_end()
 
@@ -157,17 +157,17 @@ async def test_answer_ends_when_its_last_reader_leaves(
     attachment = await second.attach(request.id)
     await worker.say(claim, "a")
     reader = await Reader(attachment.generation).until_text("a")
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     await worker.say(claim, "b")
     await reader.until_text("ab")
-    assert not request.account.has_ended
+    assert not request.settlement.has_ended
 
     await attachment.aclose()
 
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
-    await state_is(second, request.id, AnswerState.LEFT)
+    await state_is(second, request.id, ResponseState.LEFT)
 
 
 async def test_failure_is_told_to_everybody(
@@ -179,7 +179,7 @@ async def test_failure_is_told_to_everybody(
     attachment = await second.attach(request.id)
     await worker.fail(claim, FailureCode.ENGINE_ERROR, "broken")
     direct = await Reader(request.generation).to_the_end()
-    request.account.fail(RuntimeError())
+    request.settlement.fail(RuntimeError())
 
     for reader in (
         await Reader(attachment.generation).to_the_end(),
@@ -202,7 +202,7 @@ async def test_request_that_is_not_kept_leaves_nothing_and_ends_when_left(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_kept=False)
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
 
     assert request.id in await settled_records(redis, 1)
     assert await first.answers.find(request.id, tenant_id=TENANT) is None
@@ -215,7 +215,7 @@ async def test_discarded_answer_is_forgotten(
     first.answers.discard(request.id)
 
     async def is_gone() -> bool:
-        return not await redis.exists(keys.answer(request.id), keys.journal(request.id))
+        return not await redis.exists(keys.response(request.id), keys.journal(request.id))
 
     await eventually(is_gone, what="forgetting")
     # The next journal that is written would bring it back.

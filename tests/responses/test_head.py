@@ -16,7 +16,7 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.dialects.wire import validate
-from gateway.responses.head import AnswerHead, decode_head, encode_head
+from gateway.responses.head import ResponseHead, decode_head, encode_head
 from gateway.stream.completion import Completion, Usage
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Counts, UsageRecord
@@ -45,7 +45,7 @@ def completion_of(request: GenerationRequest) -> Completion:
     )
 
 
-def head_of(completion: Completion) -> AnswerHead:
+def head_of(completion: Completion) -> ResponseHead:
     jobs = [
         GenerationJob(
             id=f"cmpl-1-{index}",
@@ -71,7 +71,7 @@ def head_of(completion: Completion) -> AnswerHead:
         dialect="vllm",
         completion_price=2_000_000,
     )
-    return AnswerHead.of(
+    return ResponseHead.of(
         completion,
         jobs=jobs,
         record=record,

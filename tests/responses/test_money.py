@@ -33,15 +33,15 @@ End = Callable[[House, Submitted], None]
 
 def failing(error: ApiError | BaseException) -> End:
     """End a request as whoever reads its answer does at an error."""
-    return lambda _, request: request.account.fail(error)
+    return lambda _, request: request.settlement.fail(error)
 
 
 THEIRS: Mapping[str, End] = {
     "rejected": failing(to_api_error(JobFailed(0, 0, FailureCode.INVALID_REQUEST, ""))),
     "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
     "slow reader": failing(SlowReaderError("")),
-    "left": lambda house, request: house.answers.leave(request.account),
-    "cancelled": lambda _, request: request.account.end(Outcome.CANCELLED, "cancelled"),
+    "left": lambda house, request: house.answers.leave(request.settlement),
+    "cancelled": lambda _, request: request.settlement.end(Outcome.CANCELLED, "cancelled"),
 }
 """Ends that a client can bring about."""
 FAILURES: Mapping[str, End] = {

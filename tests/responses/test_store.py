@@ -18,53 +18,53 @@ from gateway.responses.entries import (
     decode_slices,
     encode_entries,
 )
-from gateway.responses.responses import AnswerState
-from gateway.responses.store import AnswerStore, Appended, Standing
+from gateway.responses.service import ResponseState
+from gateway.responses.store import Appended, ResponseStore, Standing
 from gateway.tenancy.usage_record import Counts
 from tests.responses.test_head import completion_of, head_of, request_of
 from tests.support.kinds import every_redis
 
 HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
 ID = HEAD.request_id
-RUNNING = Standing(AnswerState.RUNNING, ID, Counts(), (1, 2))
-FINISHED = RUNNING._replace(state=AnswerState.FINISHED)
+RUNNING = Standing(ResponseState.RUNNING, ID, Counts(), (1, 2))
+FINISHED = RUNNING._replace(state=ResponseState.FINISHED)
 
 
 @pytest.fixture
-def store(any_redis: "Redis") -> AnswerStore:
+def store(any_redis: "Redis") -> ResponseStore:
     """An empty store."""
-    return AnswerStore(any_redis)
+    return ResponseStore(any_redis)
 
 
-async def opened(store: AnswerStore, *, term: int = 1, **fields: Any) -> bool:
+async def opened(store: ResponseStore, *, term: int = 1, **fields: Any) -> bool:
     known: dict[str, Any] = {"owner": "a", "standing": RUNNING, "live_ms": 60_000}
     return await store.open(HEAD, term=term, **(known | fields))
 
 
 async def appended(
-    store: AnswerStore, *entries: bytes, index: int, term: int = 1, standing: Standing = RUNNING
+    store: ResponseStore, *entries: bytes, index: int, term: int = 1, standing: Standing = RUNNING
 ) -> Appended:
     return await store.append(
         ID, term=term, index=index, entries=entries, standing=standing, live_ms=50_000
     )
 
 
-async def adopted(store: AnswerStore, *, term: int, state: AnswerState = RUNNING.state) -> int:
+async def adopted(store: ResponseStore, *, term: int, state: ResponseState = RUNNING.state) -> int:
     return await store.adopt(HEAD, term=term, state=state, owner="b", live_ms=70_000)
 
 
-async def entries(store: AnswerStore, **page: int) -> list[bytes]:
+async def entries(store: ResponseStore, **page: int) -> list[bytes]:
     answer = await store.read(ID, **page)
     assert answer is not None
     return answer.entries
 
 
 @every_redis
-async def test_answer_is_read_as_it_was_written(store: AnswerStore, any_redis: "Redis") -> None:
+async def test_answer_is_read_as_it_was_written(store: ResponseStore, any_redis: "Redis") -> None:
     assert await store.read(ID) is None
     assert await opened(store)
     assert await appended(store, b"x", b"y", index=0) is Appended.DONE
-    standing = Standing(AnswerState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
+    standing = Standing(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
     assert await appended(store, b"z", index=2, standing=standing) is Appended.DONE
 
     answer = await store.read(ID, index=1, most=1)
@@ -75,13 +75,13 @@ async def test_answer_is_read_as_it_was_written(store: AnswerStore, any_redis: "
     assert (answer.entries, answer.entries_in_all) == ([b"y"], 3)
     assert await entries(store) == [b"x", b"y", b"z"]
     assert await entries(store, most=0) == []
-    for key in (keys.answer(ID), keys.journal(ID)):
+    for key in (keys.response(ID), keys.journal(ID)):
         assert 0 < await any_redis.pttl(key) <= 50_000
     await store.discard(ID)
     assert await store.read(ID) is None
 
 
-async def test_entries_that_were_written_are_not_written_again(store: AnswerStore) -> None:
+async def test_entries_that_were_written_are_not_written_again(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
     assert await appended(store, b"x", b"y", index=0) is Appended.DONE
@@ -90,7 +90,7 @@ async def test_entries_that_were_written_are_not_written_again(store: AnswerStor
 
 
 async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
-    store: AnswerStore, any_redis: "Redis"
+    store: ResponseStore, any_redis: "Redis"
 ) -> None:
     assert await appended(store, b"x", index=0) is Appended.LOST
     await opened(store)
@@ -104,11 +104,11 @@ async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
     assert await any_redis.pttl(keys.journal(ID)) > 0
 
 
-async def test_one_of_many_begins_the_next_term(store: AnswerStore) -> None:
+async def test_one_of_many_begins_the_next_term(store: ResponseStore) -> None:
     await opened(store)
     assert await adopted(store, term=1) == 2
     assert await adopted(store, term=1) == 0
-    assert await adopted(store, term=2, state=AnswerState.LEFT) == 0
+    assert await adopted(store, term=2, state=ResponseState.LEFT) == 0
     assert await adopted(store, term=2) == 3
     answer = await store.read(ID)
     assert answer is not None
@@ -116,7 +116,7 @@ async def test_one_of_many_begins_the_next_term(store: AnswerStore) -> None:
 
 
 @every_redis
-async def test_former_owner_changes_nothing_any_more(store: AnswerStore) -> None:
+async def test_former_owner_changes_nothing_any_more(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
     await adopted(store, term=1)
@@ -124,10 +124,10 @@ async def test_former_owner_changes_nothing_any_more(store: AnswerStore) -> None
     assert not await opened(store, entries=[b"late"])
     answer = await store.read(ID)
     assert answer is not None
-    assert (answer.entries, answer.standing.state) == ([b"x"], AnswerState.RUNNING)
+    assert (answer.entries, answer.standing.state) == ([b"x"], ResponseState.RUNNING)
 
 
-async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: AnswerStore) -> None:
+async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: ResponseStore) -> None:
     await opened(store)
     assert await appended(store, b"x", index=0, term=2) is Appended.LOST
     assert await opened(store, term=2, owner="b", entries=[b"x"])
@@ -137,13 +137,13 @@ async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: Ans
     assert await adopted(store, term=1) == 0
 
 
-async def test_unknown_answer_cannot_be_adopted(store: AnswerStore, any_redis: "Redis") -> None:
+async def test_unknown_answer_cannot_be_adopted(store: ResponseStore, any_redis: "Redis") -> None:
     assert await adopted(store, term=1) == 0
     assert await any_redis.dbsize() == 0
 
 
 async def test_large_heads_and_entries_are_compressed(
-    store: AnswerStore, any_redis: "Redis"
+    store: ResponseStore, any_redis: "Redis"
 ) -> None:
     large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=[7] * 100_000)
     head = msgspec.structs.replace(HEAD, jobs=[large])
@@ -157,13 +157,13 @@ async def test_large_heads_and_entries_are_compressed(
     assert answer is not None
     assert answer.head.jobs == [large]
     assert [decode_entry(each) for each in answer.entries] == [([Received(0, delta)], "1-0")]
-    for key in (keys.answer(ID), keys.journal(ID)):
+    for key in (keys.response(ID), keys.journal(ID)):
         assert (await any_redis.memory_usage(key) or 0) < 20_000
 
 
 @every_redis
 async def test_a_journal_is_read_in_pages_without_the_head(
-    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await store.read_page(ID, index=0) is None
     assert await opened(store, entries=[b"aaa", b"bbb", b"ccc", b"ddd"])

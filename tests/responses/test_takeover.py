@@ -14,7 +14,7 @@ from contract.outcomes import FailureCode
 from contract.queue import Claim
 from gateway.dispatch import dispatcher as dispatching
 from gateway.errors import RateLimitError
-from gateway.responses.responses import AnswerState
+from gateway.responses.service import ResponseState
 from gateway.tenancy.limits import Limits
 from gateway.tenancy.usage_record import Outcome
 from tests.gateway.conftest import eventually, nothing_left
@@ -66,7 +66,7 @@ async def test_answer_goes_on_at_another_gateway_when_its_owner_dies(
     assert reader.text == "abcd"
     await attachment.aclose()
     assert await settled(redis, request.id) == [("finished", 3, 4)]
-    await state_is(second, request.id, AnswerState.FINISHED)
+    await state_is(second, request.id, ResponseState.FINISHED)
     assert await nothing_left(redis, "m")
 
 
@@ -84,7 +84,7 @@ async def test_answer_whose_end_its_owner_did_not_write_is_told_and_settled(
 
     assert reader.text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    await state_is(second, request.id, AnswerState.FINISHED)
+    await state_is(second, request.id, ResponseState.FINISHED)
 
 
 async def test_several_gateways_that_attach_take_an_answer_over_once(
@@ -150,7 +150,7 @@ async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
     await direct.to_the_end()
     assert direct.failure is not None
     assert direct.failure.code is FailureCode.TAKEN_OVER
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     await worker.conclude(again, "b")
     await reader.to_the_end()
 
@@ -172,7 +172,7 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     reader = Reader((await second.attach(request.id)).generation)
     again = await worker.claim_one()
 
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     await eventually(lambda: not first.answers._kept, what="the old owner's noticing")
     await first.desk.aclose()
 
@@ -196,7 +196,7 @@ async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
     kept = second.answers._kept[request.id]
     kept.look_around()
 
-    assert not kept.account.has_ended
+    assert not kept.settlement.has_ended
 
 
 # -- answers that everybody left ----------------------------------------------------------------
@@ -205,12 +205,12 @@ async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
 async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: Any) -> Submitted:
     """Begin an answer, of which two tokens come, and leave it."""
     request, claim = await begun(first, worker, "a", "b", **parameters)
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     # The engine had sampled one token more when the cancellation reached it.
     await worker.drop(claim, tokens=3)
-    await state_is(first, request.id, AnswerState.LEFT)
+    await state_is(first, request.id, ResponseState.LEFT)
     return request
 
 
@@ -247,8 +247,8 @@ async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later
     other = await first.submit(limits=limits)
     with pytest.raises(RateLimitError):
         await second.attach(request.id)
-    await state_is(second, request.id, AnswerState.LEFT)
-    other.account.end(Outcome.CANCELLED)
+    await state_is(second, request.id, ResponseState.LEFT)
+    other.settlement.end(Outcome.CANCELLED)
 
     async def goes_on() -> bool:
         try:
@@ -276,8 +276,8 @@ async def test_answer_that_is_left_before_anything_came_is_charged_its_prompt_wh
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
-    first.answers.leave(request.account)
-    await state_is(second, request.id, AnswerState.LEFT)
+    first.answers.leave(request.settlement)
+    await state_is(second, request.id, ResponseState.LEFT)
     assert await settled(redis, request.id) == [("cancelled", 0, 0)]
 
     reader = Reader((await second.attach(request.id)).generation)
@@ -293,7 +293,7 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker)
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
 
     reader = Reader((await second.attach(request.id)).generation)
     control = keys.control("m", worker.name)
@@ -312,7 +312,7 @@ async def test_reader_that_comes_while_an_answer_is_being_left_is_not_lost(
 async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, Claim]:
     """Begin an answer, leave it, and kill its gateway when Redis has the first text, `a`."""
     request = await house.submit(is_background=True)
-    house.answers.leave(request.account)
+    house.answers.leave(request.settlement)
     claim = await worker.claim_one()
     await worker.say(claim, "a")
     await eventually(lambda: house.answers._kept[request.id]._written, what="journal")
@@ -324,7 +324,7 @@ async def test_background_answer_needs_nobody(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
 
@@ -333,7 +333,7 @@ async def test_background_answer_needs_nobody(
     assert reader.text == "a"
 
     async def is_removed() -> bool:
-        return not await redis.sismember(keys.background_answers("gw1"), request.id)
+        return not await redis.sismember(keys.background_responses("gw1"), request.id)
 
     # No gateway has to take it over.
     await eventually(is_removed, what="the owner's removal of the answer")
@@ -345,12 +345,12 @@ async def test_memory_of_an_answer_needs_no_garbage_collector(
     gc.disable()
     try:
         request = await first.submit(is_background=True)
-        first.answers.leave(request.account)
+        first.answers.leave(request.settlement)
         await worker.conclude(await worker.claim_one(), "a")
         await settled(redis, request.id)
         left: list[weakref.ref[Any]] = [
             weakref.ref(request.generation),
-            weakref.ref(request.account),
+            weakref.ref(request.settlement),
         ]
         del request
         await eventually(lambda: not any(each() for each in left), what="no cycle")
@@ -376,7 +376,7 @@ async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     claim = await worker.claim_one()
     await eventually(lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), what="the note")
     await first.kill()
@@ -385,8 +385,8 @@ async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled
     await second.answers._background.look()
 
     assert await settled(redis, request.id) == [("finished", 3, 1)]
-    await state_is(second, request.id, AnswerState.FINISHED)
-    assert not await redis.exists(keys.background_answers("gw1"))
+    await state_is(second, request.id, ResponseState.FINISHED)
+    assert not await redis.exists(keys.background_responses("gw1"))
     assert not await redis.sismember(keys.BACKGROUND_OWNERS, "gw1")
 
 
@@ -398,7 +398,7 @@ async def test_background_answer_outlives_all_gateways(
     await redis.delete(keys.leases("m"), keys.job("m", f"{request.id}-0"))
 
     second = await open_house("gw2")
-    assert (await second.find(request.id)).state is AnswerState.RUNNING
+    assert (await second.find(request.id)).state is ResponseState.RUNNING
     again = await worker.claim_one()
     await worker.conclude(again, "b")
     assert await settled(redis, request.id) == [("finished", 3, 2)]
@@ -408,7 +408,7 @@ async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     followed = await first.submit()
     claims = await worker.claim(2)
     for claim in claims:
@@ -419,7 +419,7 @@ async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
     await eventually(
         lambda: first.answers._kept[request.id].generation.received_tokens[0], what="a"
     )
-    first.answers.leave(followed.account)
+    first.answers.leave(followed.settlement)
 
     await first.leave()
     assert not await usage_records(redis)
@@ -452,7 +452,7 @@ async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
     house = first if at == "gw1" else second
 
     answer = await house.answers.cancel(await house.find(request.id))
-    assert answer.state is AnswerState.CANCELLED
+    assert answer.state is ResponseState.CANCELLED
     await worker.drop(claim, tokens=2)
 
     for generation in (
@@ -465,7 +465,7 @@ async def test_cancelled_answer_ends_for_everybody_and_does_not_go_on(
         assert reader.failure.code is FailureCode.CANCELLED
     assert await settled(redis, request.id) == [("cancelled", 3, 2)]
     again = await second.answers.cancel(await second.find(request.id))
-    assert again.state is AnswerState.CANCELLED
+    assert again.state is ResponseState.CANCELLED
     assert await nothing_left(redis, "m")
 
 
@@ -477,7 +477,7 @@ async def test_answer_of_a_dead_gateway_can_be_cancelled(
 
     answer = await second.answers.cancel(await second.find(request.id))
 
-    assert answer.state is AnswerState.CANCELLED
+    assert answer.state is ResponseState.CANCELLED
     await worker.drop(claim, tokens=1)
     assert await settled(redis, request.id) == [("cancelled", 3, 1)]
 
@@ -489,7 +489,7 @@ async def test_left_answer_can_be_cancelled_and_is_not_settled_again(
 
     answer = await second.answers.cancel(await second.find(request.id))
 
-    assert answer.state is AnswerState.CANCELLED
+    assert answer.state is ResponseState.CANCELLED
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
     assert reader.text == "ab"
     assert reader.failure is not None
@@ -502,9 +502,9 @@ async def test_finished_answer_cannot_be_cancelled(first: House, worker: FakeWor
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
     await Reader(request.generation).to_the_end()
-    await request.account.finish()
-    await state_is(first, request.id, AnswerState.FINISHED)
+    await request.settlement.finish()
+    await state_is(first, request.id, ResponseState.FINISHED)
 
     answer = await first.answers.cancel(await first.find(request.id))
 
-    assert answer.state is AnswerState.FINISHED
+    assert answer.state is ResponseState.FINISHED

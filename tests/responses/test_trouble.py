@@ -12,7 +12,7 @@ from gateway.errors import SlowReaderError
 from gateway.ledger.sweep import Sweep
 from gateway.quota.store import QuotaStore
 from gateway.responses import reader as reading
-from gateway.responses.responses import AnswerState
+from gateway.responses.service import ResponseState
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
 from tests.responses.conftest import OpenHouse
@@ -41,7 +41,7 @@ async def test_answer_that_redis_forgets_is_there_again_whole(
     attachment = await second.attach(request.id)
     reader = await Reader(attachment.generation).until_text("ab")
 
-    await redis.delete(keys.answer(request.id), keys.journal(request.id))
+    await redis.delete(keys.response(request.id), keys.journal(request.id))
     await worker.say(claim, "c")
     await reader.until_text("abc")
 
@@ -57,7 +57,7 @@ async def test_reader_of_an_answer_that_is_gone_for_good_is_told(
     await worker.claim_one()
     attachment = await second.attach(request.id)
     await first.kill()
-    await redis.delete(keys.answer(request.id), keys.journal(request.id))
+    await redis.delete(keys.response(request.id), keys.journal(request.id))
 
     assert (await Reader(attachment.generation).to_the_end()).failure is not None
 
@@ -87,17 +87,17 @@ async def test_answer_goes_on_after_redis_was_away(
     await worker.conclude(again, "b")
 
     await direct.to_the_end()
-    await request.account.finish()
+    await request.settlement.finish()
     await reader.to_the_end()
     assert (direct.text, reader.text) == ("ab", "ab")
-    await state_is(second, request.id, AnswerState.FINISHED)
+    await state_is(second, request.id, ResponseState.FINISHED)
 
 
 async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, is_background=True)
-    request.account.fail(SlowReaderError("slow"))
+    request.settlement.fail(SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
@@ -125,10 +125,10 @@ async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
     generation: Generation = attachment.generation
     await eventually(lambda: generation._replies, what="the first replies")
     await eventually(lambda: first.answers._kept[request.id]._followers, what="Follow")
-    first.answers.leave(request.account)
+    first.answers.leave(request.settlement)
     await asyncio.sleep(1.0)
 
-    assert not request.account.has_ended
+    assert not request.settlement.has_ended
     assert len(generation._replies) <= REPLIES_AT_ONCE
     reader = await Reader(generation).until(lambda r: len(r.text) == 2000)
     await worker.finish(claim)
@@ -202,8 +202,8 @@ async def test_sweep_settles_a_continued_answer_without_what_was_settled_before(
 ) -> None:
     first, second = await open_house("gw1"), await open_house("gw2")
     request = await first.submit()
-    first.answers.leave(request.account)
-    await state_is(first, request.id, AnswerState.LEFT)
+    first.answers.leave(request.settlement)
+    await state_is(first, request.id, ResponseState.LEFT)
     reader = Reader((await second.attach(request.id)).generation)
     claim = await worker.claim_one()
     await worker.say(claim, "a", "b")

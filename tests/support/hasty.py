@@ -26,9 +26,9 @@ def shorten_leases() -> None:
     vars(reservations).update(LEASE_MS=round(LEASE_SECONDS * 1000))
     jobs = [
         replace(job, schedule=SWEEP_SECONDS) if job.name == "sweep" else job
-        for job in schedule.JOBS
+        for job in schedule.TASKS
     ]
-    vars(schedule).update(JOBS=tuple(jobs))
+    vars(schedule).update(TASKS=tuple(jobs))
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def wait_for_stores() -> None:
     from gateway.database import engine
     from gateway.http import health
     from gateway.quota import endings
-    from gateway.responses import responses
+    from gateway.responses import service as responses
 
     vars(redis_client).update(
         CONNECT_TIMEOUT_SECONDS=PATIENCE_SECONDS,

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from contract.messages import ReturnReason, WorkerState
 from gateway.dispatch.catalogue import Catalogue
-from gateway.jobs.schedule import JOBS
+from gateway.jobs.schedule import TASKS
 from tests.gateway.conftest import asking, eventually
 from tests.support.fake_worker import FakeWorker
 from tests.support.stack import MODEL
@@ -185,7 +185,7 @@ def test_what_nothing_has_happened_of_yet_is_told(observed: Observed) -> None:
     refused = {each.labels["reason"] for each in told.samples(REFUSED, model="")}
     assert refused >= {"requests", "tokens", "concurrency", "overloaded"}
     tasks = scrape(observed.jobs).samples("sluice_jobs_tasks_total", outcome="failed")
-    assert {each.labels["task"] for each in tasks} == {job.name for job in JOBS}
+    assert {each.labels["task"] for each in tasks} == {job.name for job in TASKS}
 
 
 async def test_a_full_queue_is_an_admission_and_a_refusal(

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.commands.health import SIGNALS, answering
+from gateway.commands.health import SIGNALS, serving_health
 from gateway.database.engine import Database
 from gateway.errors import StartupError
 from gateway.jobs.app import Heartbeat, create_app
@@ -125,7 +125,7 @@ def test_signal_before_celery_has_started_is_an_orderly_end(
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", exits.append)
     before = signal.getsignal(number)
-    with answering(settings, lambda: True):
+    with serving_health(settings, lambda: True):
         signal.raise_signal(number)
     assert exits == [0]
     assert signal.getsignal(number) == before
@@ -133,17 +133,17 @@ def test_signal_before_celery_has_started_is_an_orderly_end(
 
 
 def test_nothing_listens_without_a_port_and_a_taken_one_is_named() -> None:
-    with answering(Settings(), lambda: True):
+    with serving_health(Settings(), lambda: True):
         pass
     settings = load_settings(metrics_port=str(free_port()))
     url = f"http://127.0.0.1:{settings.metrics_port}"
-    with answering(settings, lambda: False):
+    with serving_health(settings, lambda: False):
         assert http_status(f"{url}/healthz") == 503
         assert http_status(f"{url}/readyz") == 404
         assert http_status(f"{url}/metrics") == 200
         with (
             pytest.raises(StartupError, match=f"SLUICE_METRICS_PORT.*{settings.metrics_port}"),
-            answering(settings, lambda: True),
+            serving_health(settings, lambda: True),
         ):
             pass
     assert http_status(f"{url}/healthz") == 0

@@ -20,11 +20,11 @@ from tests.telemetry.conftest import Observed
 from tests.telemetry.page import PREFIX, documented, fetch, scrape
 
 GATEWAY, QUEUE, STORES = "Gateway", "Queue", "Redis and database"
-JOBS, WORKER, EVERY = "Background jobs", "Worker", "Every process"
+TASKS, WORKER, EVERY = "Background jobs", "Worker", "Every process"
 TOLD_BY = {
     "gateway": {GATEWAY, QUEUE, STORES, EVERY},
     "worker": {WORKER, EVERY},
-    "jobs": {JOBS, STORES, EVERY},
+    "jobs": {TASKS, STORES, EVERY},
     "beat": {EVERY},
 }
 """Process -> sections of the page that are about it."""
@@ -44,7 +44,7 @@ ROWS = documented()
 
 
 def test_the_page_is_read_as_a_whole() -> None:
-    assert {row.section for row in ROWS} == {GATEWAY, QUEUE, STORES, JOBS, WORKER, EVERY}
+    assert {row.section for row in ROWS} == {GATEWAY, QUEUE, STORES, TASKS, WORKER, EVERY}
     assert len(ROWS) > 60
     assert len({row.name for row in ROWS}) == len(ROWS)
 

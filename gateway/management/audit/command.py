@@ -9,7 +9,7 @@ from gateway.management.audit.log import AuditEntry, ChainState
 from gateway.management.audit.service import AuditFilter, AuditService
 from gateway.management.audit.signing import HeadSigner, SignedHead
 from gateway.settings import load_settings
-from gateway.terminal.options import database_option, json_option, open_accounts, runs_async
+from gateway.terminal.options import database_option, json_option, open_stores, runs_async
 from gateway.terminal.output import print_json, print_table, show_time
 
 MAX_SHOWN = 10_000
@@ -56,8 +56,8 @@ async def list_entries(
 ) -> None:
     """List changes, newest first."""
     wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
-    async with open_accounts(database_url, None) as accounts:
-        page = await AuditService(accounts.database).page(wanted, before=before, limit=limit)
+    async with open_stores(database_url, None) as stores:
+        page = await AuditService(stores.database).page(wanted, before=before, limit=limit)
     if as_json:
         print_json([_to_json(entry) for entry in page.entries])
     else:
@@ -103,8 +103,8 @@ async def verify(
     noted = [] if heads_file is None else SignedHead.all_in(heads_file.read())
     if heads_file is not None and not noted:
         raise click.UsageError(f"--heads: there is no signed head in {heads_file.name}.")
-    async with open_accounts(database_url, None) as accounts:
-        state = await AuditService(accounts.database).verify(
+    async with open_stores(database_url, None) as stores:
+        state = await AuditService(stores.database).verify(
             expected_hash=expected, signer=HeadSigner(keys) if keys else None, noted=noted
         )
     if as_json:

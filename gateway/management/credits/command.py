@@ -9,10 +9,10 @@ from gateway.management.credits.service import CreditService
 from gateway.tenancy.records import Credit
 from gateway.terminal.money import Dollars, Time, show_dollars
 from gateway.terminal.options import (
-    Accounts,
+    Stores,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -56,9 +56,9 @@ async def grant(
     redis_url: str | None,
 ) -> None:
     """Grant AMOUNT dollars to TENANT (its id)."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        granted = await _service(accounts).grant(
-            tenant, amount, note=note, expires_at=expires_at, actor=accounts.actor
+    async with open_stores(database_url, redis_url) as stores:
+        granted = await _service(stores).grant(
+            tenant, amount, note=note, expires_at=expires_at, actor=stores.actor
         )
     _print(granted, as_json=as_json)
 
@@ -82,8 +82,8 @@ async def adjust(
     redis_url: str | None,
 ) -> None:
     """Add AMOUNT dollars to the balance of TENANT (its id), or deduct them if negative."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        adjusted = await _service(accounts).adjust(tenant, amount, note=note, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        adjusted = await _service(stores).adjust(tenant, amount, note=note, actor=stores.actor)
     _print(adjusted, as_json=as_json)
 
 
@@ -94,8 +94,8 @@ async def adjust(
 @runs_async
 async def balance(tenant: str, *, as_json: bool, database_url: str | None) -> None:
     """Show the balance of TENANT (its id). Usage is included a few seconds after it ends."""
-    async with open_accounts(database_url, None) as accounts:
-        found = await _service(accounts).balance(tenant)
+    async with open_stores(database_url, None) as stores:
+        found = await _service(stores).balance(tenant)
     if as_json:
         print_json(
             {
@@ -117,16 +117,16 @@ async def balance(tenant: str, *, as_json: bool, database_url: str | None) -> No
 @runs_async
 async def list_credits(tenant: str, *, as_json: bool, database_url: str | None) -> None:
     """List the changes to the balance of TENANT (its id), except usage."""
-    async with open_accounts(database_url, None) as accounts:
-        found = await _service(accounts).list_all(tenant)
+    async with open_stores(database_url, None) as stores:
+        found = await _service(stores).list_all(tenant)
     if as_json:
         print_json([_to_json(credit) for credit in found])
     else:
         _print_table(found)
 
 
-def _service(accounts: Accounts) -> CreditService:
-    return CreditService(accounts.database, accounts.announcer)
+def _service(stores: Stores) -> CreditService:
+    return CreditService(stores.database, stores.announcer)
 
 
 def _print(credit: Credit, *, as_json: bool) -> None:

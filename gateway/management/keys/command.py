@@ -22,13 +22,13 @@ from gateway.terminal.entities import (
 )
 from gateway.terminal.options import (
     NONE,
-    Accounts,
     Decorator,
+    Stores,
     changed_dialect_option,
     database_option,
     dialect_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
     to_dialect,
@@ -52,8 +52,8 @@ Examples:
 _SCOPES: Final = click.Choice([scope.value for scope in Scope])
 
 
-def _keys(accounts: Accounts) -> KeyService:
-    return KeyService(accounts.database, accounts.announcer)
+def _keys(stores: Stores) -> KeyService:
+    return KeyService(stores.database, stores.announcer)
 
 
 @click.group("keys", epilog=EPILOG)
@@ -110,9 +110,9 @@ async def create(
 ) -> None:
     """Create an API key. It is shown only once."""
     options = _changes(given)
-    async with open_accounts(database_url, redis_url) as accounts:
-        created = await _keys(accounts).create(
-            tenant_id, project_id=project_id, actor=accounts.actor, **options
+    async with open_stores(database_url, redis_url) as stores:
+        created = await _keys(stores).create(
+            tenant_id, project_id=project_id, actor=stores.actor, **options
         )
     _print_created(created, as_json=as_json)
 
@@ -124,8 +124,8 @@ async def create(
 @runs_async
 async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
     """List the keys of a tenant, including revoked ones."""
-    async with open_accounts(database_url, None) as accounts:
-        keys = await _keys(accounts).list_of_tenant(tenant_id)
+    async with open_stores(database_url, None) as stores:
+        keys = await _keys(stores).list_of_tenant(tenant_id)
     if as_json:
         print_bodies(map(KeyBody.of, keys))
     else:
@@ -140,8 +140,8 @@ async def list_keys(tenant_id: str, *, as_json: bool, database_url: str | None) 
 @runs_async
 async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | None) -> None:
     """Show all settings of KEY (its id or public prefix)."""
-    async with open_accounts(database_url, None) as accounts:
-        found = await _keys(accounts).get(tenant_id, key)
+    async with open_stores(database_url, None) as stores:
+        found = await _keys(stores).get(tenant_id, key)
     print_one(KeyBody.of(found), as_json=as_json)
 
 
@@ -188,8 +188,8 @@ async def set_options(
 ) -> None:
     """Change given settings of KEY (its id or public prefix) on every gateway within a second."""
     options = _changes(given)
-    async with open_accounts(database_url, redis_url) as accounts:
-        changed = await _keys(accounts).update(tenant_id, key, actor=accounts.actor, **options)
+    async with open_stores(database_url, redis_url) as stores:
+        changed = await _keys(stores).update(tenant_id, key, actor=stores.actor, **options)
     if as_json:
         print_one(KeyBody.of(changed), as_json=True)
     else:
@@ -223,8 +223,8 @@ async def rotate(
 
     Id, limits and usage remain. Any secret older than the current one stops working at once.
     """
-    async with open_accounts(database_url, redis_url) as accounts:
-        rotated = await _keys(accounts).rotate(tenant_id, key, grace=grace, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        rotated = await _keys(stores).rotate(tenant_id, key, grace=grace, actor=stores.actor)
     _print_created(rotated, as_json=as_json)
 
 
@@ -238,8 +238,8 @@ async def revoke(
     tenant_id: str, key: str, *, database_url: str | None, redis_url: str | None
 ) -> None:
     """Revoke KEY (its id or public prefix) on every gateway within a second."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        await _keys(accounts).revoke(tenant_id, key, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        await _keys(stores).revoke(tenant_id, key, actor=stores.actor)
     click.echo(f"Revoked {public_name(key)}.")
 
 

@@ -7,11 +7,11 @@ from gateway.management.members.service import MemberService
 from gateway.tenancy.records import Member, Role
 from gateway.terminal.entities import print_bodies, print_one, tenant_option
 from gateway.terminal.options import (
-    Accounts,
     Decorator,
+    Stores,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -59,9 +59,9 @@ async def add(
     redis_url: str | None,
 ) -> None:
     """Add the person whose tokens have SUBJECT as their `sub` claim as a member."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        member = await _service(accounts).add(
-            tenant_id, subject=subject, role=Role(role), name=name, actor=accounts.actor
+    async with open_stores(database_url, redis_url) as stores:
+        member = await _service(stores).add(
+            tenant_id, subject=subject, role=Role(role), name=name, actor=stores.actor
         )
     _print_changed(member, as_json=as_json)
 
@@ -84,9 +84,9 @@ async def set_role(
     redis_url: str | None,
 ) -> None:
     """Change the role of MEMBER (id or subject); the last owner keeps its role."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        changed = await _service(accounts).set_role(
-            tenant_id, member, role=Role(role), actor=accounts.actor
+    async with open_stores(database_url, redis_url) as stores:
+        changed = await _service(stores).set_role(
+            tenant_id, member, role=Role(role), actor=stores.actor
         )
     _print_changed(changed, as_json=as_json)
 
@@ -98,8 +98,8 @@ async def set_role(
 @runs_async
 async def list_members(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
     """List the members of a tenant."""
-    async with open_accounts(database_url, None) as accounts:
-        members = await _service(accounts).list_of_tenant(tenant_id)
+    async with open_stores(database_url, None) as stores:
+        members = await _service(stores).list_of_tenant(tenant_id)
     if as_json:
         print_bodies(map(MemberBody.of, members))
     else:
@@ -116,13 +116,13 @@ async def remove(
     tenant_id: str, member: str, *, database_url: str | None, redis_url: str | None
 ) -> None:
     """Remove MEMBER (id or subject) from the tenant; the last owner stays."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        removed = await _service(accounts).remove(tenant_id, member, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        removed = await _service(stores).remove(tenant_id, member, actor=stores.actor)
     click.echo(f"Removed {removed.id} ({removed.subject}).")
 
 
-def _service(accounts: Accounts) -> MemberService:
-    return MemberService(accounts.database, accounts.announcer)
+def _service(stores: Stores) -> MemberService:
+    return MemberService(stores.database, stores.announcer)
 
 
 def _print_changed(member: Member, *, as_json: bool) -> None:

@@ -11,11 +11,11 @@ from gateway.tenancy.limits import LimitName, LimitScope, LimitValues, read_limi
 from gateway.tenancy.records import Plan
 from gateway.terminal.options import (
     NONE,
-    Accounts,
     Decorator,
+    Stores,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -78,10 +78,8 @@ async def create(
 ) -> None:
     """Add a plan with the id PLAN. `sluice tenants set TENANT --plan PLAN` uses it."""
     scoped = _scoped(limits)
-    async with open_accounts(database_url, redis_url) as accounts:
-        created = await _service(accounts).create(
-            plan, name=name, limits=scoped, actor=accounts.actor
-        )
+    async with open_stores(database_url, redis_url) as stores:
+        created = await _service(stores).create(plan, name=name, limits=scoped, actor=stores.actor)
     _print_one(created, as_json=as_json)
 
 
@@ -106,10 +104,8 @@ async def set_options(
 ) -> None:
     """Change the given settings of PLAN on every gateway within a second."""
     scoped = _scoped(limits)
-    async with open_accounts(database_url, redis_url) as accounts:
-        changed = await _service(accounts).update(
-            plan, name=name, limits=scoped, actor=accounts.actor
-        )
+    async with open_stores(database_url, redis_url) as stores:
+        changed = await _service(stores).update(plan, name=name, limits=scoped, actor=stores.actor)
     _print_one(changed, as_json=as_json)
 
 
@@ -119,8 +115,8 @@ async def set_options(
 @runs_async
 async def list_plans(*, as_json: bool, database_url: str | None) -> None:
     """List all plans."""
-    async with open_accounts(database_url, None) as accounts:
-        plans = await _service(accounts).list_all()
+    async with open_stores(database_url, None) as stores:
+        plans = await _service(stores).list_all()
     if as_json:
         print_json([_to_json(plan) for plan in plans])
     else:
@@ -134,8 +130,8 @@ async def list_plans(*, as_json: bool, database_url: str | None) -> None:
 @runs_async
 async def show(plan: str, *, as_json: bool, database_url: str | None) -> None:
     """Show PLAN with all its limits."""
-    async with open_accounts(database_url, None) as accounts:
-        found = await _service(accounts).get(plan)
+    async with open_stores(database_url, None) as stores:
+        found = await _service(stores).get(plan)
     if as_json:
         print_json(_to_json(found))
         return
@@ -150,8 +146,8 @@ async def show(plan: str, *, as_json: bool, database_url: str | None) -> None:
     )
 
 
-def _service(accounts: Accounts) -> PlanService:
-    return PlanService(accounts.database, accounts.announcer)
+def _service(stores: Stores) -> PlanService:
+    return PlanService(stores.database, stores.announcer)
 
 
 def _scoped(limits: dict[str, tuple[str, ...]]) -> ScopedLimits:

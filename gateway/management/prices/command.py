@@ -10,10 +10,10 @@ from gateway.management.prices.service import PriceService
 from gateway.tenancy.records import Price
 from gateway.terminal.money import Dollars, Time, show_dollars
 from gateway.terminal.options import (
-    Accounts,
+    Stores,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -73,15 +73,15 @@ async def add(
     redis_url: str | None,
 ) -> None:
     """Set the price of MODEL. The history keeps older prices; earlier usage is charged by them."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        price = await _service(accounts).add(
+    async with open_stores(database_url, redis_url) as stores:
+        price = await _service(stores).add(
             model,
             prompt_micros=prompt,
             cached_micros=cached,
             completion_micros=completion,
             service_tier=ServiceTier(tier),
             effective_at=effective_at,
-            actor=accounts.actor,
+            actor=stores.actor,
         )
     if as_json:
         print_json(_to_json(price))
@@ -99,8 +99,8 @@ async def list_prices(
     *, model: str | None, history: bool, as_json: bool, database_url: str | None
 ) -> None:
     """List the prices in force."""
-    async with open_accounts(database_url, None) as accounts:
-        service = _service(accounts)
+    async with open_stores(database_url, None) as stores:
+        service = _service(stores)
         prices = await (service.list_history(model) if history else service.list_current(model))
     if as_json:
         print_json([_to_json(price) for price in prices])
@@ -108,8 +108,8 @@ async def list_prices(
         _print_table(prices)
 
 
-def _service(accounts: Accounts) -> PriceService:
-    return PriceService(accounts.database, accounts.announcer)
+def _service(stores: Stores) -> PriceService:
+    return PriceService(stores.database, stores.announcer)
 
 
 def _print_table(prices: list[Price]) -> None:

@@ -15,10 +15,10 @@ from gateway.terminal.entities import (
     to_limits,
 )
 from gateway.terminal.options import (
-    Accounts,
+    Stores,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -58,9 +58,9 @@ async def create(
     redis_url: str | None,
 ) -> None:
     """Create a project called NAME for a tenant."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        project = await _service(accounts).create(
-            tenant_id, name=name, limits=to_limits(limits), actor=accounts.actor
+    async with open_stores(database_url, redis_url) as stores:
+        project = await _service(stores).create(
+            tenant_id, name=name, limits=to_limits(limits), actor=stores.actor
         )
     _print_changed(project, as_json=as_json)
 
@@ -90,10 +90,8 @@ async def set_options(
         options["name"] = name
     if limits:
         options["limits"] = to_limits(limits)
-    async with open_accounts(database_url, redis_url) as accounts:
-        changed = await _service(accounts).update(
-            tenant_id, project, actor=accounts.actor, **options
-        )
+    async with open_stores(database_url, redis_url) as stores:
+        changed = await _service(stores).update(tenant_id, project, actor=stores.actor, **options)
     _print_changed(changed, as_json=as_json)
 
 
@@ -104,8 +102,8 @@ async def set_options(
 @runs_async
 async def list_projects(tenant_id: str, *, as_json: bool, database_url: str | None) -> None:
     """List the projects of a tenant, including archived ones."""
-    async with open_accounts(database_url, None) as accounts:
-        projects = await _service(accounts).list_of_tenant(tenant_id)
+    async with open_stores(database_url, None) as stores:
+        projects = await _service(stores).list_of_tenant(tenant_id)
     if as_json:
         print_bodies(map(ProjectBody.of, projects))
     else:
@@ -123,8 +121,8 @@ async def archive(
     tenant_id: str, project: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
     """Archive PROJECT (its id): reject requests with its keys from now on."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        archived = await _service(accounts).archive(tenant_id, project, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        archived = await _service(stores).archive(tenant_id, project, actor=stores.actor)
     _print_changed(archived, as_json=as_json)
 
 
@@ -139,13 +137,13 @@ async def activate(
     tenant_id: str, project: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
     """Activate the archived PROJECT (its id): its keys work again."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        activated = await _service(accounts).activate(tenant_id, project, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        activated = await _service(stores).activate(tenant_id, project, actor=stores.actor)
     _print_changed(activated, as_json=as_json)
 
 
-def _service(accounts: Accounts) -> ProjectService:
-    return ProjectService(accounts.database, accounts.announcer)
+def _service(stores: Stores) -> ProjectService:
+    return ProjectService(stores.database, stores.announcer)
 
 
 def _print_changed(project: Project, *, as_json: bool) -> None:

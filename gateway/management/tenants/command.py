@@ -17,13 +17,13 @@ from gateway.terminal.entities import (
 )
 from gateway.terminal.options import (
     NONE,
-    Accounts,
     Decorator,
+    Stores,
     changed_dialect_option,
     database_option,
     dialect_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
     to_dialect,
@@ -70,8 +70,8 @@ _weight_option: Decorator = click.option(
 )
 
 
-def _tenants(accounts: Accounts) -> TenantService:
-    return TenantService(accounts.database, accounts.announcer)
+def _tenants(stores: Stores) -> TenantService:
+    return TenantService(stores.database, stores.announcer)
 
 
 @click.group("tenants", epilog=EPILOG)
@@ -106,9 +106,9 @@ async def create(
 ) -> None:
     """Create a tenant called NAME."""
     options = _changes(given)
-    async with open_accounts(database_url, redis_url) as accounts:
-        tenant = await _tenants(accounts).create(
-            name, tenant_id=tenant_id, actor=accounts.actor, **options
+    async with open_stores(database_url, redis_url) as stores:
+        tenant = await _tenants(stores).create(
+            name, tenant_id=tenant_id, actor=stores.actor, **options
         )
     _print_changed(tenant, as_json=as_json)
 
@@ -136,8 +136,8 @@ async def set_options(
 ) -> None:
     """Change the given settings of TENANT (its id) on every gateway within a second."""
     options = _changes(given)
-    async with open_accounts(database_url, redis_url) as accounts:
-        changed = await _tenants(accounts).update(tenant, actor=accounts.actor, **options)
+    async with open_stores(database_url, redis_url) as stores:
+        changed = await _tenants(stores).update(tenant, actor=stores.actor, **options)
     _print_changed(changed, as_json=as_json)
 
 
@@ -147,8 +147,8 @@ async def set_options(
 @runs_async
 async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
     """List all tenants."""
-    async with open_accounts(database_url, None) as accounts:
-        tenants = await _tenants(accounts).list_all()
+    async with open_stores(database_url, None) as stores:
+        tenants = await _tenants(stores).list_all()
     if as_json:
         print_bodies(map(TenantBody.of, tenants))
     else:
@@ -162,8 +162,8 @@ async def list_tenants(*, as_json: bool, database_url: str | None) -> None:
 @runs_async
 async def show(tenant: str, *, as_json: bool, database_url: str | None) -> None:
     """Show all settings of TENANT (its id)."""
-    async with open_accounts(database_url, None) as accounts:
-        found = await _tenants(accounts).get(tenant)
+    async with open_stores(database_url, None) as stores:
+        found = await _tenants(stores).get(tenant)
     print_one(TenantBody.of(found), as_json=as_json)
 
 
@@ -177,8 +177,8 @@ async def suspend(
     tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
     """Suspend TENANT (its id): reject all its requests from now on."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        suspended = await _tenants(accounts).suspend(tenant, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        suspended = await _tenants(stores).suspend(tenant, actor=stores.actor)
     _print_changed(suspended, as_json=as_json)
 
 
@@ -192,8 +192,8 @@ async def activate(
     tenant: str, *, as_json: bool, database_url: str | None, redis_url: str | None
 ) -> None:
     """Activate TENANT (its id): serve its requests again."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        activated = await _tenants(accounts).activate(tenant, actor=accounts.actor)
+    async with open_stores(database_url, redis_url) as stores:
+        activated = await _tenants(stores).activate(tenant, actor=stores.actor)
     _print_changed(activated, as_json=as_json)
 
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from gateway.http.authorization import CanSeeEverything, Context
 from gateway.management.shared.parameters import text_filter
 from gateway.management.usage.input import read_dimensions
-from gateway.management.usage.pages import answer_report, answer_requests
+from gateway.management.usage.pages import report_page, requests_page
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import (
     AskedBuckets,
@@ -50,7 +50,7 @@ async def report(
     groups: Annotated[list[str] | None, group_by(ALL_DIMENSIONS)] = None,
 ) -> Response | AnyUsageList:
     """Report requests, tokens and cost of one tenant or of all tenants, from the ledger."""
-    fields = await answer_report(
+    fields = await report_page(
         UsageService(context.database),
         replace(wanted, tenant_id=tenant),
         buckets,
@@ -77,7 +77,7 @@ async def list_requests(
 ) -> Response | AnyReceiptList:
     """List requests of one tenant or of all tenants, newest first."""
     service = UsageService(context.database)
-    fields = await answer_requests(service, replace(wanted, tenant_id=tenant), span, page=page)
+    fields = await requests_page(service, replace(wanted, tenant_id=tenant), span, page=page)
     return fields if isinstance(fields, Response) else AnyReceiptList(**fields)
 
 

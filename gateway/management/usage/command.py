@@ -9,9 +9,9 @@ from redis.exceptions import RedisError
 
 from gateway.database.schema import require_current_schema
 from gateway.errors import StoreUnavailableError
+from gateway.ledger.connections import open_ledger
 from gateway.ledger.drain import Drain
 from gateway.ledger.reconcile import ReconcileReport, reconcile
-from gateway.ledger.stores import open_stores
 from gateway.management.tenants.service import TenantService
 from gateway.management.usage.csv_text import to_csv
 from gateway.management.usage.export import RECEIPT_COLUMNS, receipt_row
@@ -28,7 +28,7 @@ from gateway.terminal.options import (
     Decorator,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -108,8 +108,8 @@ async def show(
         bucket=bucket,
         dimensions=read_dimensions(group_by, tuple(Dimension)),
     )
-    async with open_accounts(database_url, None) as accounts:
-        report = await UsageService(accounts.database).report(asked, after=None, limit=limit)
+    async with open_stores(database_url, None) as stores:
+        report = await UsageService(stores.database).report(asked, after=None, limit=limit)
     if as_json:
         print_json([usage_fields(each) for each in report.slices])
         return
@@ -144,8 +144,8 @@ async def list_requests(
 ) -> None:
     """List single requests, newest first."""
     wanted = _wanted(tenant, project, key=key, model=model)
-    async with open_accounts(database_url, None) as accounts:
-        page = await UsageService(accounts.database).requests(
+    async with open_stores(database_url, None) as stores:
+        page = await UsageService(stores.database).requests(
             wanted, read_span(start, end), before=None, limit=limit
         )
     if as_json:
@@ -169,9 +169,9 @@ async def list_requests(
 async def export(*, tenant: str, month: str, output: TextIO, database_url: str | None) -> None:
     """Export all requests of a tenant in a month as CSV, newest first."""
     span = read_month(month)
-    async with open_accounts(database_url, None) as accounts:
-        await TenantService(accounts.database, accounts.announcer).get(tenant)
-        records = UsageService(accounts.database).export(UsageFilter(tenant_id=tenant), span)
+    async with open_stores(database_url, None) as stores:
+        await TenantService(stores.database, stores.announcer).get(tenant)
+        records = UsageService(stores.database).export(UsageFilter(tenant_id=tenant), span)
         number = await _write(records, output)
     click.echo(f"Requests: {number}.", err=True)
 
@@ -189,7 +189,7 @@ async def reconcile_all(*, as_json: bool, database_url: str | None, redis_url: s
     """
     settings = load_settings(database_url=database_url, redis_url=redis_url)
     try:
-        async with open_stores(settings) as (redis, database):
+        async with open_ledger(settings) as (redis, database):
             await require_current_schema(database)
             await Drain(redis, database).run()
             report = await reconcile(redis, database)

@@ -42,7 +42,7 @@ USAGE_COLUMNS: Final = (
 )
 
 
-async def answer_report(
+async def report_page(
     service: UsageService,
     wanted: UsageFilter,
     buckets: BucketsQuery,
@@ -69,7 +69,7 @@ async def answer_report(
     }
 
 
-async def answer_requests(
+async def requests_page(
     service: UsageService, wanted: UsageFilter, span: Span, *, page: PageQuery
 ) -> Response | dict[str, Any]:
     """Return a page of requests as CSV, or as the members of its list."""

@@ -11,7 +11,7 @@ from gateway.errors import PermissionDeniedError, shown
 from gateway.http.authorization import Context, requires
 from gateway.management.shared.parameters import MAX_TEXT_CHARACTERS, PRINTABLE
 from gateway.management.usage.input import read_dimensions
-from gateway.management.usage.pages import answer_report, answer_requests
+from gateway.management.usage.pages import report_page, requests_page
 from gateway.management.usage.parts import Dimension, UsageFilter
 from gateway.management.usage.query import (
     AskedBuckets,
@@ -71,7 +71,7 @@ async def report(
     With the scope `usage` you see your whole tenant, or your project with a project credential.
     With only `completions` you see the usage of the key itself.
     """
-    fields = await answer_report(
+    fields = await report_page(
         UsageService(context.database),
         own_usage(principal, wanted),
         buckets,
@@ -97,7 +97,7 @@ async def list_requests(
 ) -> Response | ReceiptList:
     """List requests, newest first. Visibility is the same as for the sums."""
     service = UsageService(context.database)
-    fields = await answer_requests(service, own_usage(principal, wanted), span, page=page)
+    fields = await requests_page(service, own_usage(principal, wanted), span, page=page)
     return fields if isinstance(fields, Response) else ReceiptList(**fields)
 
 

@@ -9,10 +9,10 @@ from gateway.management.webhooks.service import DEFAULT_THRESHOLDS, WebhookServi
 from gateway.settings import load_settings
 from gateway.tenancy.records import Webhook
 from gateway.terminal.options import (
-    Accounts,
+    Stores,
     database_option,
     json_option,
-    open_accounts,
+    open_stores,
     redis_option,
     runs_async,
 )
@@ -60,9 +60,9 @@ async def create(
     redis_url: str | None,
 ) -> None:
     """Notify URL of the budgets of TENANT (its id), and show the secret that signs the events."""
-    async with open_accounts(database_url, redis_url) as accounts:
-        webhook = await _service(accounts).create(
-            tenant, url, thresholds=thresholds, actor=accounts.actor
+    async with open_stores(database_url, redis_url) as stores:
+        webhook = await _service(stores).create(
+            tenant, url, thresholds=thresholds, actor=stores.actor
         )
     if as_json:
         print_json({**_to_json(webhook), "secret": webhook.secret})
@@ -82,8 +82,8 @@ async def create(
 @runs_async
 async def list_webhooks(tenant: str, *, as_json: bool, database_url: str | None) -> None:
     """List the webhooks of TENANT (its id)."""
-    async with open_accounts(database_url, None) as accounts:
-        webhooks = await _service(accounts).list_of_tenant(tenant)
+    async with open_stores(database_url, None) as stores:
+        webhooks = await _service(stores).list_of_tenant(tenant)
     if as_json:
         print_json([_to_json(webhook) for webhook in webhooks])
         return
@@ -108,8 +108,8 @@ async def list_webhooks(tenant: str, *, as_json: bool, database_url: str | None)
 @runs_async
 async def test(tenant: str, webhook: str, *, database_url: str | None) -> None:
     """Send a test event to WEBHOOK (its id)."""
-    async with open_accounts(database_url, None) as accounts:
-        event = await _service(accounts).test(tenant, webhook)
+    async with open_stores(database_url, None) as stores:
+        event = await _service(stores).test(tenant, webhook)
     click.echo(f"The event {event.id} will be sent within seconds.")
 
 
@@ -120,15 +120,15 @@ async def test(tenant: str, webhook: str, *, database_url: str | None) -> None:
 @runs_async
 async def remove(tenant: str, webhook: str, *, database_url: str | None) -> None:
     """Remove WEBHOOK (its id): it receives no further events."""
-    async with open_accounts(database_url, None) as accounts:
-        await _service(accounts).remove(tenant, webhook, actor=accounts.actor)
+    async with open_stores(database_url, None) as stores:
+        await _service(stores).remove(tenant, webhook, actor=stores.actor)
     click.echo(f"Removed {webhook}.")
 
 
-def _service(accounts: Accounts) -> WebhookService:
+def _service(stores: Stores) -> WebhookService:
     settings = load_settings()
     return WebhookService(
-        accounts.database,
+        stores.database,
         SecretBox(settings.plain_encryption_keys()),
         allows_private=settings.webhook_allow_private,
     )

@@ -33,7 +33,7 @@ _LOAD_SECONDS = 20.0
 
 
 class Compiler:
-    """Answers orders and keeps tokenizers."""
+    """Responses orders and keeps tokenizers."""
 
     def __init__(self, *, cpu_seconds: float, most_compile_seconds: float) -> None:
         self._cpu_seconds = cpu_seconds

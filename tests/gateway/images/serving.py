@@ -22,7 +22,7 @@ SERVED = "127.0.0.1"
 FORBIDDEN = "127.0.0.2"
 """Where a second server of the same machine stands for what lies in the operator's network."""
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ClientResponse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def image(content: bytes = PNG, media_type: str = "image/png", headers: str = "") -> bytes:
@@ -38,11 +38,11 @@ def redirect(location: str, status: int = 302) -> bytes:
 
 @dataclass
 class Server:
-    """Answers each path as it is told, with bytes or by a function, and counts who comes."""
+    """Responses each path as it is told, with bytes or by a function, and counts who comes."""
 
     host: str
     port: int = 0
-    answers: dict[str, bytes | Answer] = field(default_factory=dict)
+    answers: dict[str, bytes | ClientResponse] = field(default_factory=dict)
     connections: int = 0
     requests: list[str] = field(default_factory=list)
     """Heads of the requests."""

@@ -12,7 +12,7 @@ from tests.gateway.images.serving import (
     PARAM,
     PNG,
     SERVED,
-    Answer,
+    ClientResponse,
     Names,
     Server,
     fetch,
@@ -26,7 +26,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
-def endless(head: bytes, piece: bytes, *, pause_seconds: float = 0.0) -> Answer:
+def endless(head: bytes, piece: bytes, *, pause_seconds: float = 0.0) -> ClientResponse:
     """Return an answer that goes on until the client leaves."""
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +41,7 @@ def endless(head: bytes, piece: bytes, *, pause_seconds: float = 0.0) -> Answer:
 
 WORDY = "is answered with more than 16384 bytes beside the content"
 
-BAD_ANSWERS: list[tuple[str, bytes | Answer, str]] = [
+BAD_ANSWERS: list[tuple[str, bytes | ClientResponse, str]] = [
     ("404", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "is answered with status 404"),
     ("500", b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n", "is answered with status 500"),
     ("206", image().replace(b"200 OK", b"206 Partial"), "is answered with status 206"),
@@ -108,7 +108,7 @@ BAD_ANSWERS: list[tuple[str, bytes | Answer, str]] = [
     ("answer", "why"), [case[1:] for case in BAD_ANSWERS], ids=[case[0] for case in BAD_ANSWERS]
 )
 async def test_bad_answer_is_refused(
-    server: Server, names: Names, answer: bytes | Answer, why: str
+    server: Server, names: Names, answer: bytes | ClientResponse, why: str
 ) -> None:
     server.answers["/a.png"] = answer
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, max_bytes=2**30)
@@ -136,7 +136,9 @@ SLOW = {
 
 
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
-async def test_slow_answer_is_not_waited_for(server: Server, names: Names, answer: Answer) -> None:
+async def test_slow_answer_is_not_waited_for(
+    server: Server, names: Names, answer: ClientResponse
+) -> None:
     server.answers["/a.png"] = answer
     fetcher = fetching(f"*:{server.port}", names=names, is_allowed=is_served, timeout_seconds=0.3)
     with pytest.raises(InvalidParameterError) as caught:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from contract.dialect import Dialect
-from gateway.stream.assembler import WholeAnswer, collect
+from gateway.stream.assembler import WholeResponse, collect
 from gateway.stream.completion import Completion
 from gateway.stream.sse import ChunkRenderer
 from gateway.stream.timings import Stopwatch
@@ -81,7 +81,7 @@ def asking(dialect: Dialect, **fields: Any) -> Completion:
     return completion(dialect=dialect, started_at=0.0, **fields)
 
 
-async def whole(answer: Completion) -> tuple[dict[str, Any], WholeAnswer]:
+async def whole(answer: Completion) -> tuple[dict[str, Any], WholeResponse]:
     """Return the whole answer and its body."""
     collected = await collect(answer, inbox(*REPLIES))
     return json.loads(collected.content), collected

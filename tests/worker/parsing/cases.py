@@ -1,4 +1,4 @@
-"""Answers in the formats of many models, and how they are given to parsers."""
+"""Responses in the formats of many models, and how they are given to parsers."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from contract import keys, messages
-from contract.messages import AnswerGrown, CancelAnswer, Follow, Frame, JobFailed
+from contract.messages import CancelResponse, Follow, Frame, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
@@ -27,15 +27,15 @@ from gateway.errors import ApiError, StoreUnavailableError
 from gateway.quota.storage import Storage
 from gateway.responses.background import BackgroundWatch
 from gateway.responses.entries import Received, encode_entry
-from gateway.responses.head import AnswerHead
-from gateway.responses.kept import KeptAnswer
+from gateway.responses.head import ResponseHead
+from gateway.responses.kept import KeptResponse
 from gateway.responses.reader import Attachment
-from gateway.responses.settlement import Account, SettlementDesk
-from gateway.responses.store import AnswerState, AnswerStore, Standing, StoredAnswer
+from gateway.responses.settlement import Settlement, SettlementDesk
+from gateway.responses.store import ResponseState, ResponseStore, Standing, StoredResponse
 from gateway.responses.takeover import TakeOver
 from gateway.tenancy.usage_record import Counts, Outcome
 
-__all__ = ["Answer", "AnswerHead", "AnswerState", "Answers", "Attachment"]
+__all__ = ["Attachment", "ClientResponse", "ResponseHead", "ResponseState", "Responses"]
 
 MOST_AT_ONCE: Final = 50
 """Journals that are written before the event loop runs other tasks."""
@@ -50,11 +50,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ClientResponse:
     """A snapshot of an answer, taken when it was looked up."""
 
-    head: AnswerHead
-    state: AnswerState
+    head: ResponseHead
+    state: ResponseState
     has_begun: bool
     """Whether a worker has sent any reply for it."""
     owner: str
@@ -68,7 +68,7 @@ class Answer:
         return self.head.request_id
 
 
-class Answers:
+class Responses:
     """All answers that one gateway process owns, and access to those of other gateways."""
 
     def __init__(
@@ -83,14 +83,14 @@ class Answers:
         journal_interval: timedelta,
         max_unread_bytes: int,
     ) -> None:
-        self.store = AnswerStore(executor)
+        self.store = ResponseStore(executor)
         self.dispatcher = dispatcher
         self.desk = desk
         self.loop_turns = loop_turns
         self._storage = storage
         self._executor = executor
         self._journal_seconds = journal_interval.total_seconds()
-        self._kept: dict[str, KeptAnswer] = {}
+        self._kept: dict[str, KeptResponse] = {}
         self._readers: dict[int, Attachment] = {}
         self._handles = itertools.count(1)
         self._take_over = TakeOver(client, self, max_unread_bytes=max_unread_bytes)
@@ -105,7 +105,7 @@ class Answers:
 
     # -- for request handlers --------------------------------------------------------------------
 
-    def open(self, head: AnswerHead, account: Account) -> None:
+    def open(self, head: ResponseHead, settlement: Settlement) -> None:
         """Keep an answer from now on, before its jobs are enqueued. Does not wait for Redis.
 
         Plain responses that are not streamed are never opened; all other methods accept them too.
@@ -116,12 +116,12 @@ class Answers:
         if head.is_background:
             self._background.note(head.request_id)
         handles = tuple(job.handle for job in head.jobs)
-        kept = KeptAnswer(
+        kept = KeptResponse(
             self,
             head,
-            account,
+            settlement,
             term=1,
-            standing=Standing(AnswerState.RUNNING, head.request_id, Counts(), handles),
+            standing=Standing(ResponseState.RUNNING, head.request_id, Counts(), handles),
             has_consumer=True,
         )
         self._kept[head.request_id] = kept
@@ -134,7 +134,7 @@ class Answers:
             self._background.forget(request_id)
             self.desk.start(kept.discard())
 
-    async def find(self, request_id: str, *, tenant_id: str) -> Answer | None:
+    async def find(self, request_id: str, *, tenant_id: str) -> ClientResponse | None:
         """Return a tenant's answer; None if it is unknown, expired or another tenant's.
 
         Raises RedisError.
@@ -142,11 +142,11 @@ class Answers:
         stored = await self.store.read(request_id, most=0)
         if stored is None or stored.head.tenant_id != tenant_id:
             return None
-        if stored.head.is_background and stored.standing.state is AnswerState.RUNNING:
+        if stored.head.is_background and stored.standing.state is ResponseState.RUNNING:
             self.go_on_soon(request_id)
         return _as_it_stands(stored)
 
-    async def attach(self, answer: Answer) -> Attachment:
+    async def attach(self, response: ClientResponse) -> Attachment:
         """Read an answer from its beginning, and keep it running while it is being read.
 
         If the owner is dead, the answer is taken over; if all clients had left, it resumes.
@@ -156,16 +156,16 @@ class Answers:
         Raises RateLimitError or InsufficientQuotaError if resuming needs a new reservation that the
         limits do not allow, StoreUnavailableError or RedisError while Redis does not respond.
         """
-        if not answer.state.is_end and answer.id not in self._kept:
-            stored = await self.store.read(answer.id, most=0)
+        if not response.state.is_end and response.id not in self._kept:
+            stored = await self.store.read(response.id, most=0)
             if stored is not None and not stored.standing.state.is_end:
                 await self.keep_running(stored)
         handle = next(self._handles)
-        attachment = Attachment(self, answer.head, gateway=self.dispatcher.gateway, handle=handle)
+        attachment = Attachment(self, response.head, gateway=self.dispatcher.gateway, handle=handle)
         self._readers[handle] = attachment
         return attachment
 
-    async def cancel(self, answer: Answer) -> Answer:
+    async def cancel(self, response: ClientResponse) -> ClientResponse:
         """Cancel an answer, even if clients read it, and return it as it is afterwards.
 
         An answer that has ended is left unchanged. The answer may still be running if its owner
@@ -173,28 +173,28 @@ class Answers:
         """
         loop = asyncio.get_running_loop()
         deadline, ask_at = loop.time() + CANCEL_SECONDS, loop.time()
-        while not answer.state.is_end and loop.time() < deadline:
-            stored = await self.store.read(answer.id, most=0)
+        while not response.state.is_end and loop.time() < deadline:
+            stored = await self.store.read(response.id, most=0)
             if stored is None:
                 break
-            answer = _as_it_stands(stored)
-            if loop.time() >= ask_at and not answer.state.is_end:
+            response = _as_it_stands(stored)
+            if loop.time() >= ask_at and not response.state.is_end:
                 await self._cancel(stored)
                 ask_at += ASK_AGAIN_SECONDS
             else:
                 await asyncio.sleep(LOOK_SECONDS)
-        return answer
+        return response
 
-    def leave(self, account: Account, code: str = "") -> None:
+    def leave(self, settlement: Settlement, code: str = "") -> None:
         """Note that the client that began a request has disconnected; accepts any kind of answer.
 
         If no other client reads the answer, its work stops and it is settled as cancelled, with
         `code`; otherwise it continues. To run a background answer without a client, call this as
         soon as its jobs are enqueued.
         """
-        kept = self._kept.get(account.record.request_id)
+        kept = self._kept.get(settlement.record.request_id)
         if kept is None:
-            account.end(Outcome.CANCELLED, code)
+            settlement.end(Outcome.CANCELLED, code)
         else:
             kept.leave(code)
 
@@ -238,9 +238,9 @@ class Answers:
     def tell(self, gateway: str, handle: int) -> None:
         """Notify a follower that its answer has grown."""
         if gateway == self.dispatcher.gateway:
-            self._on_grown(AnswerGrown(handle))
+            self._on_grown(ResponseGrown(handle))
         else:
-            self._send(gateway, grown=[AnswerGrown(handle)])
+            self._send(gateway, grown=[ResponseGrown(handle)])
 
     def follow(self, owner: str, follow: Follow) -> None:
         """Send a `Follow` to an owner."""
@@ -249,13 +249,13 @@ class Answers:
         else:
             self._send(owner, follows=[follow])
 
-    def keep(self, kept: KeptAnswer) -> None:
+    def keep(self, kept: KeptResponse) -> None:
         """Own an answer that was taken over."""
         self._kept[kept.head.request_id] = kept
         if kept.head.is_background:
             self._background.note(kept.head.request_id)
 
-    def is_over(self, kept: KeptAnswer) -> None:
+    def is_over(self, kept: KeptResponse) -> None:
         """Stop keeping an answer that has ended or is lost."""
         if self._kept.get(kept.head.request_id) is kept:
             del self._kept[kept.head.request_id]
@@ -265,7 +265,7 @@ class Answers:
             elif kept.head.is_background:
                 self._background.forget(kept.head.request_id)
 
-    def _count(self, kept: KeptAnswer) -> None:
+    def _count(self, kept: KeptResponse) -> None:
         """Count the stored bytes in place of those that the request reserved."""
         head = kept.head
         if head.stored_bytes:
@@ -288,26 +288,26 @@ class Answers:
         if request_id not in self._kept:
             self.desk.start(self.go_on(request_id))
 
-    async def keep_running(self, answer: StoredAnswer) -> str:
+    async def keep_running(self, response: StoredResponse) -> str:
         """Ensure that an answer has a live owner that follows its jobs; return that owner.
 
         Raises an ApiError if the answer cannot resume, and RedisError.
         """
-        request_id = answer.head.request_id
+        request_id = response.head.request_id
         if request_id in self._kept:
             return self.dispatcher.gateway
-        if answer.standing.state is AnswerState.RUNNING and await self.is_alive(answer.owner):
-            return answer.owner
+        if response.standing.state is ResponseState.RUNNING and await self.is_alive(response.owner):
+            return response.owner
         task = self._taking.get(request_id)
         if task is None:
-            task = asyncio.create_task(self._take_over.run(answer))
+            task = asyncio.create_task(self._take_over.run(response))
             self._taking[request_id] = task
             task.add_done_callback(lambda done: self._has_taken(request_id, done))
         await asyncio.shield(task)
         if request_id in self._kept:
             return self.dispatcher.gateway
         taken = await self.store.read(request_id, most=0)
-        return answer.owner if taken is None else taken.owner
+        return response.owner if taken is None else taken.owner
 
     def _has_taken(self, request_id: str, done: "asyncio.Task[None]") -> None:
         del self._taking[request_id]
@@ -335,12 +335,12 @@ class Answers:
             self.desk.start(self.go_on(follow.request_id))
             self.tell(follow.gateway, follow.handle)
 
-    def _on_grown(self, grown: AnswerGrown) -> None:
+    def _on_grown(self, grown: ResponseGrown) -> None:
         reader = self._readers.get(grown.handle)
         if reader is not None:
             reader.grown()
 
-    def _on_cancel(self, cancel: CancelAnswer) -> None:
+    def _on_cancel(self, cancel: CancelResponse) -> None:
         kept = self._kept.get(cancel.request_id)
         if kept is not None:
             kept.cancel()
@@ -351,7 +351,7 @@ class Answers:
         """Take over a background answer of a dead gateway; return whether the job is of one."""
         request_id = lost.job_id.rpartition("-")[0]
         stored = await self.store.read(request_id, most=0)
-        if stored is None or stored.standing.state is not AnswerState.RUNNING:
+        if stored is None or stored.standing.state is not ResponseState.RUNNING:
             return False
         if not stored.head.is_background:
             return False
@@ -375,9 +375,9 @@ class Answers:
             self._background.forget(request_id)
         return True
 
-    async def _cancel(self, stored: StoredAnswer) -> None:
+    async def _cancel(self, stored: StoredResponse) -> None:
         request_id = stored.head.request_id
-        if stored.standing.state is AnswerState.LEFT:
+        if stored.standing.state is ResponseState.LEFT:
             await self._cancel_left(stored)
             return
         owner = await self.keep_running(stored)
@@ -385,16 +385,16 @@ class Answers:
         if kept is not None:
             kept.cancel()
         else:
-            self._send(owner, cancels=[CancelAnswer(request_id)])
+            self._send(owner, cancels=[CancelResponse(request_id)])
 
-    async def _cancel_left(self, stored: StoredAnswer) -> None:
+    async def _cancel_left(self, stored: StoredResponse) -> None:
         """Cancel an answer that is settled and whose jobs do not run."""
         request_id, head = stored.head.request_id, stored.head
         gateway, standing = self.dispatcher.gateway, stored.standing
         term = await self.store.adopt(
             head,
             term=stored.term,
-            state=AnswerState.LEFT,
+            state=ResponseState.LEFT,
             owner=gateway,
             live_ms=head.retention_ms,
         )
@@ -405,7 +405,7 @@ class Answers:
                 term=term,
                 index=stored.entries_in_all,
                 entries=[encode_entry([cancelled], "")],
-                standing=standing._replace(state=AnswerState.CANCELLED, handles=()),
+                standing=standing._replace(state=ResponseState.CANCELLED, handles=()),
                 live_ms=head.retention_ms,
             )
 
@@ -426,8 +426,8 @@ class Answers:
             logger.warning("cannot tell gateway %s now: %s", gateway, type(error).__name__)
 
 
-def _as_it_stands(stored: StoredAnswer) -> Answer:
-    return Answer(
+def _as_it_stands(stored: StoredResponse) -> ClientResponse:
+    return ClientResponse(
         head=stored.head,
         state=stored.standing.state,
         has_begun=stored.entries_in_all > 0,

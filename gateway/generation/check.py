@@ -1,4 +1,4 @@
-"""Plan of a request: all checks that precede the queue."""
+"""CheckedRequest of a request: all checks that precede the queue."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from gateway.dialects.request import GenerationRequest
 from gateway.dialects.support import check_supported, refuse_ignored
 from gateway.errors import InvalidParameterError, queue_unavailable
 from gateway.generation.call import Call
-from gateway.generation.chat_plan import PlannedChat, plan_chat
+from gateway.generation.chat import CheckedChat, check_chat
 from gateway.generation.model_choice import choose_allowed
 from gateway.http.context import ProcessContext
 from gateway.images.fetching import fetch_images
@@ -34,7 +34,7 @@ SCORE_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckedRequest:
     """A validated request, ready to run."""
 
     endpoint: Endpoint
@@ -75,7 +75,7 @@ class Plan:
         return min(tokens + images * per_image, most) if per_image else most
 
 
-async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
+async def check_request(call: Call, endpoint: Endpoint) -> CheckedRequest:
     """Check a request against its dialect, its model and the context window. Raises an ApiError."""
     context, principal, body, profile = call.context, call.principal, call.body, call.profile
     name = choose_allowed(context, principal, require_model(body, profile), profile=profile)
@@ -95,7 +95,7 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
         has_tools=has_tool_calls(tokenizer),
         max_images=card.max_images,
     )
-    chat = await plan_chat(context, request, card, tokenizer, call.beside)
+    chat = await check_chat(context, request, card, tokenizer, call.beside)
     request = chat.request
     if principal.is_strict:
         refuse_ignored(request.ignored_parameters)
@@ -104,22 +104,22 @@ async def make_plan(call: Call, endpoint: Endpoint) -> Plan:
     grammar = await _grammar(context, chat, card, principal.tenant_id)
     tier = request.service_tier or principal.service_tier
     parsing = chat.parsing and _within(chat.parsing, prepared)
-    return Plan(endpoint, request, card, prepared, grammar, tier, parsing)
+    return CheckedRequest(endpoint, request, card, prepared, grammar, tier, parsing)
 
 
-async def with_images(call: Call, plan: Plan) -> Plan:
+async def with_images(call: Call, checked: CheckedRequest) -> CheckedRequest:
     """Return the plan with the image files; those of a chat may have to be fetched.
 
     Raises InvalidParameterError, which names an unavailable image, and OverloadedError.
     """
-    chat = plan.request.chat
+    chat = checked.request.chat
     if chat is None or not chat.image_sources:
-        return plan
+        return checked
     with tracing.span(FETCH_IMAGES):
         files = await fetch_images(
             chat.image_sources, fetcher=call.context.images, tenant_id=call.principal.tenant_id
         )
-    return replace(plan, request=replace(plan.request, images=[files]))
+    return replace(checked, request=replace(checked.request, images=[files]))
 
 
 def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_bytes: int) -> None:
@@ -152,7 +152,7 @@ def _within(parsing: Parsing, prepared: PreparedRequest) -> Parsing:
 
 
 async def _grammar(
-    context: ProcessContext, chat: PlannedChat, card: WorkerCard, tenant_id: str
+    context: ProcessContext, chat: CheckedChat, card: WorkerCard, tenant_id: str
 ) -> str:
     digest = card.tokenizer_digest
     tokenizer = TokenizerSource(

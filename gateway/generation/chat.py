@@ -1,4 +1,4 @@
-"""Plan of a chat: its prompt, and how to parse its output."""
+"""CheckedRequest of a chat: its prompt, and how to parse its output."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ request fetches none."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedChat:
+class CheckedChat:
     """A chat as a completion."""
 
     request: GenerationRequest
@@ -30,17 +30,17 @@ class PlannedChat:
     """Tool use of the request, unless no grammar can describe the model's tool-call format."""
 
 
-async def plan_chat(
+async def check_chat(
     context: ProcessContext,
     request: GenerationRequest,
     card: WorkerCard,
     tokenizer: Tokenizer,
     beside: Beside,
-) -> PlannedChat:
+) -> CheckedChat:
     """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
     chat, form = request.chat, card.chat
     if chat is None:
-        return PlannedChat(request, None, None, request.tool_use)
+        return CheckedChat(request, None, None, request.tool_use)
     rendered = await render_chat(request, card, context.chat_templates, tokenizer, beside)
     assert form is not None  # noqa: S101 - nothing is rendered without it
     read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
@@ -61,7 +61,7 @@ async def plan_chat(
         image_params=[[source.param for source in chat.image_sources]],
         ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
     )
-    return PlannedChat(request, parsing, rendered.reasoning, enforced)
+    return CheckedChat(request, parsing, rendered.reasoning, enforced)
 
 
 def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:

@@ -16,7 +16,7 @@ STATEMENT_SECONDS: Final = 60.0
 
 
 @asynccontextmanager
-async def open_stores(settings: Settings) -> AsyncIterator[tuple[Redis, Database]]:
+async def open_ledger(settings: Settings) -> AsyncIterator[tuple[Redis, Database]]:
     """Open both, and close them at the end of the block."""
     database = Database(
         settings.database_url.get_secret_value(), statement_timeout_seconds=STATEMENT_SECONDS
