@@ -34,7 +34,7 @@ def test_what_is_no_network_is_refused_by_name() -> None:
     ]:
         with case(given):
             with pytest.raises(
-                InvalidParameterError, match="'allowed_addresses' must name addresses"
+                InvalidParameterError, match="'allowed_addresses' must contain addresses"
             ) as e:
                 read_addresses(["10.0.0.1", given])
             assert e.value.param == "allowed_addresses"
@@ -42,7 +42,7 @@ def test_what_is_no_network_is_refused_by_name() -> None:
 
 
 def test_host_with_the_prefix_of_its_network_is_refused_with_both_meanings() -> None:
-    with pytest.raises(InvalidParameterError, match=r"write 10.0.0.0/8 .* or 10.0.0.1 for one"):
+    with pytest.raises(InvalidParameterError, match=r"use 10.0.0.0/8 .* or 10.0.0.1 for"):
         read_addresses(["10.0.0.1/8"])
 
 

@@ -113,7 +113,7 @@ async def test_changed_row_with_a_fitting_hash_breaks_the_next_one(database: Dat
     values = {"actor": forged.actor, "hash": row_hash(forged)}
     await execute(database, update(AuditRow).where(AuditRow.sequence == 3).values(**values))
     assert await check(database) == ChainState(
-        3, row_hash(forged).hex(), 4, "row 4 does not continue the row before"
+        3, row_hash(forged).hex(), 4, "row 4 does not continue the previous row"
     )
 
 

@@ -49,5 +49,5 @@ async def test_tenant_has_no_more_than_it_may_have(
     assert len(refused) == 3
     for error in refused:
         assert isinstance(error, ConflictError)
-        assert error.message == f'The tenant "acme" has 3 {kind}, as many as it may have.'
+        assert error.message == f'The tenant "acme" already has 3 {kind}, the maximum.'
     await add("other", 0)

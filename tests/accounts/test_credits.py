@@ -174,7 +174,7 @@ async def test_change_that_redis_missed_says_not_to_repeat_it(
         await next(answers)(tenant_id)
 
     monkeypatch.setattr(credits_._announcer, "credits_changed", goes_away)
-    with pytest.raises(StoreUnavailableError, match=r"is saved \(crd_.*\): do not repeat it"):
+    with pytest.raises(StoreUnavailableError, match=r"is saved \(crd_.*\); do not repeat it"):
         await credits_.grant("acme", 5)
     assert await _kinds(credits_) == [(CreditKind.GRANT, 5)]
 

@@ -200,7 +200,7 @@ async def test_ended_key_is_neither_changed_nor_rotated(
     keys: KeyService, key: CreatedKey, database: Database
 ) -> None:
     await keys.revoke("acme", key.record.id)
-    with pytest.raises(BadRequestError, match="is revoked: make a new one"):
+    with pytest.raises(BadRequestError, match="is revoked: create a new key"):
         await keys.rotate("acme", key.record.id)
     with pytest.raises(BadRequestError, match="is revoked"):
         await keys.update("acme", key.record.id, name="x")

@@ -48,7 +48,7 @@ async def test_person_may_be_a_member_of_two_tenants_but_of_each_once(
     added = await members.add("acme", subject=SUBJECT, role=Role.OWNER)
     others = await members.add("other", subject=SUBJECT, role=Role.VIEWER)
     assert added.name == SUBJECT
-    with pytest.raises(ConflictError, match="is a member already"):
+    with pytest.raises(ConflictError, match="is already a member"):
         await members.add("acme", subject=SUBJECT, role=Role.ADMIN)
     assert await members.list_of_tenant("acme") == [added]
     assert await members.list_of_tenant("other") == [others]

@@ -87,7 +87,7 @@ async def test_id_outside_the_alphabet_is_refused(plans: PlanService, plan_id: s
 
 async def test_id_is_taken_once(plans: PlanService, database: Database) -> None:
     await plans.create("p")
-    with pytest.raises(ConflictError, match='"p" exists already'):
+    with pytest.raises(ConflictError, match='"p" already exists'):
         await plans.create("p")
     async with database.reading() as transaction:
         assert len(await AuditLog(transaction).entries()) == 1

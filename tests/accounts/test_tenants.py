@@ -52,7 +52,7 @@ async def test_times_come_back_aware_and_in_utc(tenants: TenantService) -> None:
 @every_database
 async def test_id_is_taken_once(tenants: TenantService) -> None:
     await tenants.create("Acme", tenant_id="acme")
-    with pytest.raises(ConflictError, match='"acme" exists already'):
+    with pytest.raises(ConflictError, match='"acme" already exists'):
         await tenants.create("Other", tenant_id="acme")
 
 

@@ -82,7 +82,9 @@ def test_private_or_plain_is_accepted_only_where_allowed() -> None:
     for url in PRIVATE:
         with case(url):
             check_url(url, allows_private=True)
-            with pytest.raises(InvalidParameterError, match=r"'url' must (begin|name)") as caught:
+            with pytest.raises(
+                InvalidParameterError, match=r"'url' must (begin|have|use)"
+            ) as caught:
                 check_url(url, allows_private=False)
             assert caught.value.param == "url"
 

@@ -206,7 +206,7 @@ async def test_test_event_is_due_once_a_minute(
     monkeypatch.setattr("gateway.management.webhooks.service.utc_now", lambda: now)
     webhook = await webhooks.create("acme", URL)
     event = await webhooks.test("acme", webhook.id)
-    with pytest.raises(ConflictError, match="in this minute already"):
+    with pytest.raises(ConflictError, match="already tested in this minute"):
         await webhooks.test("acme", webhook.id)
     (delivery,) = await _due(database)
     assert (delivery.event_id, delivery.kind) == (event.id, "webhook.test")

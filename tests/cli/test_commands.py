@@ -216,7 +216,7 @@ def test_key_is_revoked_by_what_one_has_of_it(sluice: Sluice) -> None:
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("tenants", "suspend", "nobody"), 'There is no tenant "nobody".'),
-    (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" exists already.'),
+    (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" already exists.'),
     (("tenants", "create", "X", "--weight", "0"), "Given: 0.0."),
     (("tenants", "set", "nobody", "--strict"), 'There is no tenant "nobody".'),
     (("tenants", "set", "acme"), "Nothing to change: give at least one option."),

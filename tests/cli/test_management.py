@@ -172,7 +172,7 @@ def test_key_gets_addresses_limits_and_loses_them(sluice: Sluice) -> None:
         None,
     )
     assert _json(sluice("keys", "show", *own, made["prefix"], "--json")) == free
-    assert "10.0.0.0/8 for all of it" in _error(
+    assert "10.0.0.0/8 for the network" in _error(
         sluice("keys", "set", *own, made["id"], "--address", "10.0.0.1/8")
     )
 

@@ -157,7 +157,7 @@ WRONG_CREDITS: list[tuple[Any, str]] = [
     (("grant", "acme", "-5"), "No such option"),
     (("grant", "nobody", "5"), "There is no tenant"),
     (("adjust", "acme", "5"), "Missing option '--note'"),
-    (("adjust", "acme", "5", "--note", ""), "'note' must say why"),
+    (("adjust", "acme", "5", "--note", ""), "'note' must not be empty"),
     (("adjust", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
     (("balance", "nobody"), "There is no tenant"),
 ]

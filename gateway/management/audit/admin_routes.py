@@ -12,12 +12,12 @@ from gateway.management.shared.parameters import PageSize, text_filter
 router = APIRouter(tags=["Audit"])
 
 
-@router.get("/audit", summary="List changes of every tenant")
+@router.get("/audit", summary="List changes of all tenants")
 async def list_entries(
     context: Context,
     _principal: CanSeeEverything,
     tenant: Annotated[str | None, text_filter("Only changes of this tenant.")] = None,
-    actor: Annotated[str | None, text_filter("Only changes by this actor, as it is shown.")] = None,
+    actor: Annotated[str | None, text_filter("Only changes by this actor, as listed.")] = None,
     action: ActionFilter = None,
     after: After = None,
     limit: PageSize = 20,

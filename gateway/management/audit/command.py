@@ -33,13 +33,17 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--tenant", help="Only changes of this tenant.")
-@click.option("--actor", help="Only changes by this actor, as it is shown.")
+@click.option("--actor", help="Only changes by this actor, as listed.")
 @click.option("--action", help="Only this action, such as key.revoke.")
 @click.option(
     "--before", type=click.IntRange(min=1), help="Only entries before this sequence number."
 )
 @click.option(
-    "--limit", type=click.IntRange(1, MAX_SHOWN), default=50, show_default=True, help="At most."
+    "--limit",
+    type=click.IntRange(1, MAX_SHOWN),
+    default=50,
+    show_default=True,
+    help="Maximum number of entries.",
 )
 @json_option
 @database_option
@@ -70,14 +74,15 @@ async def list_entries(
     "--expect",
     "expected_hash",
     metavar="HASH",
-    help="A head that was printed before: fails unless the log still contains it.",
+    help="A previously printed head. Fails unless the log still contains it.",
 )
 @click.option(
     "--heads",
     "heads_file",
     type=click.File(errors="replace"),
     metavar="FILE",
-    help="What SLUICE_AUDIT_SINK kept, such as the log of `sluice jobs`: fails unless the log contains it all.",
+    help="Heads stored by SLUICE_AUDIT_SINK, such as the log of `sluice jobs`. Fails unless the "
+    "audit log contains all of them.",
 )
 @json_option
 @database_option
@@ -99,10 +104,10 @@ async def verify(
     expected = None if expected_hash is None else expected_hash.strip().lower()
     keys = load_settings().audit_keys
     if heads_file is not None and not keys:
-        raise click.UsageError("--heads needs SLUICE_AUDIT_KEY, the key that signed them.")
+        raise click.UsageError("--heads requires SLUICE_AUDIT_KEY, the key that signed the heads.")
     noted = [] if heads_file is None else SignedHead.all_in(heads_file.read())
     if heads_file is not None and not noted:
-        raise click.UsageError(f"--heads: there is no signed head in {heads_file.name}.")
+        raise click.UsageError(f"--heads: {heads_file.name} contains no signed head.")
     async with open_stores(database_url, None) as stores:
         state = await AuditService(stores.database).verify(
             expected_hash=expected, signer=HeadSigner(keys) if keys else None, noted=noted
@@ -111,26 +116,27 @@ async def verify(
         print_json(_state_to_json(state))
     if state.broken_at is not None:
         raise click.ClickException(
-            f"The audit log was tampered with: {state.reason}. Whole up to row {state.entries}."
+            f"The audit log was tampered with: {state.reason}. Intact up to row {state.entries}."
         )
     if not state.has_expected:
         raise click.ClickException(
-            "The audit log was cut off: no entry has the expected hash. "
+            "The audit log was truncated: no entry has the expected hash. "
             f"It has {state.entries} entries and the head {state.head}."
         )
     if state.lost_head is not None:
         raise click.ClickException(
-            f"The audit log was cut off or made anew: entry {state.lost_head} is not the one whose head was kept, "
-            f"or that head is not genuine. It has {state.entries} entries and the head {state.head}."
+            f"The audit log was truncated or recreated: entry {state.lost_head} does not match its "
+            "stored head, or that head is not genuine. "
+            f"It has {state.entries} entries and the head {state.head}."
         )
     if state.signed == 0 and state.entries:
         raise click.ClickException(
-            f"No entry of the audit log is signed, of {state.entries}. `sluice jobs` signs each minute if it has "
-            "SLUICE_AUDIT_KEY; signatures that were there before were taken away."
+            f"None of the {state.entries} entries of the audit log is signed. `sluice jobs` signs "
+            "every minute if SLUICE_AUDIT_KEY is set; any earlier signatures were removed."
         )
     if not as_json:
         signed = "" if state.signed is None else f" {state.signed} of them signed,"
-        click.echo(f"The audit log is whole: {state.entries} entries,{signed} head {state.head}.")
+        click.echo(f"The audit log is intact: {state.entries} entries,{signed} head {state.head}.")
 
 
 def _to_row(entry: AuditEntry) -> tuple[str, ...]:

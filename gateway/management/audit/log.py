@@ -87,7 +87,7 @@ class AuditLog:
         """Append a row. `details` must not contain secrets."""
         await self._take_turn()
         last = await self._newest()
-        await self._add_behind(last, action, subject, actor, tenant_id, details or {})
+        await self._add_after(last, action, subject, actor, tenant_id, details or {})
 
     async def sign(
         self, signer: HeadSigner, *, after: SignedHead | None = None
@@ -102,7 +102,7 @@ class AuditLog:
         if after is not None:
             signed = await self._transaction.get(AuditRow, after.sequence)
             if signed is None or signed.hash.hex() != after.hash:
-                raise AuditLogBrokenError(f"row {after.sequence} is not the one that was signed")
+                raise AuditLogBrokenError(f"row {after.sequence} is not the row that was signed")
         newest = await self._newest()
         if newest is None:
             return None
@@ -118,7 +118,7 @@ class AuditLog:
             return _signed_head(newest)
         made = signer.sign(newest.sequence, newest.hash)
         subject = f"{newest.sequence}"
-        await self._add_behind(newest, signing.ACTION, subject, SYSTEM, None, made.details)
+        await self._add_after(newest, signing.ACTION, subject, SYSTEM, None, made.details)
         return made
 
     async def entries(
@@ -208,7 +208,7 @@ class AuditLog:
         row: AuditRow | None = await self._transaction.scalar(query)
         return row
 
-    async def _add_behind(
+    async def _add_after(
         self,
         last: AuditRow | None,
         action: str,
@@ -275,7 +275,7 @@ def _fault(row: AuditRow, expected: int, head: bytes) -> str:
     if row.sequence != expected:
         return f"row {expected} is missing"
     if row.previous_hash != head:
-        return f"row {expected} does not continue the row before"
+        return f"row {expected} does not continue the previous row"
     if row.hash != row_hash(row):
         return f"row {expected} was changed"
     return ""
@@ -290,7 +290,7 @@ def _signature_fault(row: AuditRow, signer: HeadSigner) -> str:
         row.previous_hash.hex(),
     )
     if head is None or not is_of_row_before or not signer.is_genuine(head):
-        return f"row {row.sequence} does not carry a signature of the row before by this key"
+        return f"row {row.sequence} has no signature of the previous row by this key"
     return ""
 
 

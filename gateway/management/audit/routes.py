@@ -25,7 +25,7 @@ router = APIRouter(tags=["Audit"])
 ActionFilter = Annotated[str | None, text_filter("Only this action, such as `key.revoke`.")]
 After = Annotated[
     int | None,
-    Query(ge=1, le=MAX_SEQUENCE, description="`next` of the page before; none for the newest."),
+    Query(ge=1, le=MAX_SEQUENCE, description="`next` of the previous page; absent: the newest."),
 ]
 
 
@@ -34,17 +34,18 @@ class AuditEntryBody(BaseModel):
 
     object: Literal["audit.entry"] = "audit.entry"
     sequence: int = Field(
-        description="1, 2, 3 ... without a gap: of the tenant's entries, or for operators of all."
+        description="1, 2, 3 ... without gaps, within the tenant or, for operators, the whole log."
     )
     at: datetime
     actor: str = Field(
-        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`; customers see operators as `operator`."
+        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`. "
+        "Customers see operators as `operator`."
     )
     action: str
     tenant: str | None
-    subject: str = Field(description="Id of what was changed.")
-    details: dict[str, Any] = Field(description="What it was changed to; never a secret.")
-    hash: str = Field(description="SHA-256 over this entry and the hash of the one before.")
+    subject: str = Field(description="Id of the changed object.")
+    details: dict[str, Any] = Field(description="The new values; never a secret.")
+    hash: str = Field(description="SHA-256 of this entry and the hash of the previous one.")
 
 
 class AuditList(BaseModel):
@@ -53,10 +54,10 @@ class AuditList(BaseModel):
     object: Literal["list"] = "list"
     data: list[AuditEntryBody]
     has_more: bool
-    next: int | None = Field(description="Where the next page begins: its `after`.")
+    next: int | None = Field(description="`after` for the next page; null on the last page.")
 
 
-@router.get("/v1/audit", summary="List changes in your tenant")
+@router.get("/v1/audit", summary="List changes of your tenant")
 async def list_entries(
     context: Context,
     principal: CanManageMembers,

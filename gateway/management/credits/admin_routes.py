@@ -16,7 +16,7 @@ from gateway.tenancy.records import CreditKind
 router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
 
 
-@router.get("/credits", summary="Show a tenant's balance and what changed it")
+@router.get("/credits", summary="Get a tenant's balance and its changes")
 async def list_credits(
     context: Context,
     _principal: CanSeeEverything,
@@ -50,7 +50,7 @@ async def add_credit(
         )
         return CreditBody.of(credit)
     if body.expires_at is not None:
-        raise InvalidParameterError("'expires_at' is only for a grant.", param="expires_at")
+        raise InvalidParameterError("'expires_at' is allowed only for a grant.", param="expires_at")
     credit = await service.adjust(
         tenant_id, body.amount_micros, note=body.note, actor=principal.actor
     )

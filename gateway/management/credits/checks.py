@@ -7,7 +7,7 @@ from gateway.errors import InvalidParameterError, shown
 from gateway.tenancy.times import in_utc, utc_now
 
 MAX_AMOUNT_MICROS: Final = 10**15
-"""A thousand million dollars: Redis scripts use doubles, which are exact up to 2**53."""
+"""One billion dollars: Redis scripts use doubles, which are exact up to 2**53."""
 MAX_NOTE_CHARACTERS: Final = 200
 
 

@@ -27,7 +27,7 @@ Examples:
   sluice credits balance acme
   sluice credits list acme
 
-Amounts are dollars, exact, with at most six decimals. Credits matter to tenants whose billing is prepaid.
+Amounts are in dollars, with at most six decimals. Credits apply to tenants with prepaid billing.
 """
 
 
@@ -39,8 +39,8 @@ def command() -> None:
 @command.command()
 @click.argument("tenant")
 @click.argument("amount", type=Dollars())
-@click.option("--note", default="", help="What it is for.")
-@click.option("--expires-at", type=Time(), help="When what is left of it is taken back.")
+@click.option("--note", default="", help="Purpose of the grant.")
+@click.option("--expires-at", type=Time(), help="When the rest of the grant expires.")
 @json_option
 @database_option
 @redis_option

@@ -30,10 +30,10 @@ class CreditAddition(RequestBody):
     note: str = Field(
         "",
         max_length=MAX_NOTE_CHARACTERS,
-        description="What it is for; an adjustment must have one.",
+        description="Purpose; required for an adjustment.",
     )
     expires_at: AwareDatetime | None = Field(
-        None, description="When what is left of a grant is taken back; null stands for never."
+        None, description="When the rest of a grant expires; null: never."
     )
 
 
@@ -44,11 +44,11 @@ class CreditBody(BaseModel):
     id: str
     tenant_id: str
     kind: CreditKind
-    amount_micros: int = Field(description="Micro-dollars; negative where something is taken away.")
+    amount_micros: int = Field(description="Micro-dollars; negative for a deduction.")
     note: str
     created_at: datetime
     expires_at: datetime | None
-    grant_id: str | None = Field(description="The grant that an expiry ends.")
+    grant_id: str | None = Field(description="The expired grant, for an expiry.")
 
     @classmethod
     def of(cls, credit: Credit) -> Self:
@@ -68,9 +68,9 @@ class CreditBody(BaseModel):
 class BalanceBody(BaseModel):
     """A tenant's balance in the ledger, which records usage a few seconds after a request ends."""
 
-    granted_micros: int = Field(description="Grants and adjustments, less what was taken back.")
+    granted_micros: int = Field(description="Grants and adjustments, minus expired credits.")
     spent_micros: int
-    balance_micros: int = Field(description="What is left; negative: a debt.")
+    balance_micros: int = Field(description="Remaining credits; a negative value is a debt.")
 
     @classmethod
     def of(cls, balance: Balance) -> Self:

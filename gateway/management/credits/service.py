@@ -91,7 +91,7 @@ class CreditService:
             raise InvalidParameterError("'amount_micros' must not be 0.", param="amount_micros")
         check_note(note)
         if not note.strip():
-            raise InvalidParameterError("'note' must say why.", param="note")
+            raise InvalidParameterError("'note' must not be empty for an adjustment.", param="note")
         credit = _credit(tenant_id, CreditKind.ADJUSTMENT, amount_micros, note=note)
         return await self._add(credit, actor=actor)
 
@@ -123,7 +123,9 @@ class CreditService:
             try:
                 expired += len(await self._expire_of(tenant_id, now))
             except StoreUnavailableError as error:
-                logger.warning("expired credits of %s: %s", tenant_id, error.message)
+                logger.warning(
+                    "cannot take back expired credits of tenant %s: %s", tenant_id, error.message
+                )
         return expired
 
     async def _expire_of(self, tenant_id: str, now: datetime) -> list[Credit]:
@@ -157,7 +159,7 @@ class CreditService:
             await self._announcer.credits_changed(tenant_id)
         except ChangeNotAnnouncedError as error:
             raise StoreUnavailableError(
-                "Redis cannot be told of the change, so nothing was changed. Try again later."
+                "Redis is unavailable, so nothing was changed. Retry later."
             ) from error
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, tenant_id)
@@ -167,8 +169,8 @@ class CreditService:
         except ChangeNotAnnouncedError as error:
             names = ", ".join(credit.id for credit in written)
             raise StoreUnavailableError(
-                f"The change is saved ({names}): do not repeat it. Redis went away meanwhile: what the "
-                "limits know of the balance is corrected by the next reconciliation."
+                f"The change is saved ({names}); do not repeat it. Redis became unavailable meanwhile; "
+                "the next reconciliation corrects the balance in Redis."
             ) from error
         return written
 

@@ -21,7 +21,8 @@ def read_addresses(
     """
     if not 0 < len(texts) <= MAX_ADDRESSES:
         raise InvalidParameterError(
-            f"'{param}' must name 1 to {MAX_ADDRESSES} networks. Given: {len(texts)}.", param=param
+            f"'{param}' must contain 1 to {MAX_ADDRESSES} networks. Given: {len(texts)}.",
+            param=param,
         )
     return tuple(dict.fromkeys(_read(text, param) for text in texts))
 
@@ -33,14 +34,14 @@ def _read(text: str, param: str) -> Network:
         host = ip_interface(text)
     except ValueError:
         raise InvalidParameterError(
-            f"'{param}' must name addresses and networks such as 192.0.2.7, 10.0.0.0/8 or "
+            f"'{param}' must contain addresses and networks such as 192.0.2.7, 10.0.0.0/8 or "
             f"2001:db8::/32. Given: {shown(text)}.",
             param=param,
         ) from None
     if host.ip != network.network_address:
         raise InvalidParameterError(
-            f"'{param}' names a network by one of its hosts: write {network} for all of it, or "
-            f"{host.ip} for one. Given: {shown(text)}.",
+            f"'{param}' must not contain a network with host bits: use {network} for the network, or "
+            f"{host.ip} for the host. Given: {shown(text)}.",
             param=param,
         )
     return _without_mapping(network)

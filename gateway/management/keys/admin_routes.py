@@ -34,7 +34,7 @@ async def list_keys(
     return KeyList.of(await keys.page(tenant_id, PageRequest(after, limit)))
 
 
-@router.post("", summary="Make a key of a tenant")
+@router.post("", summary="Create a key of a tenant")
 async def create_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, body: KeyCreation
 ) -> CreatedKeyBody:
@@ -48,7 +48,7 @@ async def create_key(
     return CreatedKeyBody.of_created(created)
 
 
-@router.get("/{key_id}", summary="Describe a tenant's key")
+@router.get("/{key_id}", summary="Get a tenant's key")
 async def get_key(
     keys: Keys, _principal: CanSeeEverything, tenant_id: TenantId, key_id: KeyId
 ) -> KeyBody:
@@ -56,7 +56,7 @@ async def get_key(
     return KeyBody.of(await keys.get(tenant_id, key_id))
 
 
-@router.patch("/{key_id}", summary="Change a tenant's key")
+@router.patch("/{key_id}", summary="Update a tenant's key")
 async def change_key(
     keys: Keys, principal: CanAdminister, tenant_id: TenantId, key_id: KeyId, body: KeyChange
 ) -> KeyBody:
@@ -71,7 +71,7 @@ async def change_key(
     return KeyBody.of(changed)
 
 
-@router.post("/{key_id}:rotate", summary="Give a tenant's key a new secret")
+@router.post("/{key_id}:rotate", summary="Rotate a tenant's key")
 async def rotate_key(
     keys: Keys,
     principal: CanAdminister,

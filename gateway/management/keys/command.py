@@ -66,13 +66,13 @@ _address_option: Decorator = click.option(
     "allowed_addresses",
     multiple=True,
     metavar="CIDR",
-    help="An address or network it may be used from, repeatable; any if not given.",
+    help="Address or network that may use the key; repeatable.  [default: any]",
 )
 
 
 @command.command()
 @tenant_option
-@click.option("--name", required=True, help="What the key is for.")
+@click.option("--name", required=True, help="Name of the key.")
 @click.option(
     "--scope",
     "scopes",
@@ -80,18 +80,20 @@ _address_option: Decorator = click.option(
     type=_SCOPES,
     default=(Scope.COMPLETIONS.value,),
     show_default=True,
-    help="What the key may be used for; may be repeated.",
+    help="Right of the key; repeatable.",
 )
-@click.option("--project", "project_id", help="Id of the project that it belongs to.")
+@click.option("--project", "project_id", help="Id of the project of the key.")
 @click.option(
     "--model",
     "allowed_models",
     multiple=True,
-    help="A model it may use, repeatable; all if not given.",
+    help="Model that the key may use; repeatable.  [default: all]",
 )
 @_address_option
 @click.option(
-    "--expires-in", type=Duration(), help="Life of the key: 90m, 12h, 30d; endless if not given."
+    "--expires-in",
+    type=Duration(),
+    help="Lifetime of the key, such as 90m, 12h or 30d.  [default: unlimited]",
 )
 @limit_option
 @dialect_option
@@ -148,28 +150,31 @@ async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | N
 @command.command("set")
 @tenant_option
 @click.argument("key")
-@click.option("--name", help="What the key is for.")
+@click.option("--name", help="Name of the key.")
 @click.option(
     "--scope",
     "scopes",
     multiple=True,
     type=_SCOPES,
-    help="What the key may be used for; may be repeated.",
+    help="Right of the key; repeatable.",
 )
 @click.option(
-    "--model", "allowed_models", multiple=True, help="A model it may use, repeatable; none: all."
+    "--model",
+    "allowed_models",
+    multiple=True,
+    help="Model that the key may use, repeatable; none: all.",
 )
 @click.option(
     "--address",
     "allowed_addresses",
     multiple=True,
     metavar="CIDR",
-    help="An address or network it may be used from, repeatable; none: any.",
+    help="Address or network that may use the key, repeatable; none: any.",
 )
 @click.option(
     "--expires-in",
     type=Duration(allows_none=True),
-    help="Life of the key from now on: 90m, 12h, 30d; none: endless.",
+    help="Lifetime of the key from now, such as 90m, 12h or 30d; none: unlimited.",
 )
 @limit_option
 @changed_dialect_option
@@ -204,7 +209,8 @@ async def set_options(
     type=Duration(allows_zero=True),
     default="1d",
     show_default=True,
-    help="How long the present secret works beside the new one: 90m, 12h, 30d at most; 0: not at all.",
+    help="How long the current secret remains valid: such as 90m or 12h, at most 30d. 0: it ends at "
+    "once.",
 )
 @json_option
 @database_option
@@ -275,7 +281,7 @@ def _print_created(created: CreatedKey, *, as_json: bool) -> None:
     click.echo(created.key.reveal())
     click.echo(
         f"\nThis is the key {created.record.id} of tenant {created.record.tenant_id}. "
-        "Keep it now: it cannot be shown again.",
+        "Store it now: it cannot be shown again.",
         err=True,
     )
 

@@ -47,14 +47,14 @@ async def count_expiring_keys(database: Database, now: datetime, within: timedel
 
 
 async def _append_some(transaction: AsyncSession, now: datetime, actor: str) -> int:
-    candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_is_written_down()).limit(AT_ONCE)
-    # Another process that does the same holds these rows until its transaction ends ...
+    candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_has_audit_entry()).limit(AT_ONCE)
+    # A concurrent call locks these rows until its transaction ends ...
     held = list(
         await transaction.scalars(candidates.with_for_update(of=ApiKeyRow, skip_locked=True))
     )
     # ... and may have ended it just now, which only another query sees.
     keys = await transaction.scalars(
-        select(ApiKeyRow).where(ApiKeyRow.id.in_(held), ~_is_written_down())
+        select(ApiKeyRow).where(ApiKeyRow.id.in_(held), ~_has_audit_entry())
     )
     for key in list(keys):
         await AuditLog(transaction).append(
@@ -71,7 +71,7 @@ def _is_expired(now: datetime) -> ColumnElement[bool]:
     return and_(ApiKeyRow.expires_at <= now, ApiKeyRow.revoked_at.is_(None))
 
 
-def _is_written_down() -> ColumnElement[bool]:
+def _has_audit_entry() -> ColumnElement[bool]:
     return exists().where(
         AuditRow.tenant_id == ApiKeyRow.tenant_id,
         AuditRow.action == ACTION,

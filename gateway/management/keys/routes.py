@@ -45,7 +45,7 @@ async def list_keys(
     )
 
 
-@router.post("", summary="Make a key")
+@router.post("", summary="Create a key")
 async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) -> CreatedKeyBody:
     """Create a key. Only this response contains the whole key.
 
@@ -58,13 +58,13 @@ async def create_key(keys: Keys, principal: CanManageKeys, body: KeyCreation) ->
     return CreatedKeyBody.of_created(created)
 
 
-@router.get("/{key_id}", summary="Describe a key")
+@router.get("/{key_id}", summary="Get a key")
 async def get_key(keys: Keys, principal: CanManageKeys, key_id: KeyId) -> KeyBody:
     """Get a key without its secret."""
     return KeyBody.of(await keys.get(principal.tenant_id, key_id, grantor=principal.grant))
 
 
-@router.patch("/{key_id}", summary="Change a key")
+@router.patch("/{key_id}", summary="Update a key")
 async def change_key(
     keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyChange
 ) -> KeyBody:
@@ -83,7 +83,7 @@ async def change_key(
     return KeyBody.of(changed)
 
 
-@router.post("/{key_id}:rotate", summary="Give a key a new secret")
+@router.post("/{key_id}:rotate", summary="Rotate a key")
 async def rotate_key(
     keys: Keys, principal: CanManageKeys, key_id: KeyId, body: KeyRotation | None = None
 ) -> CreatedKeyBody:

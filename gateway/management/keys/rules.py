@@ -17,7 +17,7 @@ MAX_GRACE: Final = timedelta(days=30)
 def check_not_revoked(key: KeyRecord) -> None:
     """Reject a revoked key."""
     if key.revoked_at is not None:
-        raise BadRequestError(f"The key {shown(key.id)} is revoked: make a new one.")
+        raise BadRequestError(f"The key {shown(key.id)} is revoked: create a new key.")
 
 
 def check_lives(key: KeyRecord) -> None:
@@ -25,7 +25,7 @@ def check_lives(key: KeyRecord) -> None:
     check_not_revoked(key)
     if key.expires_at is not None and key.expires_at <= utc_now():
         raise BadRequestError(
-            f"The key {shown(key.id)} has expired: change 'expires_at' first, or make a new one."
+            f"The key {shown(key.id)} has expired: change 'expires_at' first, or create a new key."
         )
 
 
@@ -45,7 +45,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if "name" in options:
         check_name(options["name"])
     if "scopes" in options and not options["scopes"]:
-        raise InvalidParameterError("'scopes' must name at least one scope.", param="scopes")
+        raise InvalidParameterError("'scopes' must contain at least one scope.", param="scopes")
     models = options.get("allowed_models")
     if models is not None:
         _check_models(models)
@@ -59,7 +59,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_models(models: Collection[str]) -> None:
     if not 0 < len(models) <= MAX_ALLOWED_MODELS:
         raise InvalidParameterError(
-            f"'allowed_models' must name 1 to {MAX_ALLOWED_MODELS} models. Given: {len(models)}.",
+            f"'allowed_models' must contain 1 to {MAX_ALLOWED_MODELS} models. Given: {len(models)}.",
             param="allowed_models",
         )
     for model in models:
@@ -73,7 +73,7 @@ def _future(expires_at: datetime) -> datetime:
         in_utc = None
     if expires_at.tzinfo is None or in_utc is None or in_utc <= utc_now():
         raise InvalidParameterError(
-            "'expires_at' must be a time in the future that tells its time zone. "
+            "'expires_at' must be a time in the future, with a time zone. "
             f"Given: {expires_at.isoformat()}.",
             param="expires_at",
         )

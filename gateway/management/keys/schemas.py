@@ -17,27 +17,26 @@ from gateway.tenancy.scopes import Scope
 
 Scopes = Annotated[
     list[Scope],
-    Field(min_length=1, max_length=2 * len(Scope), description="What it may be used for."),
+    Field(min_length=1, max_length=2 * len(Scope), description="Rights of the key."),
 ]
 Models = Annotated[
     list[Name] | None,
-    Field(min_length=1, max_length=MAX_ALLOWED_MODELS, description="Null stands for all models."),
+    Field(min_length=1, max_length=MAX_ALLOWED_MODELS, description="Null: all models."),
 ]
 Addresses = Annotated[
     list[Annotated[str, Field(max_length=100)]] | None,
     Field(
         min_length=1,
         max_length=MAX_ADDRESSES,
-        description="Addresses and networks from which it may be used; null stands for any.",
+        description="Addresses and networks that may use the key; null: any.",
         examples=[["192.0.2.7", "10.0.0.0/8", "2001:db8::/32"]],
     ),
 ]
 KeyDialect = Annotated[
-    Dialect | None, Field(description="Of requests that name none; null: the tenant's.")
+    Dialect | None,
+    Field(description="Default for requests that specify none; null: the tenant's dialect."),
 ]
-KeyExpiry = Annotated[
-    AwareDatetime | None, Field(description="When it stops to work; null stands for never.")
-]
+KeyExpiry = Annotated[AwareDatetime | None, Field(description="Expiry of the key; null: never.")]
 
 
 class _KeyOptions(RequestBody):
@@ -58,7 +57,7 @@ class _KeyOptions(RequestBody):
 class KeyCreation(_KeyOptions):
     """A key to create."""
 
-    name: Name = Field(description="What it is for.")
+    name: Name = Field(description="Name of the key.")
     scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
     project_id: Annotated[str | None, Field(max_length=63)] = None
     allowed_models: Models = None
@@ -87,7 +86,7 @@ class KeyRotation(RequestBody):
         int(DEFAULT_GRACE.total_seconds()),
         ge=0,
         le=int(MAX_GRACE.total_seconds()),
-        description="How long the present secret works beside the new one.",
+        description="How long the current secret remains valid.",
     )
 
 
@@ -101,15 +100,15 @@ class KeyBody(BaseModel):
     prefix: str = Field(description="The public part of the key: `sk-PREFIX-...`.")
     name: str
     scopes: list[Scope]
-    allowed_models: list[str] | None = Field(description="Null stands for all models.")
-    allowed_addresses: list[str] | None = Field(description="Null stands for any address.")
+    allowed_models: list[str] | None = Field(description="Null: all models.")
+    allowed_addresses: list[str] | None = Field(description="Null: any address.")
     dialect: Dialect | None
     limits: LimitsShown
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
-    old_prefix: str | None = Field(description="Of the secret before the last rotation.")
-    old_expires_at: datetime | None = Field(description="Until when that one works.")
+    old_prefix: str | None = Field(description="Prefix of the previous secret, after a rotation.")
+    old_expires_at: datetime | None = Field(description="Expiry of the previous secret.")
 
     @classmethod
     def of(cls, key: KeyRecord) -> Self:
@@ -137,7 +136,7 @@ class KeyBody(BaseModel):
 class CreatedKeyBody(KeyBody):
     """A key with its new secret."""
 
-    key: str = Field(description="The whole key. Keep it: it cannot be shown again.")
+    key: str = Field(description="The complete key. Store it: it cannot be shown again.")
 
     @classmethod
     def of_created(cls, created: CreatedKey) -> Self:

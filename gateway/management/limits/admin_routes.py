@@ -25,17 +25,17 @@ router = APIRouter(tags=["Limits"])
 _Holders = Mapping[LimitScope, tuple[str, LimitValues]]
 
 
-@router.get(
-    "/tenants/{tenant_id}/limits", summary="Show a tenant's limits and what is used of them"
-)
+@router.get("/tenants/{tenant_id}/limits", summary="Get a tenant's limits and their usage")
 async def get_limits(
     context: Context,
     _principal: CanSeeEverything,
     tenant_id: TenantId,
     project: Annotated[
-        str | None, Query(max_length=63, description="Also of this project.")
+        str | None, Query(max_length=63, description="Include the limits of this project.")
     ] = None,
-    key: Annotated[str | None, Query(max_length=63, description="Also of this key.")] = None,
+    key: Annotated[
+        str | None, Query(max_length=63, description="Include the limits of this key.")
+    ] = None,
 ) -> LimitsReport:
     """Get the limits of the tenant and, if given, of one of its projects and one of its keys."""
     async with context.database.reading() as transaction:

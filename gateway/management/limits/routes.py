@@ -20,7 +20,7 @@ router = APIRouter(tags=["Limits"])
 AnyCaller = Annotated[Principal, Depends(requires(*Scope))]
 
 
-@router.get("/v1/limits", summary="Show your limits and what is used of them")
+@router.get("/v1/limits", summary="Get your limits and their usage")
 async def get_limits(context: Context, principal: AnyCaller) -> LimitsReport:
     """Get the limits of the caller. Any valid credential gets its own limits.
 

@@ -27,12 +27,14 @@ _PER_MINUTE = frozenset(
 class LimitBody(BaseModel):
     """One limit."""
 
-    limit: int | None = Field(description="Null: no limit, and then nothing is counted.")
-    used: int | None = Field(description="By requests that ended and, at most, by those that run.")
+    limit: int | None = Field(description="Null: no limit, and usage is not counted.")
+    used: int | None = Field(
+        description="Usage of ended requests, plus the maximum usage of running ones."
+    )
     remaining: int | None
     resets_at: datetime | None = Field(
-        description="When the day or month ends, or the oldest use of the minute expires; null if "
-        "nothing of the minute is used, for concurrent requests and for stored bytes."
+        description="When the day or month ends, or the oldest usage of the minute expires. Null for "
+        "concurrent requests and stored bytes, and if the minute has no usage."
     )
 
 
@@ -54,7 +56,7 @@ class CreditsBody(BaseModel):
     """Remaining credit of a prepaid tenant."""
 
     remaining_micros: int = Field(
-        description="Micro-dollars, less what running requests cost at most."
+        description="Micro-dollars, minus the maximum cost of running requests."
     )
 
 
@@ -63,8 +65,8 @@ class LimitsReport(BaseModel):
 
     object: Literal["limits"] = "limits"
     tenant: str
-    plan: str | None = Field(description="Where limits come from that nobody sets.")
-    service_tier: ServiceTier = Field(description="The tier of requests that name none.")
+    plan: str | None = Field(description="Plan whose limits apply where no own limit is set.")
+    service_tier: ServiceTier = Field(description="Default for requests that specify none.")
     billing: Billing
     scopes: list[ScopeBody] = Field(description="Key, project and tenant; a request must meet all.")
     credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")

@@ -41,7 +41,7 @@ async def add_member(
     return MemberBody.of(await members.add(tenant_id, **body.given(), actor=principal.actor))
 
 
-@router.get("/{member_id}", summary="Describe a tenant's member")
+@router.get("/{member_id}", summary="Get a tenant's member")
 async def get_member(
     members: Members, _principal: CanSeeEverything, tenant_id: TenantId, member_id: MemberId
 ) -> MemberBody:
@@ -49,7 +49,7 @@ async def get_member(
     return MemberBody.of(await members.get(tenant_id, member_id))
 
 
-@router.patch("/{member_id}", summary="Give a tenant's member another role")
+@router.patch("/{member_id}", summary="Change the role of a tenant's member")
 async def change_member(
     members: Members,
     principal: CanAdminister,

@@ -30,7 +30,7 @@ _role_option: Decorator = click.option(
     "--role",
     required=True,
     type=click.Choice([role.value for role in Role]),
-    help="What the person may do.",
+    help="Role of the member.",
 )
 
 
@@ -43,7 +43,7 @@ def command() -> None:
 @tenant_option
 @click.argument("subject")
 @_role_option
-@click.option("--name", help="How people call them; the subject if not given.")
+@click.option("--name", help="Display name.  [default: the subject]")
 @json_option
 @database_option
 @redis_option

@@ -26,7 +26,7 @@ def member_service(context: Context) -> MemberService:
 
 
 Members = Annotated[MemberService, Depends(member_service)]
-MemberId = Annotated[str, Path(description="Id of the member, or the claim `sub`.")]
+MemberId = Annotated[str, Path(description="Id of the member, or the `sub` claim of its tokens.")]
 
 
 @router.get("", summary="List your members")
@@ -54,7 +54,7 @@ async def add_member(
     return MemberBody.of(added)
 
 
-@router.get("/{member_id}", summary="Describe a member")
+@router.get("/{member_id}", summary="Get a member")
 async def get_member(
     members: Members, principal: CanManageMembers, member_id: MemberId
 ) -> MemberBody:
@@ -62,7 +62,7 @@ async def get_member(
     return MemberBody.of(await members.get(principal.tenant_id, member_id))
 
 
-@router.patch("/{member_id}", summary="Give a member another role")
+@router.patch("/{member_id}", summary="Change the role of a member")
 async def change_member(
     members: Members, principal: CanManageMembers, member_id: MemberId, body: MemberChange
 ) -> MemberBody:

@@ -13,9 +13,9 @@ from gateway.tenancy.records import Member, Role
 class MemberAddition(RequestBody):
     """A member to add."""
 
-    subject: Name = Field(description="The claim `sub` of the person's tokens.")
+    subject: Name = Field(description="The `sub` claim of the person's tokens.")
     role: Role
-    name: Name | None = Field(None, description="The subject if absent.")
+    name: Name | None = Field(None, description="Display name. Default: the subject.")
 
 
 class MemberChange(RequestBody):

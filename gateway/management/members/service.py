@@ -72,7 +72,7 @@ class MemberService:
                     details=details_of(details),
                 )
         except IntegrityError as error:
-            raise ConflictError(f"{shown(subject)} is a member already.") from error
+            raise ConflictError(f"{shown(subject)} is already a member.") from error
         await self._announcer.tenant_changed(tenant_id)
         return member
 

@@ -31,13 +31,13 @@ async def create_plan(context: Context, principal: CanAdminister, body: PlanCrea
     return PlanBody.of(plan)
 
 
-@router.get("/{plan_id}", summary="Show a plan")
+@router.get("/{plan_id}", summary="Get a plan")
 async def get_plan(context: Context, _principal: CanSeeEverything, plan_id: PlanId) -> PlanBody:
     """Get a plan with its limits for tenants, projects and keys."""
     return PlanBody.of(await _service(context).get(plan_id))
 
 
-@router.patch("/{plan_id}", summary="Change a plan")
+@router.patch("/{plan_id}", summary="Update a plan")
 async def change_plan(
     context: Context, principal: CanAdminister, plan_id: PlanId, body: PlanChange
 ) -> PlanBody:

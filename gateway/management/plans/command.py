@@ -43,7 +43,7 @@ def _limit_option(scope: LimitScope) -> Decorator:
         f"{scope}_limits",
         multiple=True,
         metavar="NAME=VALUE",
-        help=f"A limit of each {scope} that has none of its own; {NONE} takes it away.",
+        help=f"Default limit of each {scope}, repeatable; {NONE} removes it.",
     )
 
 
@@ -59,7 +59,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("plan")
-@click.option("--name", help="How people call it; its id if not given.")
+@click.option("--name", help="Display name.  [default: the id]")
 @_tenant_option
 @_project_option
 @_key_option
@@ -85,7 +85,7 @@ async def create(
 
 @command.command("set")
 @click.argument("plan")
-@click.option("--name", help="How people call it.")
+@click.option("--name", help="Display name.")
 @_tenant_option
 @_project_option
 @_key_option

@@ -22,7 +22,7 @@ _LIMITS: Final = {
 PlanLimits = Annotated[
     dict[str, Any],
     WithJsonSchema(_LIMITS),
-    Field(description="Limits of who has none of his own; null and what is absent: no limit."),
+    Field(description="Limits for holders without their own; null or absent: no limit."),
 ]
 
 
@@ -43,9 +43,9 @@ class PlanCreation(_PlanLimits):
     """A plan to create."""
 
     id: str = Field(
-        min_length=1, max_length=63, description="1 to 63 characters out of a-z, 0-9 and `-`."
+        min_length=1, max_length=63, description="1 to 63 characters from a-z, 0-9 and `-`."
     )
-    name: Name | None = Field(None, description="The id if absent.")
+    name: Name | None = Field(None, description="Display name. Default: the id.")
 
 
 class PlanChange(_PlanLimits):

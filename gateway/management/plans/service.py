@@ -55,7 +55,7 @@ class PlanService:
                     "plan.create", plan_id, actor=actor, details=_details(plan)
                 )
         except IntegrityError as error:
-            raise ConflictError(f"The plan {shown(plan_id)} exists already.") from error
+            raise ConflictError(f"The plan {shown(plan_id)} already exists.") from error
         return plan
 
     async def update(
@@ -107,7 +107,7 @@ def _set(limits: LimitValues) -> LimitValues:
 def _check_id(plan_id: str) -> None:
     if _PLAN_ID.fullmatch(plan_id) is None:
         raise InvalidParameterError(
-            f"'id' must have 1 to 63 characters out of a-z, 0-9 and '-'. Given: {shown(plan_id)}.",
+            f"'id' must have 1 to 63 characters from a-z, 0-9 and '-'. Given: {shown(plan_id)}.",
             param="id",
         )
 

@@ -21,7 +21,7 @@ async def list_prices(
     *,
     model: Annotated[str | None, text_filter("Only this model.")] = None,
     history: Annotated[
-        bool, Query(description="Also former prices and those to come, in their order.")
+        bool, Query(description="Include past and future prices, in order.")
     ] = False,
 ) -> PriceList:
     """List the prices in force, or all prices ever added. A model without a price is free."""
@@ -30,7 +30,7 @@ async def list_prices(
     return PriceList(data=[PriceBody.of(price) for price in prices], has_more=False)
 
 
-@router.post("", summary="Set what a model costs")
+@router.post("", summary="Add a price")
 async def add_price(context: Context, principal: CanAdminister, body: PriceAddition) -> PriceBody:
     """Add a price. Prices never change: the price in force at admission applies to a request."""
     price = await _service(context).add(

@@ -28,7 +28,8 @@ Examples:
   sluice prices list
   sluice prices list --model llama-8b --history
 
-Amounts are dollars per million tokens, exact, with at most six decimals. A model without a price is free.
+Amounts are in dollars per million tokens, with at most six decimals. A model without a price is
+free.
 """
 
 
@@ -43,7 +44,7 @@ def command() -> None:
 @click.option(
     "--cached",
     type=Dollars(),
-    help="For prompt tokens found in the prefix cache; like other prompt tokens if not given.",
+    help="Dollars per million cached prompt tokens.  [default: the prompt price]",
 )
 @click.option(
     "--completion", type=Dollars(), required=True, help="Dollars per million completion tokens."
@@ -53,9 +54,9 @@ def command() -> None:
     type=click.Choice([tier.value for tier in ServiceTier]),
     default=ServiceTier.DEFAULT.value,
     show_default=True,
-    help="Service tier; tiers without a price of their own cost what the default one does.",
+    help="Service tier; a tier without a price has the price of the default tier.",
 )
-@click.option("--effective-at", type=Time(), help="From when on; from now if not given.")
+@click.option("--effective-at", type=Time(), help="When the price takes effect.  [default: now]")
 @json_option
 @database_option
 @redis_option
@@ -91,7 +92,7 @@ async def add(
 
 @command.command("list")
 @click.option("--model", help="Only this model.")
-@click.option("--history", is_flag=True, help="Also former prices and those to come.")
+@click.option("--history", is_flag=True, help="Include past and future prices.")
 @json_option
 @database_option
 @runs_async

@@ -22,16 +22,17 @@ class PriceAddition(RequestBody):
     model: Name = Field(description="Id under which workers announce the model, not an alias.")
     service_tier: ServiceTier = Field(
         ServiceTier.DEFAULT,
-        description="Tiers without a price of their own cost what the default one does.",
+        description="A tier without a price has the price of the default tier.",
     )
     prompt_micros: PriceMicros
     cached_micros: PriceMicros | None = Field(
         None,
-        description="For prompt tokens found in the prefix cache, at most `prompt_micros`, which also holds if absent.",
+        description="For prompt tokens found in the prefix cache, at most `prompt_micros`. "
+        "Default: `prompt_micros`.",
     )
     completion_micros: PriceMicros
     effective_at: AwareDatetime | None = Field(
-        None, description="From when on, never in the past; from now on if absent."
+        None, description="When the price takes effect, not in the past. Default: now."
     )
 
 

@@ -92,7 +92,7 @@ def _in_order(prices: Iterable[Price]) -> list[Price]:
 def _check_start(starts_at: datetime, now: datetime) -> None:
     if starts_at < now:
         raise InvalidParameterError(
-            "'effective_at' must not be in the past: what was used then is charged already. "
+            "'effective_at' must not be in the past, whose usage is already charged. "
             f"Given: {starts_at.isoformat()}.",
             param="effective_at",
         )

@@ -32,7 +32,7 @@ async def list_projects(
     return ProjectList.of(await projects.page(tenant_id, PageRequest(after, limit)))
 
 
-@router.post("", summary="Make a project of a tenant")
+@router.post("", summary="Create a project of a tenant")
 async def create_project(
     projects: Projects, principal: CanAdminister, tenant_id: TenantId, body: ProjectCreation
 ) -> ProjectBody:
@@ -41,7 +41,7 @@ async def create_project(
     return ProjectBody.of(created)
 
 
-@router.get("/{project_id}", summary="Describe a tenant's project")
+@router.get("/{project_id}", summary="Get a tenant's project")
 async def get_project(
     projects: Projects, _principal: CanSeeEverything, tenant_id: TenantId, project_id: ProjectId
 ) -> ProjectBody:
@@ -49,7 +49,7 @@ async def get_project(
     return ProjectBody.of(await projects.get(tenant_id, project_id))
 
 
-@router.patch("/{project_id}", summary="Change a tenant's project")
+@router.patch("/{project_id}", summary="Update a tenant's project")
 async def change_project(
     projects: Projects,
     principal: CanAdminister,
@@ -70,7 +70,7 @@ async def archive_project(
     return ProjectBody.of(await projects.archive(tenant_id, project_id, actor=principal.actor))
 
 
-@router.post("/{project_id}:activate", summary="Take a tenant's project out of the archive")
+@router.post("/{project_id}:activate", summary="Activate a tenant's archived project")
 async def activate_project(
     projects: Projects, principal: CanAdminister, tenant_id: TenantId, project_id: ProjectId
 ) -> ProjectBody:

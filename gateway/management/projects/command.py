@@ -68,7 +68,7 @@ async def create(
 @command.command("set")
 @tenant_option
 @click.argument("project")
-@click.option("--name", help="How people call it.")
+@click.option("--name", help="Display name.")
 @limit_option
 @json_option
 @database_option

@@ -42,7 +42,7 @@ async def list_projects(
     )
 
 
-@router.post("", summary="Make a project")
+@router.post("", summary="Create a project")
 async def create_project(
     projects: Projects, principal: CanManageKeys, body: ProjectCreation
 ) -> ProjectBody:
@@ -53,7 +53,7 @@ async def create_project(
     return ProjectBody.of(created)
 
 
-@router.get("/{project_id}", summary="Describe a project")
+@router.get("/{project_id}", summary="Get a project")
 async def get_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:
@@ -63,7 +63,7 @@ async def get_project(
     )
 
 
-@router.patch("/{project_id}", summary="Change a project")
+@router.patch("/{project_id}", summary="Update a project")
 async def change_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId, body: ProjectChange
 ) -> ProjectBody:
@@ -89,7 +89,7 @@ async def archive_project(
     return ProjectBody.of(archived)
 
 
-@router.post("/{project_id}:activate", summary="Take a project out of the archive")
+@router.post("/{project_id}:activate", summary="Activate an archived project")
 async def activate_project(
     projects: Projects, principal: CanManageKeys, project_id: ProjectId
 ) -> ProjectBody:

@@ -34,5 +34,5 @@ async def require_room(transaction: AsyncSession, table: Holding, tenant_id: str
     )
     if (number or 0) >= MOST_OF_TENANT[table]:
         raise ConflictError(
-            f"The tenant {shown(tenant_id)} has {number} {_NAMES[table]}, as many as it may have."
+            f"The tenant {shown(tenant_id)} already has {number} {_NAMES[table]}, the maximum."
         )

@@ -13,7 +13,7 @@ _LIMIT: Final = {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}
 
 _GIVEN: Final = {
     "type": "object",
-    "description": "Only what is named is changed. Null stands for no limit, `plan` for the plan's.",
+    "description": "Absent limits stay unchanged. Null: no limit; `plan`: the plan's limit.",
     "additionalProperties": False,
     "properties": {
         name.value: {"anyOf": [_LIMIT, {"type": "null"}, {"const": FromPlan.FROM_PLAN.value}]}
@@ -22,7 +22,7 @@ _GIVEN: Final = {
 }
 _SHOWN: Final = {
     "type": "object",
-    "description": "Own limits. Null stands for no limit; what is absent has the plan's.",
+    "description": "Own limits. Null: no limit; absent: the plan's limit.",
     "properties": {name.value: {"anyOf": [_LIMIT, {"type": "null"}]} for name in LimitName},
 }
 
@@ -46,7 +46,7 @@ class ListBody(BaseModel, Generic[T]):
 
     object: Literal["list"] = "list"
     data: list[T]
-    has_more: bool = Field(description="Whether others follow: ask again with `after`.")
+    has_more: bool = Field(description="Whether more entries follow; request them with `after`.")
 
 
 class BodyWithLimits(RequestBody):

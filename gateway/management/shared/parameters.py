@@ -11,14 +11,14 @@ MAX_CURSOR_CHARACTERS: Final = 4096
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 """Text without control characters: PostgreSQL rejects a comparison with NUL."""
 
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="The most entries of one page.")]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page.")]
 
 AfterId = Annotated[
     str | None,
     Query(
         min_length=1,
         max_length=MAX_TEXT_CHARACTERS,
-        description="`id` of the last entry of the page before; none for the first page.",
+        description="`id` of the last entry of the previous page; absent: the first page.",
     ),
 ]
 

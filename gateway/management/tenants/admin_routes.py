@@ -31,7 +31,7 @@ async def list_tenants(
     return TenantList.of(await tenants.page(PageRequest(after, limit)))
 
 
-@router.post("", summary="Make a tenant")
+@router.post("", summary="Create a tenant")
 async def create_tenant(
     tenants: Tenants, principal: CanAdminister, body: TenantCreation
 ) -> TenantBody:
@@ -43,7 +43,7 @@ async def create_tenant(
     return TenantBody.of(created)
 
 
-@router.get("/{tenant_id}", summary="Describe a tenant")
+@router.get("/{tenant_id}", summary="Get a tenant")
 async def get_tenant(
     tenants: Tenants, _principal: CanSeeEverything, tenant_id: TenantId
 ) -> TenantBody:
@@ -51,7 +51,7 @@ async def get_tenant(
     return TenantBody.of(await tenants.get(tenant_id))
 
 
-@router.patch("/{tenant_id}", summary="Change a tenant")
+@router.patch("/{tenant_id}", summary="Update a tenant")
 async def change_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId, body: TenantChange
 ) -> TenantBody:
@@ -60,7 +60,7 @@ async def change_tenant(
     return TenantBody.of(changed)
 
 
-@router.post("/{tenant_id}:suspend", summary="Refuse a tenant's requests")
+@router.post("/{tenant_id}:suspend", summary="Suspend a tenant")
 async def suspend_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
 ) -> TenantBody:
@@ -68,7 +68,7 @@ async def suspend_tenant(
     return TenantBody.of(await tenants.suspend(tenant_id, actor=principal.actor))
 
 
-@router.post("/{tenant_id}:activate", summary="Serve a suspended tenant again")
+@router.post("/{tenant_id}:activate", summary="Activate a suspended tenant")
 async def activate_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
 ) -> TenantBody:

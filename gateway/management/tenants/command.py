@@ -44,29 +44,29 @@ Examples:
 {LIMITS_HELP}"""
 
 _billing_option: Decorator = click.option(
-    "--billing", type=click.Choice([each.value for each in Billing]), help="When it pays."
+    "--billing", type=click.Choice([each.value for each in Billing]), help="How the tenant pays."
 )
 _tier_option: Decorator = click.option(
     "--service-tier",
     type=click.Choice([each.value for each in ServiceTier]),
-    help="The tier of requests that name none.",
+    help="Service tier of requests that specify none.",
 )
 _cost_option: Decorator = click.option(
     "--show-cost/--no-show-cost",
     "shows_cost",
     default=None,
-    help="Whether answers say what they cost.",
+    help="Whether responses include their cost.",
 )
 _strict_option: Decorator = click.option(
     "--strict/--no-strict",
     "strict_parameters",
     default=None,
-    help="Refuse parameters that would have no effect, or list them in a header.",
+    help="Reject parameters without effect, or list them in a header.",
 )
 _weight_option: Decorator = click.option(
     "--weight",
     type=float,
-    help="Share of the workers relative to other tenants that have work waiting; 1 at first.",
+    help="Share of the workers relative to other tenants with waiting jobs; initially 1.",
 )
 
 
@@ -81,12 +81,14 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--id", "tenant_id", help="1 to 63 of a-z, 0-9 and '-'; random if not given.")
+@click.option(
+    "--id", "tenant_id", help="1 to 63 characters from a-z, 0-9 and '-'.  [default: random]"
+)
 @_weight_option
 @dialect_option
 @_strict_option
-@click.option("--default-model", help="The model of requests that name none.")
-@click.option("--plan", "plan_id", help="Plan whose limits hold where nobody sets any.")
+@click.option("--default-model", help="Model of requests that specify none.")
+@click.option("--plan", "plan_id", help="Plan whose limits apply where no own limit is set.")
 @limit_option
 @_billing_option
 @_tier_option
@@ -115,13 +117,15 @@ async def create(
 
 @command.command("set")
 @click.argument("tenant")
-@click.option("--name", help="How people call it.")
+@click.option("--name", help="Display name.")
 @_weight_option
 @changed_dialect_option
 @_strict_option
-@click.option("--default-model", help="The model of requests that name none; none takes it away.")
+@click.option("--default-model", help="Model of requests that specify none; none removes it.")
 @click.option(
-    "--plan", "plan_id", help="Plan whose limits hold where nobody sets any; none takes it away."
+    "--plan",
+    "plan_id",
+    help="Plan whose limits apply where no own limit is set; none removes it.",
 )
 @limit_option
 @_billing_option

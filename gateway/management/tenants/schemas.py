@@ -23,14 +23,17 @@ Weight = Annotated[
     Field(
         ge=MIN_WEIGHT,
         le=MAX_WEIGHT,
-        description="Share of the workers relative to other tenants that have work waiting.",
+        description="Share of the workers relative to other tenants with waiting jobs.",
     ),
 ]
 PlanId = Annotated[
-    str | None, Field(max_length=63, description="Where limits come from that nobody sets.")
+    str | None,
+    Field(max_length=63, description="Plan whose limits apply where no own limit is set."),
 ]
-DefaultModel = Annotated[Name | None, Field(description="The model of requests that name none.")]
-TenantDialect = Annotated[Dialect | None, Field(description="Of requests that name none.")]
+DefaultModel = Annotated[Name | None, Field(description="Default for requests that specify none.")]
+TenantDialect = Annotated[
+    Dialect | None, Field(description="Default for requests that specify none.")
+]
 
 
 class TenantCreation(BodyWithLimits):
@@ -40,21 +43,21 @@ class TenantCreation(BodyWithLimits):
     id: str | None = Field(
         None,
         max_length=63,
-        description="1 to 63 characters out of a-z, 0-9 and `-`; random if absent.",
+        description="1 to 63 characters from a-z, 0-9 and `-`. Default: random.",
     )
     weight: Weight = 1.0
     dialect: TenantDialect = None
     strict_parameters: bool = Field(
-        default=False, description="Refuse parameters without effect instead of listing them."
+        default=False, description="Reject parameters without effect instead of listing them."
     )
     default_model: DefaultModel = None
     plan_id: PlanId = None
     limits: LimitsGiven = Field(default_factory=dict)
     billing: Billing = Billing.POSTPAID
     service_tier: ServiceTier = Field(
-        ServiceTier.DEFAULT, description="The tier of requests that name none."
+        ServiceTier.DEFAULT, description="Default for requests that specify none."
     )
-    shows_cost: bool = Field(default=False, description="Whether answers say what they cost.")
+    shows_cost: bool = Field(default=False, description="Whether responses include their cost.")
 
 
 class TenantChange(BodyWithLimits):

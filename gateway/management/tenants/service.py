@@ -81,7 +81,7 @@ class TenantService:
                     details=details_of(columns),
                 )
         except IntegrityError as error:
-            raise ConflictError(f"The tenant {shown(tenant.id)} exists already.") from error
+            raise ConflictError(f"The tenant {shown(tenant.id)} already exists.") from error
         return tenant
 
     async def list_all(self) -> list[Tenant]:
@@ -197,7 +197,6 @@ def _check_weight(weight: float) -> None:
 def _check_id(tenant_id: str) -> None:
     if _TENANT_ID.fullmatch(tenant_id) is None:
         raise InvalidParameterError(
-            "'id' must have 1 to 63 characters out of a-z, 0-9 and '-'. "
-            f"Given: {shown(tenant_id)}.",
+            f"'id' must have 1 to 63 characters from a-z, 0-9 and '-'. Given: {shown(tenant_id)}.",
             param="id",
         )

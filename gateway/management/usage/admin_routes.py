@@ -35,7 +35,7 @@ TenantFilter = Annotated[str | None, text_filter("Only this tenant.")]
 
 @router.get(
     "/usage",
-    summary="Sum up usage",
+    summary="Report usage",
     response_model=AnyUsageList,
     responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
@@ -62,7 +62,7 @@ async def report(
 
 @router.get(
     "/usage/requests",
-    summary="List requests with what they used",
+    summary="List requests with their usage",
     response_model=AnyReceiptList,
     responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
@@ -81,7 +81,7 @@ async def list_requests(
     return fields if isinstance(fields, Response) else AnyReceiptList(**fields)
 
 
-@router.get("/usage/requests/{request_id}", summary="Show what one request used and cost")
+@router.get("/usage/requests/{request_id}", summary="Get the receipt of a request")
 async def get_request(
     context: Context, _principal: CanSeeEverything, request_id: RequestId
 ) -> AnyReceiptBody:

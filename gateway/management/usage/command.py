@@ -53,9 +53,15 @@ model_option: Decorator = click.option("--model", help="Only this model.")
 start_option: Decorator = click.option(
     "--start", help="A date or time in UTC.  [default: 30 days before the end]"
 )
-end_option: Decorator = click.option("--end", help="The same, not included.  [default: now]")
+end_option: Decorator = click.option(
+    "--end", help="A date or time in UTC, exclusive.  [default: now]"
+)
 limit_option: Decorator = click.option(
-    "--limit", type=click.IntRange(1, MAX_SHOWN), default=100, show_default=True, help="At most."
+    "--limit",
+    type=click.IntRange(1, MAX_SHOWN),
+    default=100,
+    show_default=True,
+    help="Maximum number of lines.",
 )
 
 
@@ -76,12 +82,12 @@ def command() -> None:
     type=click.Choice(list(Bucket), case_sensitive=False),
     default=Bucket.DAY,
     show_default=True,
-    help="What is summed up together.",
+    help="Length of the period of each sum.",
 )
 @click.option(
     "--group-by",
     multiple=True,
-    help=f"What to tell apart: any of {', '.join(Dimension)}; repeated, or with commas.",
+    help=f"Dimensions to group by: any of {', '.join(Dimension)}; repeated or comma-separated.",
 )
 @limit_option
 @json_option
@@ -116,7 +122,7 @@ async def show(
     headings = ("FROM", "TO", *(name.upper() for name in asked.dimensions))
     print_table((*headings, *_SUMS), [_slice_to_row(each) for each in report.slices])
     if report.next is not None:
-        click.echo(f"There is more than these {limit} lines: see --limit.", err=True)
+        click.echo(f"Only the first {limit} lines are shown; see --limit.", err=True)
 
 
 @command.command("requests")
@@ -156,13 +162,13 @@ async def list_requests(
 
 
 @command.command()
-@click.option("--tenant", required=True, help="Whose usage.")
-@click.option("--month", required=True, help="A month of UTC, such as 2026-11.")
+@click.option("--tenant", required=True, help="Id of the tenant.")
+@click.option("--month", required=True, help="A UTC month, such as 2026-11.")
 @click.option(
     "--output",
     type=click.File("w", encoding="utf-8", atomic=True),
     default="-",
-    help="Where to write it.  [default: standard output]",
+    help="Output file.  [default: standard output]",
 )
 @database_option
 @runs_async
@@ -207,12 +213,12 @@ def _print_report(report: ReconcileReport) -> None:
         rows = [tuple(map(str, asdict(each).values())) for each in report.differences]
         print_table(headings, rows)
     for number, what in (
-        (report.compared_accounts, "accounts were compared"),
-        (report.busy_accounts, "accounts were too busy to be compared"),
-        (len(report.differences), "numbers were wrong and are derived again"),
-        (report.corrected_reservations, "accounts were wrong about open reservations"),
+        (report.compared_accounts, "holders of limits were compared"),
+        (report.busy_accounts, "holders changed too often to be compared"),
+        (len(report.differences), "counters were wrong and will be derived again"),
+        (report.corrected_reservations, "holders had wrong reserved amounts"),
         (report.forgotten_requests, "concurrent requests had no reservation"),
-        (len(report.wrong_hours), "hours had wrong sums and are summed again"),
+        (len(report.wrong_hours), "hours had wrong sums, which will be computed again"),
     ):
         click.echo(f"{number:6} {what}.")
 

@@ -28,7 +28,7 @@ def read_span(start: str | None, end: str | None, *, bucket: Bucket | None = Non
     most = MAX_DAYS_BY_HOUR if bucket is Bucket.HOUR else MAX_DAYS
     if last - first > most * DAY:
         raise InvalidParameterError(
-            f"From 'start' to 'end' must be at most {most} days"
+            f"'start' must be at most {most} days before 'end'"
             f"{' by the hour' if bucket is Bucket.HOUR else ''}. Given: {(last - first).days}.",
             param="start",
         )
@@ -53,8 +53,8 @@ def _read_time(name: str, text: str) -> datetime:
         time = None
     if time is None or not FIRST_YEAR <= time.year <= LAST_YEAR:
         raise InvalidParameterError(
-            f"'{name}' must be a date or time from {FIRST_YEAR} to {LAST_YEAR} such as 2026-11-01 or "
-            f"2026-11-01T10:00:00Z. Given: {shown(text)}.",
+            f"'{name}' must be a date or time from {FIRST_YEAR} to {LAST_YEAR}, such as 2026-11-01 "
+            f"or 2026-11-01T10:00:00Z. Given: {shown(text)}.",
             param=name,
         )
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

@@ -20,13 +20,15 @@ MAX_TIME_CHARACTERS: Final = 40
 def _time(description: str) -> object:
     return Query(
         max_length=MAX_TIME_CHARACTERS,
-        description=f"{description} A date or a time such as `2026-11-01` or `2026-11-01T10:00:00Z`, "
-        "in UTC unless it names another zone.",
+        description=f"{description} A date or time such as `2026-11-01` or `2026-11-01T10:00:00Z`; "
+        "UTC if it has no zone.",
     )
 
 
-Start = Annotated[str | None, _time("The beginning. Default: 30 days before the end, at midnight.")]
-End = Annotated[str | None, _time("The end, not included. Default: now.")]
+Start = Annotated[
+    str | None, _time("Start, inclusive. Default: 30 days before the end, at midnight.")
+]
+End = Annotated[str | None, _time("End, exclusive. Default: now.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def buckets_query(
     start: Start = None,
     end: End = None,
     bucket: Annotated[
-        Bucket, Query(description="What is summed up together; `hour` for 31 days at most.")
+        Bucket, Query(description="Length of the period of each sum; `hour` for at most 31 days.")
     ] = Bucket.DAY,
 ) -> BucketsQuery:
     """Return the requested time range and buckets."""
@@ -78,15 +80,15 @@ def page_query(
             min_length=1,
             max_length=MAX_CURSOR_CHARACTERS,
             pattern=PRINTABLE,
-            description="`next` of the page before, for CSV its header `x-next-page`.",
+            description="`next` of the previous page; for CSV, its header `x-next-page`.",
         ),
     ] = None,
     limit: Annotated[
-        int, Query(ge=1, le=MAX_USAGE_PAGE, description="The most entries of one page.")
+        int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page.")
     ] = 100,
     answer_format: Annotated[
         Literal["json", "csv"] | None,
-        Query(alias="format", description="Default: what the header `Accept` names first."),
+        Query(alias="format", description="Default: the first format in the `Accept` header."),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> PageQuery:
@@ -123,7 +125,7 @@ def decode_cursor(after: str | None, parts: int) -> tuple[str, ...] | None:
 def bad_cursor() -> InvalidParameterError:
     """Return the error for an invalid cursor."""
     return InvalidParameterError(
-        "'after' must be what 'next' of a page of the same list said.", param="after"
+        "'after' must be 'next' of a page of the same list.", param="after"
     )
 
 

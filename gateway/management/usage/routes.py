@@ -47,13 +47,13 @@ def group_by(known: tuple[Dimension, ...]) -> object:
     """Return the declaration of the `group_by` query parameter."""
     names = ", ".join(f"`{dimension}`" for dimension in known)
     return Query(
-        alias="group_by", max_length=8, description=f"Any of {names}: repeated, or with commas."
+        alias="group_by", max_length=8, description=f"Any of {names}; repeated or comma-separated."
     )
 
 
 @router.get(
     "/v1/usage",
-    summary="Sum up your usage",
+    summary="Report your usage",
     response_model=UsageList,
     responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
@@ -83,7 +83,7 @@ async def report(
 
 @router.get(
     "/v1/usage/requests",
-    summary="List your requests with what they used",
+    summary="List your requests with their usage",
     response_model=ReceiptList,
     responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
@@ -101,7 +101,7 @@ async def list_requests(
     return fields if isinstance(fields, Response) else ReceiptList(**fields)
 
 
-@router.get("/v1/usage/requests/{request_id}", summary="Show what one request used and cost")
+@router.get("/v1/usage/requests/{request_id}", summary="Get the receipt of a request")
 async def get_request(
     context: Context, principal: CanSeeOwnUsage, request_id: RequestId
 ) -> ReceiptBody:
@@ -116,7 +116,7 @@ def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
     own = principal.project_id
     if own is not None and wanted.project_id not in (None, own):
         raise PermissionDeniedError(
-            f"This credential sees only what its project used, {shown(own)}. "
+            f"This credential sees only the usage of its project {shown(own)}. "
             f"Given: {shown(wanted.project_id)}.",
             param="project",
         )
@@ -125,7 +125,8 @@ def own_usage(principal: Principal, wanted: UsageFilter) -> UsageFilter:
         return mine
     if wanted.credential_id not in (None, principal.credential_id):
         raise PermissionDeniedError(
-            f"This credential sees only what it used itself: other keys need the scope '{Scope.USAGE}'.",
+            "This credential sees only its own usage; that of other keys requires the scope "
+            f"'{Scope.USAGE}'.",
             param="key",
         )
     return replace(mine, credential_id=principal.credential_id)

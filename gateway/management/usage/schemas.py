@@ -18,15 +18,15 @@ class UsageBody(BaseModel):
 
     object: Literal["usage"] = "usage"
     start: datetime
-    end: datetime = Field(description="Not included.")
+    end: datetime = Field(description="End of the period, exclusive.")
     model: str | None = Field(description="Null unless grouped by `model`.")
     key: str | None = Field(description="Id of the key, or `jwt:SUBJECT`; null unless grouped so.")
     project: str | None = Field(description="Null unless grouped by `project`, or without one.")
     service_tier: str | None = Field(description="Null unless grouped by `service_tier`.")
     requests: int
-    failed_requests: int = Field(description="Of those, the ones that ended otherwise than asked.")
+    failed_requests: int = Field(description="Requests that failed, timed out or were lost.")
     prompt_tokens: int
-    cached_tokens: int = Field(description="Of the prompt tokens, those found in the prefix cache.")
+    cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
     completion_tokens: int
     cost_micros: int = Field(description="Micro-dollars.")
 
@@ -43,7 +43,7 @@ class _Report(BaseModel):
     end: datetime
     bucket: str
     has_more: bool
-    next: str | None = Field(description="Where the next page begins: its `after`.")
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
 class UsageList(_Report):
@@ -70,7 +70,7 @@ class ReceiptBody(BaseModel):
     """Usage and cost of one request."""
 
     object: Literal["usage.request"] = "usage.request"
-    id: str = Field(description="The completion's id.")
+    id: str = Field(description="Id of the completion.")
     created_at: datetime = Field(description="When it was admitted.")
     ended_at: datetime
     first_token_ms: int = Field(description="Milliseconds to the first reply; 0 if there was none.")
@@ -88,11 +88,11 @@ class ReceiptBody(BaseModel):
     completion_tokens: int
     prices: Prices
     free_prompt_tokens: int = Field(
-        description="Of the prompt tokens, those that are not paid for: our fault ended their job. "
-        "Below zero in a record that charges for tokens that an earlier one left free."
+        description="Prompt tokens that are not charged, because a fault of the service ended their "
+        "job. Negative in a record that charges for free tokens of an earlier record."
     )
-    free_cached_tokens: int = Field(description="The same of the cached tokens.")
-    free_completion_tokens: int = Field(description="The same of the completion tokens.")
+    free_cached_tokens: int = Field(description="The same for cached tokens.")
+    free_completion_tokens: int = Field(description="The same for completion tokens.")
     is_prepaid: bool = Field(description="Whether the cost was taken from credits.")
     cost_micros: int = Field(description="Micro-dollars.")
 
@@ -110,7 +110,7 @@ class ReceiptList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ReceiptBody]
     has_more: bool
-    next: str | None = Field(description="Where the next page begins: its `after`.")
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
 class AnyReceiptList(BaseModel):
@@ -119,7 +119,7 @@ class AnyReceiptList(BaseModel):
     object: Literal["list"] = "list"
     data: list[AnyReceiptBody]
     has_more: bool
-    next: str | None = Field(description="Where the next page begins: its `after`.")
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
 def usage_fields(each: UsageSlice) -> dict[str, Any]:

@@ -47,7 +47,7 @@ async def remove_webhook(
     return RemovedWebhook(id=webhook_id)
 
 
-@router.post("/{webhook_id}:test", summary="Try a tenant's webhook")
+@router.post("/{webhook_id}:test", summary="Test a tenant's webhook")
 async def try_webhook(
     context: Context, _principal: CanAdminister, tenant_id: TenantId, webhook_id: WebhookId
 ) -> SentEventBody:

@@ -1,4 +1,4 @@
-"""`sluice webhooks`: notifications of budgets that are nearly used up."""
+"""`sluice webhooks`: events about budgets that are nearly used up."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def command() -> None:
     multiple=True,
     default=DEFAULT_THRESHOLDS,
     show_default=True,
-    help="Percentage of a budget at which it is told; may be given several times.",
+    help="Percentage of a budget at which an event is sent; repeatable.",
 )
 @json_option
 @database_option
@@ -59,7 +59,7 @@ async def create(
     database_url: str | None,
     redis_url: str | None,
 ) -> None:
-    """Notify URL of the budgets of TENANT (its id), and show the secret that signs the events."""
+    """Send events about budgets of TENANT (its id) to URL; print the secret that signs them."""
     async with open_stores(database_url, redis_url) as stores:
         webhook = await _service(stores).create(
             tenant, url, thresholds=thresholds, actor=stores.actor
@@ -70,7 +70,7 @@ async def create(
     click.echo(webhook.secret)
     click.echo(
         f"\nThis is the secret of the webhook {webhook.id} of tenant {tenant}. "
-        "Keep it now: it cannot be shown again.",
+        "Store it now: it cannot be shown again.",
         err=True,
     )
 

@@ -55,7 +55,7 @@ async def remove_webhook(
     return RemovedWebhook(id=webhook_id)
 
 
-@router.post("/{webhook_id}:test", summary="Try a webhook")
+@router.post("/{webhook_id}:test", summary="Test a webhook")
 async def try_webhook(
     context: Context, principal: CanManageWebhooks, webhook_id: WebhookId
 ) -> SentEventBody:

@@ -18,14 +18,14 @@ class WebhookCreation(RequestBody):
     url: str = Field(
         min_length=1,
         max_length=MAX_URL_CHARACTERS,
-        description="https, on the public internet; is told by POST.",
+        description="https URL on the public internet, which receives events by POST.",
         examples=["https://example.com/hooks/sluice"],
     )
     thresholds: list[Annotated[int, Field(strict=True, ge=1, le=100)]] = Field(
         list(DEFAULT_THRESHOLDS),
         min_length=1,
         max_length=MAX_THRESHOLDS,
-        description="Different percentages of a budget at which it is told.",
+        description="Different percentages of a budget at which an event is sent.",
     )
 
 
@@ -48,7 +48,7 @@ class WebhookBody(BaseModel):
 class CreatedWebhookBody(WebhookBody):
     """A webhook with its secret."""
 
-    secret: str = Field(description="Signs what is sent. Keep it: it cannot be shown again.")
+    secret: str = Field(description="Signs the events. Store it: it cannot be shown again.")
 
     @classmethod
     def of_created(cls, webhook: Webhook) -> Self:
@@ -87,7 +87,7 @@ class SentEventBody(BaseModel):
     """A test event that checks whether the webhook works."""
 
     object: Literal["webhook.event"] = "webhook.event"
-    id: str = Field(description="Is sent along, in the body and in a header.")
+    id: str = Field(description="Id of the event, as in its body and header.")
     type: str
     created_at: datetime
 

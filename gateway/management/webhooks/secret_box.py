@@ -11,7 +11,7 @@ class SealedSecretError(Exception):
     """A secret was encrypted with a key that this process does not have."""
 
     def __init__(self) -> None:
-        super().__init__("its secret is encrypted under a key that SLUICE_ENCRYPTION_KEYS lacks")
+        super().__init__("its secret is encrypted with a key that is not in SLUICE_ENCRYPTION_KEYS")
 
 
 class SecretBox:
@@ -35,8 +35,8 @@ class SecretBox:
         """Return the secret in encrypted form. Raises BadRequestError without a key."""
         if self._first is None:
             raise BadRequestError(
-                "Webhooks cannot be registered here: the deployment has no key to encrypt their secrets "
-                "with (SLUICE_ENCRYPTION_KEYS)."
+                "Webhooks cannot be registered: the deployment has no key to encrypt their secrets "
+                "(SLUICE_ENCRYPTION_KEYS)."
             )
         return self._first.encrypt(secret.encode())
 

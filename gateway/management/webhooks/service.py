@@ -82,8 +82,8 @@ class WebhookService:
             store = WebhookStore(transaction)
             if len(await store.list_of_tenant(tenant_id)) >= MAX_WEBHOOKS:
                 raise ConflictError(
-                    f"The tenant {shown(tenant_id)} has {MAX_WEBHOOKS} webhooks already, "
-                    "as many as it may have. Remove one first."
+                    f"The tenant {shown(tenant_id)} already has {MAX_WEBHOOKS} webhooks, the maximum. "
+                    "Remove one first."
                 )
             await store.add(tenant_id, webhook, sealed_secret)
             await _audit(transaction, "webhook.create", webhook, actor=actor)
@@ -119,9 +119,9 @@ class WebhookService:
             await _find(transaction, tenant_id, webhook_id)
             store = WebhookStore(transaction)
             if await store.add_events([event]) == 0:
-                raise ConflictError("This webhook was tested in this minute already.")
+                raise ConflictError("This webhook was already tested in this minute.")
             # Only the last test is kept, so that tests do not fill the table.
-            await store.forget_events(webhook_id, TEST_KIND, before=now)
+            await store.remove_events(webhook_id, TEST_KIND, before=now)
         return event
 
 
@@ -136,7 +136,7 @@ async def encrypt_secrets(database: Database, box: SecretBox) -> int:
             store = WebhookStore(transaction)
             found = await store.stored_secrets(after=after, limit=AT_ONCE)
             for each in found:
-                if (sealed := _sealed_anew(each, box)) is not None:
+                if (sealed := _sealed_again(each, box)) is not None:
                     await store.set_sealed_secret(each.webhook_id, sealed)
                     changed += 1
         more = len(found) == AT_ONCE
@@ -144,7 +144,7 @@ async def encrypt_secrets(database: Database, box: SecretBox) -> int:
     return changed
 
 
-def _sealed_anew(stored: StoredSecret, box: SecretBox) -> bytes | None:
+def _sealed_again(stored: StoredSecret, box: SecretBox) -> bytes | None:
     """Return a secret encrypted with the first key.
 
     Return None if it already is, or if no key decrypts it.
@@ -156,7 +156,7 @@ def _sealed_anew(stored: StoredSecret, box: SecretBox) -> bytes | None:
     try:
         return box.seal(box.open(stored.sealed))
     except SealedSecretError as error:
-        logger.warning("webhook %s: %s", stored.webhook_id, error)
+        logger.warning("cannot encrypt the secret of webhook %s: %s", stored.webhook_id, error)
         return None
 
 

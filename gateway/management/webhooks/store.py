@@ -169,7 +169,7 @@ class WebhookStore:
         )
         return {EventName(*row) for row in rows}
 
-    async def forget_events(self, webhook_id: str, kind: str, *, before: datetime) -> None:
+    async def remove_events(self, webhook_id: str, kind: str, *, before: datetime) -> None:
         """Remove older events of one kind, delivered or not."""
         await self._transaction.execute(
             delete(WebhookEventRow).where(

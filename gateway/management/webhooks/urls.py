@@ -24,7 +24,7 @@ def check_url(url: str, *, allows_private: bool) -> None:
     if parts is None or parts.hostname is None:
         raise _refusal("must be an absolute URL such as https://example.com/hooks")
     if parts.username is not None or parts.password is not None:
-        raise _refusal("must not carry a user name or password")
+        raise _refusal("must not contain a user name or password")
     if parts.fragment:
         raise _refusal("must not have a fragment (#...)")
     if allows_private:
@@ -32,10 +32,10 @@ def check_url(url: str, *, allows_private: bool) -> None:
     if parts.scheme != "https":
         raise _refusal("must begin with https://")
     if not looks_public(parts.hostname):
-        raise _refusal("must name a host on the public internet")
+        raise _refusal("must have a host on the public internet")
     if (parts.port or DEFAULT_PORTS["https"]) not in HTTPS_PORTS:
         ports = " or ".join(map(str, HTTPS_PORTS))
-        raise _refusal(f"must name no port but {ports}. Given: {parts.port}")
+        raise _refusal(f"must use port {ports}. Given: {parts.port}")
 
 
 def host_of(url: str) -> str:
