@@ -20,14 +20,14 @@ PROGRAM: Final = (sys.executable, "-P", "-m", "gateway.cli")
 folder called `gateway` in the current folder."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "up": ("gateway.launch.up", "Start everything on this machine, for a first look."),
+    "up": ("gateway.launch.up", "Start everything on this machine, to try it out."),
     "gateway": ("gateway.commands.gateway", "Run a gateway."),
     "worker": ("gateway.commands.worker", "Run a worker."),
     "jobs": (
         "gateway.commands.jobs",
         "Run background jobs: usage into the ledger, expiries, webhooks.",
     ),
-    "beat": ("gateway.commands.beat", "Tell background jobs when to run."),
+    "beat": ("gateway.commands.beat", "Schedule background jobs."),
     "tenants": (
         "gateway.management.tenants.command",
         "Create, change, list, suspend and activate tenants.",
@@ -38,7 +38,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "members": (
         "gateway.management.members.command",
-        "Add, change, list and remove a tenant's people.",
+        "Add, change, list and remove a tenant's members.",
     ),
     "keys": (
         "gateway.management.keys.command",
@@ -46,13 +46,13 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "models": (
         "gateway.commands.models",
-        "List models and how they are served, and forget those that are gone.",
+        "List models, and remove those that are no longer served.",
     ),
     "plans": (
         "gateway.management.plans.command",
         "Create, change and list plans: default limits for groups of tenants.",
     ),
-    "prices": ("gateway.management.prices.command", "Add and list what models cost."),
+    "prices": ("gateway.management.prices.command", "Add and list model prices."),
     "credits": ("gateway.management.credits.command", "Grant, adjust and show prepaid credits."),
     "webhooks": (
         "gateway.management.webhooks.command",
@@ -61,7 +61,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "usage": ("gateway.management.usage.command", "Show, list, export and reconcile usage."),
     "audit": (
         "gateway.management.audit.command",
-        "List changes and check that their log is whole.",
+        "List changes and verify the audit log.",
     ),
     "db": ("gateway.commands.db", "Create or upgrade the database's schema."),
 }
@@ -70,14 +70,14 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 EPILOG = """\
 \b
 Examples:
-  sluice up                              everything on loopback, with the shipped tiny model
+  sluice up                              everything on loopback, with the bundled tiny model
   sluice db upgrade                      prepare the database
   sluice tenants create "Acme" --id acme
   sluice keys create --tenant acme --name "web site"
   sluice gateway --port 8080
   sluice worker --model-path /models/llama
 
-Every setting is an environment variable SLUICE_..., too.
+Each setting is also an environment variable SLUICE_*.
 """
 
 

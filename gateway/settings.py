@@ -100,7 +100,8 @@ class Settings(BaseSettings):
 
     redis_url: Annotated[RedisUrl, Field(repr=False)] = "redis://127.0.0.1:6379/0"
     database_url: SecretStr = SecretStr("sqlite+aiosqlite:///.sluice/sluice.db")
-    """SQLAlchemy URL: `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`."""
+    """SQLAlchemy URL: `sqlite+aiosqlite:///FILE` or
+    `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
@@ -261,7 +262,8 @@ class Settings(BaseSettings):
     def _check_audit_keys(self) -> "Settings":
         if any(len(key) < MIN_AUDIT_KEY_CHARACTERS for key in self.audit_keys):
             raise ValueError(
-                f"each key of SLUICE_AUDIT_KEY must have at least {MIN_AUDIT_KEY_CHARACTERS} characters"
+                "each key of SLUICE_AUDIT_KEY must have at least "
+                f"{MIN_AUDIT_KEY_CHARACTERS} characters"
             )
         return self
 
@@ -272,7 +274,7 @@ class Settings(BaseSettings):
             if not _is_encryption_key(key.get_secret_value()):
                 raise ValueError(
                     "SLUICE_ENCRYPTION_KEYS must be keys of 32 bytes in base64, comma-separated; "
-                    "`openssl rand -base64 32` makes one"
+                    "`openssl rand -base64 32` generates one"
                 )
         return keys
 
@@ -307,8 +309,8 @@ class Settings(BaseSettings):
             )
         if self.jwt_operator_claim in (*TENANTS_CLAIMS, self.jwt_tenant_claim):
             raise ValueError(
-                "SLUICE_JWT_OPERATOR_CLAIM must be a claim that says nothing about a tenant, "
-                f"so none of {', '.join(TENANTS_CLAIMS)} and what SLUICE_JWT_TENANT_CLAIM names"
+                "SLUICE_JWT_OPERATOR_CLAIM must not be a claim about a tenant: "
+                f"{', '.join(TENANTS_CLAIMS)} or the claim that SLUICE_JWT_TENANT_CLAIM names"
             )
 
 

@@ -14,7 +14,8 @@ EPILOG = """\
 Example:
   sluice beat --redis-url redis://redis.internal:6379/0
 
-One of them is enough; a second one does no harm. Every setting is an environment variable SLUICE_..., too.
+One scheduler is enough; a second one does no harm. Each setting is also an environment variable
+SLUICE_*.
 """
 
 

@@ -20,7 +20,7 @@ MEANINGS = {
     SchemaState.EMPTY: "The database is empty: run `sluice db upgrade`.",
     SchemaState.OUTDATED: "The schema is outdated: run `sluice db upgrade`.",
     SchemaState.CURRENT: "The schema is current.",
-    SchemaState.NEWER: "The schema was made by a later release; this one runs on it.",
+    SchemaState.NEWER: "A later release created the schema; this release can run on it.",
 }
 
 

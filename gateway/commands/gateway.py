@@ -18,7 +18,7 @@ Examples:
   sluice gateway --host 0.0.0.0 --port 8080 --redis-url redis://redis.internal:6379/0
   sluice gateway --operator-port 9463
 
-Every setting is an environment variable SLUICE_..., too.
+Each setting is also an environment variable SLUICE_*.
 """
 
 
@@ -28,7 +28,8 @@ Every setting is an environment variable SLUICE_..., too.
 @click.option(
     "--operator-port",
     metavar="PORT",
-    help="Port of /admin and /metrics, on SLUICE_OPERATOR_HOST; 0 for none.  [SLUICE_OPERATOR_PORT]",
+    help="Port of /admin and /metrics, on SLUICE_OPERATOR_HOST; 0 disables it.  "
+    "[SLUICE_OPERATOR_PORT]",
 )
 @click.option(
     "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
@@ -66,6 +67,6 @@ async def _check(settings: Settings) -> None:
         await database.aclose()
     if not settings.cache_salt_secret.get_secret_value():
         raise StartupError(
-            "SLUICE_CACHE_SALT_SECRET is not set. Set it to a random text, the same for all gateways: "
-            "with a known one, tenants could find out by timing what others have asked."
+            "SLUICE_CACHE_SALT_SECRET is not set. Set it to the same random text on all gateways. "
+            "With a known salt, tenants could infer the prompts of others from response times."
         )

@@ -49,7 +49,7 @@ def _serve(
         )
     except OSError as error:
         raise StartupError(
-            f"SLUICE_METRICS_PORT: nothing can listen on {settings.metrics_host}:"
+            f"SLUICE_METRICS_PORT: cannot listen on {settings.metrics_host}:"
             f"{settings.metrics_port} ({error.strerror})."
         ) from error
 

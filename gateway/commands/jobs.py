@@ -20,9 +20,10 @@ Examples:
   sluice jobs
   sluice jobs --concurrency 8 --redis-url redis://redis.internal:6379/0
 
-It takes usage to the ledger, makes sums of it, settles requests of gateways that died, expires keys and
-credits, signs the audit log, and sends webhooks. `sluice beat` schedules it. Any number of them may run; a
-gateway needs none of them to serve. Every setting is an environment variable SLUICE_..., too.
+Background jobs write usage to the ledger and sum it, settle requests of dead gateways, expire keys
+and credits, sign the audit log, and send webhooks. `sluice beat` schedules them. Any number of
+`sluice jobs` may run; gateways serve requests without them. Each setting is also an environment
+variable SLUICE_*.
 """
 
 
@@ -30,7 +31,7 @@ gateway needs none of them to serve. Every setting is an environment variable SL
 @click.option(
     "--concurrency",
     metavar="NUMBER",
-    help="Jobs that run at the same time.  [SLUICE_JOBS_CONCURRENCY]",
+    help="Background jobs that run concurrently.  [SLUICE_JOBS_CONCURRENCY]",
 )
 @click.option(
     "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"

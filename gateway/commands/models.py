@@ -22,7 +22,7 @@ Examples:
 """
 
 redis_option = click.option(
-    "--redis-url", metavar="URL", help="Where workers announce themselves.  [SLUICE_REDIS_URL]"
+    "--redis-url", metavar="URL", help="Redis server of the workers.  [SLUICE_REDIS_URL]"
 )
 
 
@@ -62,15 +62,16 @@ async def remove(*, model: str, redis_url: str | None) -> None:
     async with _catalogue(redis_url) as catalogue:
         known = catalogue.known(model)
         if known is None or known.card.model != model:
-            raise click.ClickException(f"No model is named {model!r}.")
+            raise click.ClickException(f"There is no model {model!r}.")
         status = known.status
         if status.ready_workers or status.waiting_jobs or status.leased_jobs:
             raise click.ClickException(
-                f"{model!r} is in use: {status.ready_workers} workers serve it, {status.waiting_jobs} jobs wait "
-                f"and {status.leased_jobs} run. Stop its workers first."
+                f"{model!r} is in use: {status.ready_workers} workers serve it, "
+                f"{status.waiting_jobs} jobs wait and {status.leased_jobs} run. "
+                "Stop its workers first."
             )
         await catalogue.remove(model)
-    click.echo(f"Gateways forget {model!r} within a second.")
+    click.echo(f"Removed {model!r}. Gateways apply this within a second.")
 
 
 @asynccontextmanager
@@ -83,7 +84,7 @@ async def _catalogue(redis_url: str | None) -> AsyncIterator[Catalogue]:
         await catalogue.refresh()
         yield catalogue
     except RedisError as error:
-        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
+        raise StoreUnavailableError(f"Redis does not respond: {error}") from error
     finally:
         await redis.aclose()
 

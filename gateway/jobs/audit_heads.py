@@ -72,7 +72,7 @@ class UrlSink:
         try:
             await self._outbound.post(self._url, body, {"content-type": "application/json"})
         except DeliveryError as error:
-            logger.warning("SLUICE_AUDIT_SINK does not take the audit log's head: %s", error)
+            logger.warning("SLUICE_AUDIT_SINK rejected the head of the audit log: %s", error)
             raise OSError(str(error)) from None
 
 

@@ -24,7 +24,7 @@ LOOK_SECONDS: Final = 5.0
 """Interval of the gauges that are read from Redis."""
 KEYS_SECONDS: Final = 60.0
 """Interval of the gauge of expiring keys."""
-ANSWER_SECONDS: Final = 5.0
+MEMORY_TIMEOUT_SECONDS: Final = 5.0
 OVERDUE_MS: Final = 60_000
 """Renewals and sweeps come every few seconds; a lease that ran out this long ago is a fault."""
 WITHIN: Final = {"1d": timedelta(days=1), "7d": timedelta(days=7)}
@@ -51,7 +51,7 @@ class Observer:
 
     async def look(self) -> None:
         """Update the gauges once."""
-        await observe_memory(self._redis, timeout_seconds=ANSWER_SECONDS)
+        await observe_memory(self._redis, timeout_seconds=MEMORY_TIMEOUT_SECONDS)
         await self._look_at_buckets()
         if time.monotonic() >= self._keys_are_due_at:
             self._keys_are_due_at = time.monotonic() + KEYS_SECONDS

@@ -42,17 +42,17 @@ class Outbound:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 status = await self._post(_parse(url), body, headers)
         except TimeoutError:
-            raise DeliveryError("no answer in time") from None
+            raise DeliveryError("no response in time") from None
         except OutboundError as error:
             raise DeliveryError(str(error)) from None
         except DeliveryError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a URL brings about, the next one is sent
+        except Exception as error:  # noqa: BLE001 - no URL may block the events for the others
             raise DeliveryError(f"cannot be reached: {type(error).__name__}") from None
         if 300 <= status < 400:
-            raise DeliveryError(f"answered with a redirect ({status}), which is not followed")
+            raise DeliveryError(f"responded with a redirect ({status}), which is not followed")
         if not 200 <= status < 300:
-            raise DeliveryError(f"answered with status {status}")
+            raise DeliveryError(f"responded with status {status}")
 
     async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):

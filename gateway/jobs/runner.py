@@ -22,7 +22,7 @@ from gateway.settings import Settings
 
 GRACE_SECONDS: Final = 5.0
 """How long jobs may continue when the process is shutting down."""
-ANSWER_SECONDS: Final = 2.0
+RESPONSE_SECONDS: Final = 2.0
 """How long the loop may take to respond before the process counts as stuck."""
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
@@ -59,7 +59,7 @@ class Runner:
         """Whether the loop responds. Called from other threads."""
         reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:
-            reply.result(ANSWER_SECONDS)
+            reply.result(RESPONSE_SECONDS)
         except TimeoutError:
             return False
         return True
@@ -75,10 +75,12 @@ class Runner:
                 await task.run(self._services)
         except (RedisError, OSError, StoreUnavailableError, TimeoutError) as error:
             if task.name not in self._failing:
-                logger.warning("job %s cannot be done now: %s", task.name, type(error).__name__)
+                logger.warning(
+                    "background job %s failed and is retried: %s", task.name, type(error).__name__
+                )
             self._failing.add(task.name)
         except asyncio.CancelledError:
-            logger.warning("job %s was broken off", task.name)
+            logger.warning("background job %s was cancelled", task.name)
         else:
             self._failing.discard(task.name)
             outcome = SUCCEEDED
@@ -118,10 +120,10 @@ def running(settings: Settings) -> Iterator[Runner]:
 
 async def _begin(observer: Observer) -> asyncio.Task[None]:
     observing = asyncio.create_task(observer.run())
-    observing.add_done_callback(_tell_of_bug)
+    observing.add_done_callback(_log_bug)
     return observing
 
 
-def _tell_of_bug(observing: asyncio.Task[None]) -> None:
+def _log_bug(observing: asyncio.Task[None]) -> None:
     if not observing.cancelled() and (error := observing.exception()) is not None:
-        logger.error("metrics are not up to date any more", exc_info=error)
+        logger.error("the observer failed, gauges are no longer updated", exc_info=error)

@@ -11,13 +11,13 @@ TASKS: Final = Counter(
 )
 TASK_DURATION: Final = Histogram(
     "sluice_jobs_task_duration_seconds",
-    "How long Celery tasks took.",
+    "Duration of Celery tasks.",
     ["task"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600, 3000),
 )
 LAST_SUCCESS: Final = Gauge(
     "sluice_jobs_last_success_timestamp_seconds",
-    "When each task last succeeded in this process, in seconds since 1970.",
+    "Unix time of the last success of each task in this process, in seconds.",
     ["task"],
 )
 LEDGER_LAG: Final = Gauge(
@@ -30,11 +30,11 @@ PENDING_RECORDS: Final = Gauge(
 OPEN_RESERVATIONS: Final = Gauge("sluice_quota_open_reservations", "Reservations in Redis.")
 OVERDUE_RESERVATIONS: Final = Gauge(
     "sluice_quota_overdue_reservations",
-    "Reservations whose lease ran out a minute ago or longer: the sweep should have ended them.",
+    "Reservations whose lease expired at least a minute ago and that the sweep has not ended.",
 )
 SWEPT_RESERVATIONS: Final = Counter(
     "sluice_quota_swept_reservations_total", "Abandoned reservations that the sweep has ended."
 )
 EXPIRING_KEYS: Final = Gauge(
-    "sluice_keys_expiring", "Live API keys that expire within 1d or 7d.", ["within"]
+    "sluice_keys_expiring", "Valid API keys that expire within 1d or 7d.", ["within"]
 )

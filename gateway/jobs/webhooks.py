@@ -66,7 +66,7 @@ class WebhookSender:
         pause = min(FIRST_PAUSE * 2 ** min(delivery.attempts, 30), LONGEST_PAUSE)
         gives_up = now + pause - delivery.created_at > GIVE_UP_AFTER
         if gives_up:
-            logger.warning("webhook event %s is given up: %s", delivery.event_id, why)
+            logger.warning("webhook event %s is abandoned: %s", delivery.event_id, why)
         async with self._database.writing() as transaction:
             await WebhookStore(transaction).failed(
                 delivery.event_id, next_attempt_at=None if gives_up else now + pause, error=why

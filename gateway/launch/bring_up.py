@@ -49,7 +49,7 @@ class BringUp:
         finally:
             self._stop_asked.set()
             await supervisor.stop()
-        self._say("Stopped; no process is left.")
+        self._say("All processes have stopped.")
 
     def _on_signal(self, supervisor: Supervisor) -> None:
         if self._stop_asked.is_set():
@@ -88,11 +88,11 @@ class BringUp:
         self._say(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
         await supervisor.start(plan.workers)
         key = await demo.prepare_key(plan.database_url, plan.redis_url, earlier_key)
-        self._say("The database is ready, with a tenant and a key to try things out.")
+        self._say("The database is ready, with a demo tenant and its key.")
         await supervisor.start(plan.gateways)
         for port in plan.ports:
             await probe.wait_until_ready(port)
-            self._say(f"A gateway is up on port {port}.")
+            self._say(f"A gateway is ready on port {port}.")
         await self._wait_for_model(key)
         self._finish(key)
 
@@ -105,13 +105,13 @@ class BringUp:
             async with asyncio.timeout(REDIS_SECONDS):
                 await _ping(redis)
         except TimeoutError:
-            raise StartupError("The Redis server does not answer.") from None
+            raise StartupError("The Redis server does not respond.") from None
         finally:
             await redis.aclose()
-        kind = "server that was given" if self._plan.redis is None else "server of our own"
+        kind = "existing server" if self._plan.redis is None else "new server"
         port = redis.connection_pool.connection_kwargs.get("port")
-        where = "behind sentinels" if port is None else f"on port {port}"
-        self._say(f"Redis is up {where} (a {kind}).")
+        where = "at its sentinels" if port is None else f"on port {port}"
+        self._say(f"Redis is ready {where} ({kind}).")
 
     async def _wait_for_model(self, key: str) -> None:
         reminding = asyncio.create_task(self._remind())
@@ -124,18 +124,19 @@ class BringUp:
     async def _remind(self) -> None:
         while True:
             await asyncio.sleep(REMINDER_SECONDS)
-            self._say(f"Still loading the model; its log: {self._plan.workers[0].log}")
+            self._say(f"Still loading the model. Log: {self._plan.workers[0].log}")
 
     def _finish(self, key: str) -> None:
         model = self._plan.model_name
         url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
         self._demo.write({"SLUICE_URL": url, "SLUICE_KEY": key, "SLUICE_MODEL": model})
-        self._say("Everything is up. Ctrl-C stops it.")
+        self._say("Everything is ready. Ctrl-C stops it.")
         _echo(
             f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
-            f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]} (metrics, Admin API)\n\n"
+            f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]}"
+            " (metrics, Admin API)\n\n"
             f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
-            f"The same is in {self._demo.path}; the logs are in {self._plan.folder / 'logs'}.\n"
+            f"These values are in {self._demo.path}, the logs in {self._plan.folder / 'logs'}.\n"
         )
 
     def _say(self, text: str) -> None:

@@ -64,7 +64,7 @@ class Child:
         try:
             await child._feed()
         except asyncio.CancelledError:
-            # Nothing else knows of the process, so nothing else could stop it.
+            # No other code has a reference to the process, so no other code could stop it.
             await child.stop()
             raise
         return child

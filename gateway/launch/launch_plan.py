@@ -99,7 +99,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings) -> LaunchPla
             )
             for name, command, stop_seconds in (
                 ("background jobs", "jobs", JOBS_STOP_SECONDS),
-                ("timetable of background jobs", "beat", BEAT_STOP_SECONDS),
+                ("scheduler of background jobs", "beat", BEAT_STOP_SECONDS),
             )
         ],
         gateways=[
@@ -175,7 +175,9 @@ def _choose_operator_ports(options: UpOptions, ports: list[int]) -> list[int]:
         return find_ports(DEFAULT_OPERATOR_PORT, options.gateways, apart_from=ports)
     chosen = require_ports(options.operator_port, options.gateways, option="--operator-port")
     if both := {*chosen} & {*ports}:
-        raise StartupError(f"--port and --operator-port both take the port {min(both)}.")
+        raise StartupError(
+            f"--port and --operator-port must not overlap. Both include port {min(both)}."
+        )
     return chosen
 
 

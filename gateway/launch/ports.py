@@ -16,8 +16,8 @@ def require_ports(first: int, count: int, *, option: str = "--port") -> list[int
     for port in ports:
         if not _is_free(port):
             raise StartupError(
-                f"The port {port} is taken. Give another one with {option}, or leave {option} out to "
-                "take the next free one."
+                f"Port {port} is in use. Choose another one with {option}, or omit {option} to use "
+                "the next free port."
             )
     return ports
 
@@ -29,8 +29,8 @@ def find_ports(first: int, count: int, *, apart_from: Collection[int] = ()) -> l
         if all(port not in apart_from and _is_free(port) for port in ports):
             return ports
     raise StartupError(
-        f"No {count} free ports in a row from {first} to {first + TRIED_PORTS}. "
-        "Give others with --port."
+        f"There are no {count} consecutive free ports from {first} to {first + TRIED_PORTS}. "
+        "Choose others with --port."
     )
 
 

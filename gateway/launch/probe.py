@@ -35,7 +35,7 @@ async def _until(is_true: Callable[[], bool]) -> None:
 def _lists(port: int, key: str, model: str) -> bool:
     status, reply = _request(port, "GET", "/v1/models", key=key)
     if status in (401, 403):
-        raise StartupError(f"The demo key is refused with status {status}: {_text(reply)}")
+        raise StartupError(f"The demo key is rejected with status {status}: {_text(reply)}")
     if status != 200 or not isinstance(reply, dict):
         return False
     return any(each.get("id") == model for each in reply.get("data", []))

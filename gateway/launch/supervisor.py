@@ -19,7 +19,8 @@ class ChildDiedError(StartupError):
 
     def __init__(self, spec: ChildSpec, status: int) -> None:
         super().__init__(
-            f"The {spec.name} did not start ({describe_exit(status)}). The end of its log, {spec.log}:\n"
+            f"The {spec.name} did not start ({describe_exit(status)}). "
+            f"The end of its log, {spec.log}:\n"
             f"{log_tail(spec.log)}"
         )
 
@@ -86,8 +87,8 @@ class Supervisor:
             if time.monotonic() - started_at >= STEADY_SECONDS:
                 pause = FIRST_RESTART_SECONDS
             self._say(
-                f"The {child.spec.name} ended ({describe_exit(status)}); "
-                f"starting it again in {pause:g} s. Its log: {child.spec.log}"
+                f"The {child.spec.name} exited ({describe_exit(status)}); "
+                f"restarting it in {pause:g} s. Log: {child.spec.log}"
             )
             await child.end_orphans()
             await asyncio.sleep(pause)

@@ -24,8 +24,9 @@ Examples:
   sluice up --gateways 2 --port 9000
   sluice up --engine scripted -- --scripted-step-seconds 0.01
 
-Options after -- go to the worker (see `sluice worker --help`). The folder .sluice below the current one
-keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SLUICE_KEY and SLUICE_MODEL.
+Options after -- are passed to the worker (see `sluice worker --help`). The folder .sluice in the
+current folder contains the database, the data of Redis, the logs, and demo.env with SLUICE_URL,
+SLUICE_KEY and SLUICE_MODEL.
 """
 
 
@@ -46,7 +47,7 @@ keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SL
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="Gateways, on consecutive ports.",
+    help="Number of gateways, on consecutive ports.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Workers."
@@ -54,14 +55,14 @@ keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SL
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Folder or Hugging Face id of the model.  [default: the shipped tiny one]",
+    help="Folder or Hugging Face id of the model.  [default: the bundled tiny one]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["vllm", "scripted"]),
     default="vllm",
     show_default=True,
-    help="`scripted` makes up words at a steady pace.",
+    help="`scripted` generates placeholder text at a steady rate.",
 )
 @click.option(
     "--max-model-len",
@@ -69,7 +70,7 @@ keeps the database, what Redis knows, the logs, and demo.env with SLUICE_URL, SL
     "context_window",
     type=click.IntRange(min=2),
     metavar="TOKENS",
-    help="Prompt and completion together, at most.  [default: what the model allows]",
+    help="Maximum tokens of prompt and completion.  [default: the model's maximum]",
 )
 @click.option("--redis-url", metavar="URL", help="Use this Redis server instead of starting one.")
 @click.option(
@@ -91,7 +92,7 @@ def command(
     database_url: str | None,
     worker_arguments: tuple[str, ...],
 ) -> None:
-    """Start Redis, a database, a gateway, a worker and background jobs on loopback, until Ctrl-C."""
+    """Run Redis, a database, gateways, a worker and background jobs on loopback, until Ctrl-C."""
     options = UpOptions(
         sluice=sluice,
         port=port,
@@ -120,7 +121,7 @@ def _only_one(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StartupError(
-                f"`sluice up` runs in this folder already ({folder} is in use). "
-                "Stop it with Ctrl-C where it runs, or start this one in another folder."
+                f"`sluice up` is already running in this folder ({folder} is in use). "
+                "Stop it with Ctrl-C in its terminal, or use another folder."
             ) from error
         yield

@@ -93,7 +93,7 @@ class Drain:
     async def _put_aside(self, bucket: int, entry_id: bytes, fields: Mapping[bytes, bytes]) -> None:
         """Move an unreadable record to a separate key, so that it does not block the stream."""
         logger.error(
-            "usage record %s of bucket %d cannot be read; it is kept in %s",
+            "usage record %s of bucket %d is unreadable and was moved to %s",
             entry_id.decode(),
             bucket,
             keys.unreadable_usage(bucket),

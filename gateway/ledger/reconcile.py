@@ -1,8 +1,8 @@
 """Reconcile Redis with the ledger, and the ledger's rows with their rollups.
 
 The numbers of a subject in Redis must equal those of the ledger plus the records that are not yet
-drained. A wrong number is not corrected: the account is unseeded and derived again when it is next
-needed.
+drained. A wrong number is not corrected: the subject is unseeded, and its numbers are derived again
+when they are next needed.
 """
 
 import asyncio
@@ -63,10 +63,10 @@ class ReconcileReport:
 
     compared_accounts: int = 0
     busy_accounts: int = 0
-    """Accounts that kept changing; they are compared in the next run."""
+    """Subjects that kept changing; they are compared in the next run."""
     differences: list[Difference] = field(default_factory=list)
     corrected_reservations: int = 0
-    """Accounts with a wrong amount held by open reservations."""
+    """Subjects with a wrong amount held by open reservations."""
     forgotten_requests: int = 0
     """Concurrent requests that had no reservation."""
     wrong_hours: list[datetime] = field(default_factory=list)
@@ -83,8 +83,8 @@ class ReconcileReport:
         )
 
 
-class _Account(NamedTuple):
-    """A seeded account and its undrained records, read at one moment."""
+class _Counters(NamedTuple):
+    """A subject's counters in Redis and its undrained records, read at one moment."""
 
     day: int
     month: int
@@ -155,7 +155,7 @@ class _Reconciler:
         self._report.wrong_hours += wrong
 
     async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
-        """Return the holders of these accounts, without those that the database does not have."""
+        """Return the holders of these names, without those that the database does not have."""
         wanted = [
             (_SCOPES[kind], id_)
             for kind, _, id_ in (subject.partition(":") for subject in sorted(subjects))
@@ -174,10 +174,10 @@ class _Reconciler:
     async def _compare(self, bucket: int, holder: _Holder) -> None:
         seen: list[dict[str, int]] = []
         for _ in range(MOST_LOOKS):
-            account = await self._account(bucket, holder)
-            if account is None:
+            counters = await self._counters(bucket, holder)
+            if counters is None:
                 return
-            differences = await self._differences(holder, account)
+            differences = await self._differences(holder, counters)
             if not differences:
                 self._report.compared_accounts += 1
                 return
@@ -193,8 +193,8 @@ class _Reconciler:
         self._report.compared_accounts += 1
         self._report.differences += differences
 
-    async def _account(self, bucket: int, holder: _Holder) -> _Account | None:
-        """Return the account; None if it is not seeded or has too many undrained records."""
+    async def _counters(self, bucket: int, holder: _Holder) -> _Counters | None:
+        """Return the counters; None if not seeded, or with too many undrained records."""
         # Both keys are in one bucket: a transaction reads them at the same moment.
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.execute_command("HMGET", keys.account(bucket, holder.subject), *_FIELDS)
@@ -209,15 +209,15 @@ class _Reconciler:
             "cost_of_month": numbers["s"],
             "credit": numbers["credit"] if holder.scope is LimitScope.TENANT else None,
         }
-        return _Account(
+        return _Counters(
             int(numbers["day"]),
             int(numbers["month"]),
             {name: int(value) for name, value in known.items() if value is not None},
             list(_records_of(holder, entries)),
         )
 
-    async def _differences(self, holder: _Holder, account: _Account) -> list[Difference]:
-        derived = await self._derive(holder, account)
+    async def _differences(self, holder: _Holder, counters: _Counters) -> list[Difference]:
+        derived = await self._derive(holder, counters)
         return [
             Difference(
                 tenant_id=holder.tenant_id,
@@ -226,23 +226,23 @@ class _Reconciler:
                 redis=value,
                 ledger=derived[name],
             )
-            for name, value in account.numbers.items()
+            for name, value in counters.numbers.items()
             if value != derived[name]
         ]
 
-    async def _derive(self, holder: _Holder, account: _Account) -> dict[str, int]:
-        """Return the correct values of the account's numbers, for its day and month."""
-        day = (to_time(account.day * DAY_MS), to_time((account.day + 1) * DAY_MS))
-        month = _month_span(account.month)
+    async def _derive(self, holder: _Holder, counters: _Counters) -> dict[str, int]:
+        """Return the correct values of the counters, for their day and month."""
+        day = (to_time(counters.day * DAY_MS), to_time((counters.day + 1) * DAY_MS))
+        month = _month_span(counters.month)
         async with snapshot(self._database) as transaction:
             store = LedgerStore(transaction)
             of_day, of_month = [
                 await store.usage_between(*holder, start=start, end=end)
                 for start, end in (day, month)
             ]
-            credit = await store.credit(holder.tenant_id) if "credit" in account.numbers else 0
-            known = await store.known({record.request_id for record in account.undrained})
-        rest = _missing(account.undrained, known)
+            credit = await store.credit(holder.tenant_id) if "credit" in counters.numbers else 0
+            known = await store.known({record.request_id for record in counters.undrained})
+        rest = _missing(counters.undrained, known)
         today = [record for record in rest if _is_within(record, day)]
         return {
             "requests_of_day": of_day.requests + len(today),

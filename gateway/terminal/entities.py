@@ -34,7 +34,7 @@ limit_option: Decorator = click.option(
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help=f"An own limit, repeatable; {NONE}: no limit, {FromPlan.FROM_PLAN.value}: the plan's.",
+    help=f"Own limit, repeatable; {NONE}: no limit, {FromPlan.FROM_PLAN.value}: the plan's limit.",
 )
 
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
@@ -60,7 +60,7 @@ class Duration(click.ParamType[timedelta | str]):
             return NONE
         match = _DURATION.fullmatch(str(value))
         if match is None:
-            self.fail(f"{value!r} is not a number with m, h or d, such as 30d.", param, ctx)
+            self.fail(f"{value!r} is not a duration in m, h or d, such as 30d.", param, ctx)
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 

@@ -29,7 +29,7 @@ database_option: Decorator = click.option(
     "[SLUICE_DATABASE_URL]",
 )
 redis_option: Decorator = click.option(
-    "--redis-url", metavar="URL", help="Where changes are announced.  [SLUICE_REDIS_URL]"
+    "--redis-url", metavar="URL", help="Redis server of the gateways.  [SLUICE_REDIS_URL]"
 )
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of a table."
@@ -41,12 +41,12 @@ NONE: Final = "none"
 dialect_option: Decorator = click.option(
     "--dialect",
     type=click.Choice([dialect.value for dialect in Dialect]),
-    help="How requests that name no dialect are read and answered.",
+    help="Dialect of requests that specify none.",
 )
 changed_dialect_option: Decorator = click.option(
     "--dialect",
     type=click.Choice([*(dialect.value for dialect in Dialect), NONE]),
-    help="How requests that name no dialect are read and answered; none takes it away.",
+    help="Dialect of requests that specify none; none removes it.",
 )
 
 

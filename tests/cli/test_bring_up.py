@@ -58,7 +58,7 @@ async def test_signal_during_the_start_leaves_nothing(
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), number)
         await running
-    assert capsys.readouterr().out.endswith("Stopped; no process is left.\n")
+    assert capsys.readouterr().out.endswith("All processes have stopped.\n")
     assert not any(is_alive(int(log.read_text())) for log in logs.values())
     assert not (tmp_path / ".sluice" / "demo.env").exists()
 

@@ -238,7 +238,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         "SLUICE_PORT: Input should be less than or equal to 65535",
     ),
     (("gateway", "--redis-url", "http://u:hidden@h"), "SLUICE_REDIS_URL: "),
-    (("gateway",), "SLUICE_CACHE_SALT_SECRET is not set. Set it to a random text"),
+    (("gateway",), "SLUICE_CACHE_SALT_SECRET is not set. Set it to the same random text"),
 ]
 """What cannot be done, and what is reported of it."""
 

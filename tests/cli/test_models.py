@@ -44,10 +44,10 @@ def test_models_are_listed_with_who_serves_them(sluice: Sluice) -> None:
 @pytest.mark.usefixtures("announced")
 def test_model_that_is_gone_is_forgotten(sluice: Sluice) -> None:
     removed = sluice("models", "remove", "gone")
-    assert removed.output == "Gateways forget 'gone' within a second.\n"
+    assert removed.output == "Removed 'gone'. Gateways apply this within a second.\n"
     assert "gone" not in sluice("models", "list").output
     again = sluice("models", "remove", "gone")
-    assert (again.exit_code, again.output) == (1, "Error: No model is named 'gone'.\n")
+    assert (again.exit_code, again.output) == (1, "Error: There is no model 'gone'.\n")
 
 
 @pytest.mark.usefixtures("announced")
@@ -61,4 +61,4 @@ def test_model_in_use_is_not_forgotten(sluice: Sluice) -> None:
 def test_redis_that_is_away_is_said_so(sluice: Sluice) -> None:
     away = sluice("models", "list", "--redis-url", "redis://127.0.0.1:1/0")
     assert away.exit_code == 1
-    assert away.output.startswith("Error: Redis does not answer: ")
+    assert away.output.startswith("Error: Redis does not respond: ")

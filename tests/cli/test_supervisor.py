@@ -156,8 +156,8 @@ async def test_child_that_ends_later_is_started_again_with_growing_pauses(
         while len(said) < 3:
             await asyncio.sleep(0.01)
     await supervisor.stop()
-    assert "The worker ended (exit status 70)" in said[0]
-    assert [text.split("again in ")[1].split(" s.")[0] for text in said[:3]] == [
+    assert "The worker exited (exit status 70)" in said[0]
+    assert [text.split("restarting it in ")[1].split(" s.")[0] for text in said[:3]] == [
         "0.05",
         "0.1",
         "0.2",

@@ -218,16 +218,16 @@ def test_second_one_in_the_same_folder_and_a_taken_port_are_told(
     monkeypatch.chdir(running.folder)
     second = sluice("up")
     assert second.exit_code == 1
-    assert "runs in this folder already" in second.stderr
+    assert "is already running in this folder" in second.stderr
     # The first one is not disturbed.
     _await_completion(running.variables)
     monkeypatch.chdir(tmp_path)
     third = sluice("up", "--port", port)
     assert third.exit_code == 1
-    assert f"The port {port} is taken. Give another one with --port" in third.stderr
+    assert f"Port {port} is in use. Choose another one with --port" in third.stderr
     fourth = sluice("up", "--operator-port", port)
     assert fourth.exit_code == 1
-    assert f"The port {port} is taken. Give another one with --operator-port" in fourth.stderr
+    assert f"Port {port} is in use. Choose another one with --operator-port" in fourth.stderr
 
 
 def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
@@ -246,8 +246,8 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     for stream in streams:
         assert _text(stream.result()) == _text(undisturbed)
     running.await_everything()
-    told = running.output.count("ended (killed by SIGKILL); starting it again in 1 s")
-    assert told == running.workers + 1
+    restarts = running.output.count("exited (killed by SIGKILL); restarting it in 1 s")
+    assert restarts == running.workers + 1
 
 
 @pytest.mark.long
@@ -262,13 +262,13 @@ def test_gateway_that_ends_comes_back(running: Up, number: signal.Signals, words
         lambda: gateway not in running.children(), seconds=START_SECONDS, what="the gateway's end"
     )
     running.await_everything()
-    assert re.search(rf"gateway( [12])? ended \({words}\)", running.output)
+    assert re.search(rf"gateway( [12])? exited \({words}\)", running.output)
 
 
 def test_all_usage_is_in_the_ledger_after_the_end(running: Up) -> None:
     _append_usage(running, usage_record(1))
     assert running.stop() == 0
-    assert running.output.endswith("Stopped; no process is left.\n")
+    assert running.output.endswith("All processes have stopped.\n")
     assert (usage_record(1).request_id,) in _rows(running, "SELECT request_id FROM usage_ledger")
     assert (running.folder / ".sluice" / "appendonly.aof").stat().st_size > 0
 

@@ -90,7 +90,7 @@ def test_store_that_is_away_is_told_once_until_it_is_back(
             raise error
 
     def told() -> int:
-        return caplog.text.count("job test cannot be done now")
+        return caplog.text.count("job test failed and is retried")
 
     for _ in range(3):
         runner.run(_job(fail))
@@ -139,7 +139,7 @@ def test_process_that_is_to_end_breaks_off_what_runs(
     runner.stop_soon()
     thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
-    assert "job test was broken off" in caplog.text
+    assert "job test was cancelled" in caplog.text
 
 
 @every_database

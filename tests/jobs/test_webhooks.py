@@ -159,7 +159,7 @@ async def test_failure_is_noted_and_tried_again_after_growing_pauses(
         after = utc_now()
         assert await sender.run() == 0, "it is not due again yet"
         event = await _event(database)
-        assert (event.attempts, event.last_error) == (attempt, "answered with status 500")
+        assert (event.attempts, event.last_error) == (attempt, "responded with status 500")
         assert event.next_attempt_at is not None
         pause = timedelta(seconds=pause_seconds)
         assert before <= event.next_attempt_at - pause <= after
@@ -186,7 +186,7 @@ async def test_event_is_given_up_after_a_day(
     assert await WebhookSender(database, outbound, BOX).run() == 0
     event = await _event(database)
     assert (event.attempts, event.next_attempt_at, event.delivered_at) == (12, None, None)
-    assert "given up" in caplog.text
+    assert "is abandoned" in caplog.text
     assert webhook.secret not in caplog.text
     assert "localhost" not in caplog.text
 
@@ -253,7 +253,7 @@ async def test_silent_receiver_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("gateway.jobs.outbound.TIMEOUT_SECONDS", 0.2)
     receiver.delay_seconds = 600
-    with pytest.raises(DeliveryError, match="no answer in time"):
+    with pytest.raises(DeliveryError, match="no response in time"):
         await outbound.post(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
 
 

@@ -169,8 +169,8 @@ class CreditService:
         except ChangeNotAnnouncedError as error:
             names = ", ".join(credit.id for credit in written)
             raise StoreUnavailableError(
-                f"The change is saved ({names}); do not repeat it. Redis became unavailable meanwhile; "
-                "the next reconciliation corrects the balance in Redis."
+                f"The change is saved ({names}); do not repeat it. Redis became unavailable "
+                "meanwhile; the next reconciliation corrects the balance in Redis."
             ) from error
         return written
 

@@ -40,8 +40,8 @@ def _read(text: str, param: str) -> Network:
         ) from None
     if host.ip != network.network_address:
         raise InvalidParameterError(
-            f"'{param}' must not contain a network with host bits: use {network} for the network, or "
-            f"{host.ip} for the host. Given: {shown(text)}.",
+            f"'{param}' must not contain a network with host bits: use {network} for the network, "
+            f"or {host.ip} for the host. Given: {shown(text)}.",
             param=param,
         )
     return _without_mapping(network)

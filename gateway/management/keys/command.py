@@ -209,8 +209,8 @@ async def set_options(
     type=Duration(allows_zero=True),
     default="1d",
     show_default=True,
-    help="How long the current secret remains valid: such as 90m or 12h, at most 30d. 0: it ends at "
-    "once.",
+    help="How long the current secret remains valid, such as 90m or 12h, at most 30d; 0: it ends "
+    "at once.",
 )
 @json_option
 @database_option

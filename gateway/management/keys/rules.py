@@ -59,7 +59,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_models(models: Collection[str]) -> None:
     if not 0 < len(models) <= MAX_ALLOWED_MODELS:
         raise InvalidParameterError(
-            f"'allowed_models' must contain 1 to {MAX_ALLOWED_MODELS} models. Given: {len(models)}.",
+            f"'allowed_models' must contain 1 to {MAX_ALLOWED_MODELS} models. "
+            f"Given: {len(models)}.",
             param="allowed_models",
         )
     for model in models:

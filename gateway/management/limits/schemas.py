@@ -33,8 +33,8 @@ class LimitBody(BaseModel):
     )
     remaining: int | None
     resets_at: datetime | None = Field(
-        description="When the day or month ends, or the oldest usage of the minute expires. Null for "
-        "concurrent requests and stored bytes, and if the minute has no usage."
+        description="When the day or month ends, or the oldest usage of the minute expires. Null "
+        "for concurrent requests and stored bytes, and if the minute has no usage."
     )
 
 

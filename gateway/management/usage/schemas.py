@@ -88,8 +88,8 @@ class ReceiptBody(BaseModel):
     completion_tokens: int
     prices: Prices
     free_prompt_tokens: int = Field(
-        description="Prompt tokens that are not charged, because a fault of the service ended their "
-        "job. Negative in a record that charges for free tokens of an earlier record."
+        description="Prompt tokens that are not charged, because a fault of the service ended "
+        "their job. Negative in a record that charges for free tokens of an earlier record."
     )
     free_cached_tokens: int = Field(description="The same for cached tokens.")
     free_completion_tokens: int = Field(description="The same for completion tokens.")

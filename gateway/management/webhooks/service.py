@@ -82,8 +82,8 @@ class WebhookService:
             store = WebhookStore(transaction)
             if len(await store.list_of_tenant(tenant_id)) >= MAX_WEBHOOKS:
                 raise ConflictError(
-                    f"The tenant {shown(tenant_id)} already has {MAX_WEBHOOKS} webhooks, the maximum. "
-                    "Remove one first."
+                    f"The tenant {shown(tenant_id)} already has {MAX_WEBHOOKS} webhooks, "
+                    "the maximum. Remove one first."
                 )
             await store.add(tenant_id, webhook, sealed_secret)
             await _audit(transaction, "webhook.create", webhook, actor=actor)
