@@ -74,7 +74,7 @@ class Heartbeat:
         self._own: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._answered_at = time.monotonic()
+        self._responded_at = time.monotonic()
         self._logged_at = 0.0
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class Heartbeat:
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
         while not self._is_closing:
-            if time.monotonic() - self._answered_at < STUCK_SECONDS:
+            if time.monotonic() - self._responded_at < STUCK_SECONDS:
                 try:
                     await step()
                 except RedisError as error:
@@ -157,29 +157,29 @@ class Heartbeat:
     async def look(self) -> None:
         """Measure the serving loop's callback delay, and report what blocked it for too long."""
         used_before, asked_at = time.clock_gettime(self._clock), time.monotonic()
-        self._served_by.call_soon_threadsafe(self._answer)
+        self._served_by.call_soon_threadsafe(self._respond)
         await asyncio.sleep(HELD_SECONDS)
         route = place = ""
-        while self._answered_at < asked_at:
+        while self._responded_at < asked_at:
             if not route:
                 route, place = self._route(), self._place()
             if self._is_closing or self._served_by.is_closed():
                 return
             await asyncio.sleep(POLL_SECONDS)
-        lag = self._answered_at - asked_at
+        lag = self._responded_at - asked_at
         telemetry.LOOP_LAG.observe(lag)
         used = time.clock_gettime(self._clock) - used_before
         # Otherwise the machine or another thread was busy, not the loop.
         if route and min(lag, used) > HELD_SECONDS:
             telemetry.loop_held(route)
-            if self._answered_at - self._logged_at > LOG_SECONDS:
-                self._logged_at = self._answered_at
+            if self._responded_at - self._logged_at > LOG_SECONDS:
+                self._logged_at = self._responded_at
                 logger.warning(
-                    "the event loop was held for %d ms by %s, in %s", lag * 1000, route, place
+                    "the event loop was blocked for %d ms by %s, in %s", lag * 1000, route, place
                 )
 
-    def _answer(self) -> None:
-        self._answered_at = time.monotonic()
+    def _respond(self) -> None:
+        self._responded_at = time.monotonic()
 
     def _route(self) -> str:
         """Return the route of the request that currently runs in the loop."""
@@ -189,7 +189,7 @@ class Heartbeat:
 
     def _place(self) -> str:
         """Return the code location that the loop currently executes."""
-        frame = sys._current_frames().get(self._serving_thread)  # noqa: SLF001 - there is no other way
+        frame = sys._current_frames().get(self._serving_thread)  # noqa: SLF001 - no public API
         innermost = frame
         while frame is not None and not frame.f_globals.get("__name__", "").startswith("gateway"):
             frame = frame.f_back

@@ -58,8 +58,8 @@ async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
     used = most = UNKNOWN
     try:
         async with asyncio.timeout(timeout_seconds):
-            told: Any = await client.info("memory")
-        used, most = told["used_memory"], told["maxmemory"] or told["total_system_memory"]
+            info: Any = await client.info("memory")
+        used, most = info["used_memory"], info["maxmemory"] or info["total_system_memory"]
     except (RedisError, TimeoutError):
         pass
     store_telemetry.REDIS_USED_MEMORY.set(used)
@@ -162,7 +162,7 @@ class PipeliningExecutor:
             async with asyncio.timeout(FLUSH_TIMEOUT_SECONDS):
                 replies: list[Any] = await pipeline.execute(raise_on_error=False)
         except TimeoutError:
-            error = RedisTimeoutError(f"no answer within {FLUSH_TIMEOUT_SECONDS} s")
+            error = RedisTimeoutError(f"no response within {FLUSH_TIMEOUT_SECONDS} s")
             replies = [error] * len(batch)
             # Commands that are not yet sent have waited just as long.
             pending, self._pending = self._pending, []
@@ -170,7 +170,7 @@ class PipeliningExecutor:
         except asyncio.CancelledError:
             self._fail(batch, RedisConnectionError("closed"))
             raise
-        except Exception as error:  # noqa: BLE001 - handed to the callers, each of whom waits for it
+        except Exception as error:  # noqa: BLE001 - set as the result of every command
             replies = [error] * len(batch)
         for (_, future), reply in zip(batch, replies, strict=True):
             if future.done():
@@ -202,6 +202,6 @@ def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
 
 async def _connect_and_look_at_certificate(connection: Any) -> None:
     await connection.on_connect()
-    encrypted = connection._writer.get_extra_info("ssl_object")  # noqa: SLF001 - told nowhere else
+    encrypted = connection._writer.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
     if (certificate := encrypted.getpeercert(binary_form=True)) is not None:
         store_telemetry.certificate_shown("redis", certificate)

@@ -9,30 +9,30 @@ from prometheus_client import Counter, Gauge, Histogram
 
 _REDIS_SECONDS: Final = Histogram(
     "sluice_redis_command_duration_seconds",
-    "Round trips to Redis, by command or script; commands that wait by design are left out.",
+    "Duration of Redis commands and scripts, except for blocking commands.",
     ["command"],
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
 )
 _REDIS_ERRORS: Final = Counter(
-    "sluice_redis_errors_total", "Commands that Redis failed or did not answer.", ["command"]
+    "sluice_redis_errors_total", "Redis commands that failed or received no response.", ["command"]
 )
-REDIS_USED_MEMORY: Final = Gauge("sluice_redis_used_memory_bytes", "Memory that Redis uses.")
+REDIS_USED_MEMORY: Final = Gauge("sluice_redis_used_memory_bytes", "Memory in use by Redis.")
 REDIS_MAX_MEMORY: Final = Gauge(
     "sluice_redis_max_memory_bytes",
-    "Memory that Redis may use: its maxmemory, or the memory of its machine.",
+    "Memory limit of Redis: its maxmemory, or the memory of its machine.",
 )
 _SQL_SECONDS: Final = Histogram(
     "sluice_sql_statement_duration_seconds",
-    "Statements of the database, by kind.",
+    "Duration of database statements, by kind.",
     ["operation"],
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
 )
 _SQL_ERRORS: Final = Counter(
-    "sluice_sql_errors_total", "Statements of the database that failed.", ["operation"]
+    "sluice_sql_errors_total", "Database statements that failed.", ["operation"]
 )
 _CERTIFICATE_EXPIRY: Final = Gauge(
     "sluice_certificate_expiry_timestamp_seconds",
-    "End of the certificate that a TLS peer (redis, database) showed, in seconds since 1970.",
+    "Expiry of the certificate of a TLS peer (redis, database), as Unix time in seconds.",
     ["peer"],
 )
 

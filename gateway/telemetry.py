@@ -32,22 +32,22 @@ _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST"
 
 _HTTP_REQUESTS: Final = Counter(
     "sluice_gateway_http_requests_total",
-    "Requests answered, of every route.",
+    "Responses sent, for every route.",
     ["route", "method", "status"],
 )
 _HTTP_REQUEST_DURATION: Final = Histogram(
     "sluice_gateway_http_request_duration_seconds",
-    "From the head of a request to the last byte of its answer.",
+    "From the head of a request to the last byte of its response.",
     ["route", "method"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
 )
 REQUESTS = Counter(
     "sluice_gateway_requests_total",
-    "Generation requests answered, by endpoint, HTTP status and error code.",
+    "Responses to generation requests, by endpoint, HTTP status and error code.",
     ["endpoint", "status", "code"],
 )
 REQUESTS_IN_PROGRESS = Gauge(
-    "sluice_gateway_requests_in_progress", "Generation requests being served."
+    "sluice_gateway_requests_in_progress", "Generation requests in progress."
 )
 ADMITTED_REQUESTS = Counter(
     "sluice_gateway_admitted_requests_total",
@@ -56,7 +56,7 @@ ADMITTED_REQUESTS = Counter(
 )
 REFUSED_REQUESTS = Counter(
     "sluice_gateway_refused_requests_total",
-    "Generation requests refused before any work, by error code; model is told of what has no worker only.",
+    "Generation requests rejected before any work, by error code, and by model if it has no worker.",
     ["reason", "model"],
 )
 _PROMPT_TOKENS = Counter(
@@ -70,7 +70,7 @@ _COMPLETION_TOKENS = Counter(
 )
 _TENANT_REQUESTS = Counter(
     "sluice_gateway_tenant_requests_total",
-    "Generation requests answered, by tenant and HTTP status.",
+    "Responses to generation requests, by tenant and HTTP status.",
     ["tenant", "status"],
 )
 _TENANT_TOKENS = Counter(
@@ -80,7 +80,7 @@ _TENANT_TOKENS = Counter(
 )
 TIME_TO_FIRST_TOKEN = Histogram(
     "sluice_gateway_time_to_first_token_seconds",
-    "From a streamed request's arrival to its first token.",
+    "From the arrival of a streamed request to its first token.",
     ["model"],
     buckets=(
         0.005,
@@ -106,7 +106,7 @@ TIME_TO_FIRST_TOKEN = Histogram(
 )
 INTER_TOKEN_LATENCY = LightHistogram(
     "sluice_gateway_inter_token_latency_seconds",
-    "Between two replies of a choice that carry tokens, divided by the tokens of the second.",
+    "Time between two replies of a choice with tokens, divided by the tokens of the second.",
     label="model",
     buckets=(
         0.0025,
@@ -132,7 +132,7 @@ INTER_TOKEN_LATENCY = LightHistogram(
 )
 REQUEST_DURATION = Histogram(
     "sluice_gateway_request_duration_seconds",
-    "From the request's arrival to the end of its answer.",
+    "From the arrival of a request to the end of its response.",
     ["model"],
     buckets=(
         0.01,
@@ -158,35 +158,35 @@ REQUEST_DURATION = Histogram(
     ),
 )
 DISCONNECTS = Counter(
-    "sluice_gateway_disconnects_total", "Requests whose client went away before the end."
+    "sluice_gateway_disconnects_total", "Requests whose client disconnected before the end."
 )
 SHED_JOBS = Counter(
     "sluice_gateway_shed_jobs_total",
-    "Waiting jobs that gave their place in a full queue to a more urgent request of this gateway.",
+    "Waiting jobs shed from a full queue in favor of a more urgent request of this gateway.",
     ["model"],
 )
 _RESUMED_JOBS = Counter(
     "sluice_gateway_resumed_jobs_total",
-    "Attempts of jobs that were over before the job was, by reason; the rest goes to another worker.",
+    "Attempts that ended before their job did, by reason; another worker resumes the job.",
     ["reason"],
 )
 RESUMPTION_PAUSE = Histogram(
     "sluice_gateway_resumption_pause_seconds",
-    "From the last reply of an attempt that was lost to the next token of its job.",
+    "From the last reply of a lost attempt to the next token of its job.",
     buckets=(0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, 120),
 )
 FENCED_MESSAGES = Counter(
     "sluice_gateway_fenced_messages_total",
-    "Messages of attempts that were over already; none of them reaches a client.",
+    "Messages from attempts that had already ended; they are dropped.",
 )
 LOOP_LAG = Histogram(
     "sluice_gateway_loop_lag_seconds",
-    "How late the event loop does what is due, looked at several times a second.",
+    "Delay of the event loop, sampled about eight times a second.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 _LOOP_HOLDS = Counter(
     "sluice_gateway_loop_holds_total",
-    "Times that something was seen to hold the event loop for more than 20 ms, by route.",
+    "Detected blocks of the event loop for more than 20 ms, by route.",
     ["route"],
 )
 BACKGROUND: Final = "background"
@@ -207,12 +207,12 @@ WAITING_JOBS = Gauge(
 )
 OLDEST_WAIT = Gauge(
     "sluice_queue_oldest_wait_seconds",
-    "How long the oldest of the jobs that wait in the queue of a model has waited; 0 if none does.",
+    "Wait of the oldest job in the queue of a model; 0 if none waits.",
     ["model"],
 )
 WAITING_TENANTS = Gauge(
     "sluice_queue_waiting_tenants",
-    "Tenants that have jobs waiting in the queue of a model.",
+    "Tenants with waiting jobs in the queue of a model.",
     ["model"],
 )
 LEASED_JOBS = Gauge("sluice_queue_leased_jobs", "Jobs leased to workers.", ["model"])
@@ -221,14 +221,14 @@ READY_WORKERS = Gauge(
 )
 OF_MODELS: Final = (WAITING_JOBS, OLDEST_WAIT, WAITING_TENANTS, LEASED_JOBS, READY_WORKERS)
 """Gauges that have one series for each known model."""
-ANSWERS_TAKEN_OVER = Counter(
+RESPONSES_TAKEN_OVER = Counter(
     "sluice_gateway_answers_taken_over_total",
-    "Responses that this gateway went on with: running ones of a gateway that is gone, or left ones.",
+    "Responses that this gateway took over, by state.",
     ["state"],
 )
 _IMAGE_FETCHES = Counter(
     "sluice_gateway_image_fetches_total",
-    "Images named by URL; outcome is fetched, refused (before anything was sent), failed or late.",
+    "Images given by URL; outcome is fetched, refused (before any request), failed or late.",
     ["outcome"],
 )
 
@@ -252,15 +252,15 @@ class TenantLabels:
     """The tenants that have their own label: a set that the operator limits."""
 
     def __init__(self) -> None:
-        self._told: frozenset[str] = frozenset()
+        self._labelled: frozenset[str] = frozenset()
 
-    def tell(self, tenant_ids: Iterable[str]) -> None:
+    def assign(self, tenant_ids: Iterable[str]) -> None:
         """Give only these tenants their own label."""
-        self._told = frozenset(tenant_ids)
+        self._labelled = frozenset(tenant_ids)
 
     def of(self, tenant_id: str) -> str:
         """Return the label of a tenant."""
-        return tenant_id if tenant_id in self._told else OTHER
+        return tenant_id if tenant_id in self._labelled else OTHER
 
 
 TENANTS: Final = TenantLabels()

@@ -105,7 +105,7 @@ class Authenticator:
         principal.require_address(address)
         return principal
 
-    def remembers(self, authorization: str | None) -> bool:
+    def has_cached(self, authorization: str | None) -> bool:
         """Whether the cache has a fresh entry in which the header's key is valid.
 
         Does not query the database.
@@ -116,14 +116,14 @@ class Authenticator:
             return False
         return self._keys.fresh(digest(credential)) is not None
 
-    def forget_key(self, key_id: str) -> None:
+    def drop_key(self, key_id: str) -> None:
         """Drop this key from the cache, so that its next use queries the database."""
-        self._keys.forget(_key_subject(key_id))
+        self._keys.drop(_key_subject(key_id))
 
-    def forget_tenant(self, tenant_id: str) -> None:
+    def drop_tenant(self, tenant_id: str) -> None:
         """Drop this tenant from the cache; its credentials' next use queries the database."""
-        self._keys.forget(_tenant_subject(tenant_id))
-        self._callers.forget(_tenant_subject(tenant_id))
+        self._keys.drop(_tenant_subject(tenant_id))
+        self._callers.drop(_tenant_subject(tenant_id))
 
     def expire_all(self) -> None:
         """Expire all cache entries, so that their next use queries the database."""
@@ -143,7 +143,7 @@ class Authenticator:
 
     async def _authenticate_jwt(self, token: str) -> Principal:
         if self._verifier is None:
-            raise AuthenticationError("JWTs are not accepted here. Use an API key (sk-...).")
+            raise AuthenticationError("JWTs are not accepted. Use an API key (sk-...).")
         claims = self._verifier.verify(token)
         caller = await self._callers.get(
             (claims.tenant_id, claims.subject, claims.project_id),
@@ -174,7 +174,7 @@ def _bearer_credential(authorization: str | None) -> str:
     credential = credential.strip()
     if not 0 < len(credential) <= MAX_CREDENTIAL_CHARACTERS:
         raise AuthenticationError(
-            "The Authorization header carries no API key after 'Bearer', or one that is too long."
+            "The Authorization header contains no API key after 'Bearer', or one that is too long."
         )
     return credential
 
@@ -184,7 +184,7 @@ def _parse_key(credential: str) -> ApiKey:
         return ApiKey.parse(credential)
     except MalformedKeyError as error:
         raise AuthenticationError(
-            f"The API key is malformed: {error}. Check that it was copied whole."
+            f"The API key is malformed: {error}. Check that it was copied completely."
         ) from None
 
 

@@ -37,7 +37,7 @@ class LookupCache(Generic[K, V]):
     Args:
         ttl_seconds: how long a result is fresh.
         max_entries: maximum number of results.
-        subjects: returns the names that a result depends on, for `forget`.
+        subjects: returns the names that a result depends on, for `drop`.
         monotonic: clock in seconds.
     """
 
@@ -86,7 +86,7 @@ class LookupCache(Generic[K, V]):
             return await self._shared_load(key, load)
         return await self._refresh(key, load, entry)
 
-    def forget(self, subject: str) -> None:
+    def drop(self, subject: str) -> None:
         """Drop every result that depends on the subject, including those being loaded."""
         self._distrust_loads()
         for key in self._by_subject.pop(subject, ()):

@@ -49,10 +49,12 @@ class JwksFile:
             if version != self._version:
                 self._keys = _read(self._path)
                 self._version = version
-                logger.info("JWKS file read again: %d keys", len(self._keys))
+                logger.info("JWKS file reloaded: %d keys", len(self._keys))
         except JwksError as error:
             # The previous keys stay valid, so a broken file locks out nobody.
-            logger.warning("JWKS file not usable, its earlier keys stay in use: %s", error)
+            logger.warning(
+                "cannot reload the JWKS file, its previous keys remain in use: %s", error
+            )
 
 
 def _version(path: Path) -> tuple[int, int, int]:
@@ -73,7 +75,7 @@ def _read(path: Path) -> Mapping[str, jwt.PyJWK]:
     keys = {key.key_id: key for key in map(_parse, document.get("keys", [])) if key is not None}
     usable = {kid: key for kid, key in keys.items() if isinstance(kid, str)}
     if not usable:
-        raise JwksError(f"The JWKS file {path} holds no signature key that has a 'kid'.")
+        raise JwksError(f"The JWKS file {path} contains no signature key with a 'kid'.")
     return usable
 
 
@@ -85,5 +87,5 @@ def _parse(data: dict[str, Any]) -> jwt.PyJWK | None:
     except jwt.PyJWTError:
         # A set may contain key types that we do not support. Their text may be private, so it is
         # not logged.
-        logger.warning("A key in the JWKS file is not usable and was left out")
+        logger.warning("JWKS file: skipped an unusable key")
         return None

@@ -29,10 +29,10 @@ _KEY_TYPES: Final[Mapping[JwtAlgorithm, str]] = {
 
 _REFUSALS: Final[Mapping[type[jwt.PyJWTError], str]] = {
     jwt.InvalidSignatureError: "The token's signature is wrong.",
-    jwt.InvalidIssuerError: "The token's issuer (claim 'iss') is not accepted here.",
+    jwt.InvalidIssuerError: "The token's issuer (claim 'iss') is not accepted.",
     jwt.InvalidAudienceError: "The token is for another audience (claim 'aud').",
     jwt.ImmatureSignatureError: "The token is not valid yet (claim 'nbf' or 'iat').",
-    jwt.InvalidAlgorithmError: "The token's algorithm does not fit the key that its 'kid' names.",
+    jwt.InvalidAlgorithmError: "The token's algorithm does not match the key that its 'kid' names.",
     jwt.InvalidKeyError: "The key that the token's 'kid' names is too weak for its algorithm.",
 }
 
@@ -120,7 +120,8 @@ class JwtVerifier:
                 return algorithm
         accepted = ", ".join(sorted(self.algorithms))
         raise AuthenticationError(
-            f"The token's algorithm {shown(header.get('alg'))} is not accepted. Accepted: {accepted}."
+            f"The token's algorithm {shown(header.get('alg'))} is not accepted. "
+            f"Accepted: {accepted}."
         )
 
     def _key(self, algorithm: JwtAlgorithm, header: Mapping[str, Any]) -> jwt.PyJWK | str:
@@ -137,7 +138,7 @@ class JwtVerifier:
         if key.key_type != _KEY_TYPES[algorithm]:
             raise AuthenticationError(
                 f"The token's key {shown(kid)} is of type {key.key_type}, "
-                f"which does not fit the algorithm {algorithm}."
+                f"which does not match the algorithm {algorithm}."
             )
         return key
 
@@ -189,7 +190,8 @@ def _dialect(claims: Mapping[str, Any]) -> Dialect | None:
     name = _claim(claims, "dialect", str)
     if name not in set(Dialect):
         raise AuthenticationError(
-            f'The token\'s claim "dialect" must be one of {", ".join(Dialect)}. Given: {shown(name)}.'
+            f'The token\'s claim "dialect" must be one of {", ".join(Dialect)}. '
+            f"Given: {shown(name)}."
         )
     return Dialect(name)
 
@@ -204,7 +206,8 @@ def _claim(claims: Mapping[str, Any], name: str, kind: Any) -> Any:
         raise AuthenticationError(f"The token's claim {shown(name)} must be {wanted}.") from error
     if not all(map(is_storable, [value] if kind is str else value)):
         raise AuthenticationError(
-            f"The token's claim {shown(name)} must not contain control characters or lone surrogates."
+            f"The token's claim {shown(name)} must not contain control characters or "
+            "lone surrogates."
         )
     return value
 

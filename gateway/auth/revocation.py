@@ -62,9 +62,9 @@ class RevocationListener:
                 await self._find_place()
                 retry_seconds = FIRST_RETRY_SECONDS
                 await self._follow()
-            except Exception as error:  # noqa: BLE001 - a listener that ended would leave revoked keys in use
+            except Exception as error:  # noqa: BLE001 - else revoked keys would stay valid
                 logger.warning(
-                    "Revocations are not heard at the moment, next try in about %.1f s: %s",
+                    "cannot read revocations, retrying in about %.1f s: %s",
                     retry_seconds,
                     type(error).__name__,
                 )
@@ -97,9 +97,9 @@ class RevocationListener:
 
     def _apply(self, fields: dict[bytes, bytes]) -> None:
         if (key_id := fields.get(b"key")) is not None:
-            self._authenticator.forget_key(key_id.decode("utf-8", "replace"))
+            self._authenticator.drop_key(key_id.decode("utf-8", "replace"))
         if (tenant_id := fields.get(b"tenant")) is not None:
-            self._authenticator.forget_tenant(tenant_id.decode("utf-8", "replace"))
+            self._authenticator.drop_tenant(tenant_id.decode("utf-8", "replace"))
         if b"all" in fields:
             self._authenticator.expire_all()
         if b"prices" in fields:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from gateway.errors import OverloadedError, TenantQueueFullError
 
 RETRY_AFTER_SECONDS: Final = 1.0
-MOST_REMEMBERED: Final = 1_000
+MOST_TENANTS: Final = 1_000
 """Tenants whose used time is stored. Beyond them, idle tenants that used no more than others are
 dropped."""
 
@@ -74,8 +74,8 @@ class FairTurns:
         held = self._waiting_size[tenant_id]
         if held and held + size > self._most_waiting_size:
             raise TenantQueueFullError(
-                f"Too many of your {self._what} wait: their size may be {self._most_waiting_size}. "
-                f"Given: {held}, and {size} of this one.",
+                f"The total size of your waiting {self._what} must be at most "
+                f"{self._most_waiting_size}. Given: {held}, and {size} of this one.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         await self._wait(tenant_id, _Waiting(asyncio.get_running_loop().create_future(), size))
@@ -109,7 +109,7 @@ class FairTurns:
                 self._take_out(tenant_id, waiting)
             if isinstance(error, TimeoutError):
                 raise OverloadedError(
-                    f"Too many {self._what} wait for their turn.",
+                    f"Too many {self._what} are waiting.",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 ) from None
             raise
@@ -145,7 +145,7 @@ class FairTurns:
         self._floor = max(self._floor, self._used[tenant_id])
 
     def _begin(self, tenant_id: str) -> None:
-        if len(self._used) > MOST_REMEMBERED:
+        if len(self._used) > MOST_TENANTS:
             self._used = {
                 tenant: used
                 for tenant, used in self._used.items()

@@ -38,7 +38,7 @@ def end_with(parent: int) -> None:
     """End this process when its parent ends, or at once if the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit("The process that started this one is gone already.")
+        sys.exit("The parent process has already ended.")
 
 
 def adopt_orphans() -> None:

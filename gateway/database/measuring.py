@@ -47,7 +47,7 @@ def _fail(failure: ExceptionContext) -> None:
 
 def _look_at_certificate(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     driver: Any = connection.driver_connection
-    encrypted = driver._transport.get_extra_info("ssl_object")  # noqa: SLF001 - told nowhere else
+    encrypted = driver._transport.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
     if encrypted is None:
         return
     certificate = encrypted.getpeercert(binary_form=True)

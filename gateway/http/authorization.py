@@ -43,7 +43,7 @@ async def authorize(request: Request, *scopes: Scope) -> Principal:
     authorization = request.headers.get("authorization")
     network = network_of(address or "")
     # Accept a known key even while an attacker uses the same address.
-    if not context.failed_logins.is_left(network) and not context.authenticator.remembers(
+    if not context.failed_logins.is_left(network) and not context.authenticator.has_cached(
         authorization
     ):
         context.failed_logins.require(network)

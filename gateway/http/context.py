@@ -98,7 +98,7 @@ async def open_context(
             logger.critical("a loop of the gateway ended; stopping", exc_info=error)
             on_failure()
 
-    telemetry.TENANTS.tell(settings.metrics_tenants)
+    telemetry.TENANTS.assign(settings.metrics_tenants)
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.aclose)

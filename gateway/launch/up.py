@@ -55,7 +55,7 @@ SLUICE_KEY and SLUICE_MODEL.
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Folder or Hugging Face id of the model.  [default: the bundled tiny one]",
+    help="Folder or Hugging Face id of the model.  [default: the bundled tiny model]",
 )
 @click.option(
     "--engine",

@@ -141,8 +141,8 @@ class _Reconciler:
 
     async def audit_reservations(self, bucket: int) -> None:
         audit = await self._store.audit_open(bucket)
-        self._report.corrected_reservations += audit.corrected_accounts
-        self._report.forgotten_requests += audit.forgotten_requests
+        self._report.corrected_reservations += audit.corrected_subjects
+        self._report.forgotten_requests += audit.orphaned_requests
 
     async def compare_rollups(self, days: int) -> None:
         rollups, now = Rollups(self._database), utc_now()

@@ -82,7 +82,7 @@ class Endings:
         for _, ending in confirmed.values():
             self.begin(ending)
 
-    def forget_confirmed(self) -> None:
+    def drop_confirmed(self) -> None:
         """Drop endings whose confirmation is older than CONFIRMED_SECONDS."""
         deadline = time.monotonic() - CONFIRMED_SECONDS
         while self._confirmed:
@@ -115,7 +115,7 @@ class Endings:
         tasks = (*self._attempts.values(), *self._followers)
         await asyncio.gather(*(end_task(task) for task in tasks))
         if self._pending:
-            logger.error("%d reservations could not be ended; they expire", len(self._pending))
+            logger.error("%d reservations could not be ended and will expire", len(self._pending))
 
     async def _send_some(self, seconds: float | None = None) -> None:
         """Send every ending that is not in flight; after a failure the others wait too."""
@@ -130,16 +130,16 @@ class Endings:
     def _begin(self, ending: Ending) -> "asyncio.Task[None]":
         known = self._pending.get(ending.request_id)
         if known is None:
-            self._remember(ending)
+            self._add(ending)
         return self._attempt(known or ending)
 
-    def _remember(self, ending: Ending) -> None:
+    def _add(self, ending: Ending) -> None:
         if ending.record is None and len(self._pending) >= MOST_RELEASES:
             return
         if len(self._pending) >= MOST_ENDINGS:
             dropped = next(iter(self._pending))
             del self._pending[dropped]
-            logger.error("too many reservations cannot be ended; one of them is left to expire")
+            logger.error("too many unconfirmed endings: dropped one, its reservation will expire")
         self._pending[ending.request_id] = ending
 
     def _attempt(self, ending: Ending) -> "asyncio.Task[None]":
@@ -158,7 +158,7 @@ class Endings:
                 await self._store.release(ending.tenant_id, ending.request_id)
         except RedisError as error:
             if not self._is_failing:
-                logger.warning("cannot end reservations, tries go on: %s", type(error).__name__)
+                logger.warning("cannot end reservations, retrying: %s", type(error).__name__)
             self._is_failing = True
         else:
             self._is_failing = False

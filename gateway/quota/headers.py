@@ -7,7 +7,7 @@ from gateway.quota.replies import Admitted, Meter, Refused, SeesUse, sees_all
 from gateway.tenancy.limits import LimitName
 from gateway.tenancy.usage_record import MICRO
 
-REMEMBERED_MS: Final = 60_250
+WINDOW_MS: Final = 60_250
 """A minute and one slot of the window: after this time, all current usage has left the window."""
 
 _FAMILIES: Final = (
@@ -78,7 +78,7 @@ def _tightest(meters: Iterable[Meter], names: Sequence[LimitName | None]) -> Met
 def _family(family: str, meter: Meter | None) -> dict[str, str]:
     if meter is None:
         return {}
-    reset_ms = 0 if meter.remaining == meter.value else REMEMBERED_MS
+    reset_ms = 0 if meter.remaining == meter.value else WINDOW_MS
     return _limit_and_remaining(family, meter.value, meter.remaining) | {
         f"x-ratelimit-reset-{family}": duration(reset_ms)
     }

@@ -81,7 +81,7 @@ class PriceBook:
             try:
                 await self.refresh()
             except StoreUnavailableError:
-                logger.warning("the price table cannot be read; the last known one holds")
+                logger.warning("cannot read the price table; the previous one remains in use")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 await self._wait()

@@ -87,31 +87,35 @@ def _refusing_limit(refused: Refused) -> RefusingLimit:
 def _rate_message(refused: Refused, limit: LimitName) -> str:
     name = _WORDS[limit].format(refused.value)
     if refused.is_too_large:
-        advice = _ADVICE.get(limit, "It allows no request at all.")
+        advice = _ADVICE.get(limit, "The limit allows no requests.")
         return (
-            f"The request asks for {refused.wanted} and can never fit the limit of {name} "
+            f"The request needs {refused.wanted}, which exceeds the limit of {name} "
             f"of {_holder(refused)}. {advice}"
         )
     if limit is LimitName.CONCURRENT_REQUESTS:
         return (
-            f"The limit of {name} of {_holder(refused)} is reached; one of them has to end first."
+            f"The limit of {name} of {_holder(refused)} is reached. "
+            "Retry when one of them has ended."
         )
     if limit is LimitName.STORED_BYTES:
         return (
-            f"The limit of {name} of {_holder(refused)} is used up{_shortage(refused)}; requests have to end or "
-            "kept answers to expire first."
+            f"The limit of {name} of {_holder(refused)} is reached{_shortage(refused)}. "
+            "Retry when requests have ended or stored responses have expired."
         )
-    return f"The limit of {name} of {_holder(refused)} is used up{_shortage(refused)}; {_reset(refused)}."
+    return (
+        f"The limit of {name} of {_holder(refused)} is reached{_shortage(refused)}. "
+        f"It resets {_in_seconds(refused)}."
+    )
 
 
 def _budget_message(refused: Refused) -> str:
     return (
-        f"The budget of {dollars(refused.value)} dollars a month of {_holder(refused)} does not allow "
-        f"the request: {dollars(refused.used)} are used or reserved, and it may cost "
-        f"{dollars(refused.wanted)}. A new month begins {_in_seconds(refused)}."
+        f"The monthly budget of {dollars(refused.value)} dollars of {_holder(refused)} does not "
+        f"allow the request: {dollars(refused.used)} are used or reserved, and the request may "
+        f"cost {dollars(refused.wanted)}. The budget resets {_in_seconds(refused)}."
         if refused.retry_ms is not None
-        else f"The request may cost {dollars(refused.wanted)} dollars and can never fit the budget of "
-        f"{dollars(refused.value)} dollars a month of {_holder(refused)}. {_COMPLETION_ADVICE}"
+        else f"The request may cost {dollars(refused.wanted)} dollars, which exceeds the monthly "
+        f"budget of {dollars(refused.value)} dollars of {_holder(refused)}. {_COMPLETION_ADVICE}"
     )
 
 
@@ -119,16 +123,16 @@ def _hidden_message(refused: Refused) -> str:
     money = "credit" if refused.limit is None else "budget"
     return (
         f"The {money} of {_holder(refused)} does not allow the request, which may cost "
-        f"{dollars(refused.wanted)} dollars. How much is left shows to whoever has the scope "
-        f"'{Scope.USAGE}' there."
+        f"{dollars(refused.wanted)} dollars. The remaining amount is visible with the scope "
+        f"'{Scope.USAGE}' in the {refused.subject.scope.value}."
     )
 
 
 def _credit_message(refused: Refused) -> str:
     left = max(refused.value - refused.used, 0)
     return (
-        f"The credit of {_holder(refused)} does not suffice: {dollars(left)} dollars are left, "
-        f"and the request may cost {dollars(refused.wanted)}. Buy credit or lower 'max_tokens'."
+        f"The credit of {_holder(refused)} is insufficient: {dollars(left)} dollars remain, and "
+        f"the request may cost {dollars(refused.wanted)}. Buy credits or lower 'max_tokens'."
     )
 
 
@@ -140,11 +144,7 @@ def _shortage(refused: Refused) -> str:
     left = refused.value - refused.used
     if left <= 0 or refused.wanted == 1:
         return ""
-    return f" but for {left}, and the request asks for {refused.wanted}"
-
-
-def _reset(refused: Refused) -> str:
-    return f"it resets {_in_seconds(refused)}"
+    return f": {left} remain, and the request needs {refused.wanted}"
 
 
 def _in_seconds(refused: Refused) -> str:

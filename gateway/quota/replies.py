@@ -149,8 +149,8 @@ class ExpiredReservation(NamedTuple):
 class AuditResult(NamedTuple):
     """Errors in open reservations that an audit found and corrected."""
 
-    corrected_accounts: int
-    forgotten_requests: int
+    corrected_subjects: int
+    orphaned_requests: int
     """Concurrent requests that had no reservation."""
 
 

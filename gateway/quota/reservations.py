@@ -39,7 +39,7 @@ RENEW_BATCH: Final = 200
 MOST_SEEDINGS: Final = 5
 """How often one request may trigger seeding.
 
-Accounts may be unseeded again, or a new day may begin.
+Counters may be unseeded again, or a new day may begin.
 """
 WATCH_SECONDS: Final = 1.0
 """Interval of the check whether Redis is still the same process."""
@@ -93,7 +93,7 @@ class Reservations:
         if not isinstance(reply, Admitted):
             raise _unavailable()
         self._open[request.request_id] = request.tenant_id
-        self._restoring.remember(request)
+        self._restoring.add(request)
         return Admission(reply.created_ms, headers_of(reply, sees))
 
     async def take_over(self, request: ReservationRequest) -> bool:
@@ -107,13 +107,13 @@ class Reservations:
             raise _unavailable() from None
         if is_taken:
             self._open[request.request_id] = request.tenant_id
-            self._restoring.remember(request)
+            self._restoring.add(request)
         return is_taken
 
     def hand_over(self, request_id: str) -> None:
         """Leave a reservation to another gateway, or to the sweep."""
         self._open.pop(request_id, None)
-        self._restoring.forget(request_id)
+        self._restoring.remove(request_id)
 
     async def settle(self, record: UsageRecord) -> bool:
         """Settle a reservation of this process with the actual usage; a second call does nothing.
@@ -171,7 +171,7 @@ class Reservations:
         if lost:
             # Redis was emptied, or another process considered this gateway dead. The usage is
             # recorded anyway.
-            logger.warning("%d open requests have no reservation in Redis any more", len(lost))
+            logger.warning("Redis has lost the reservations of %d open requests", len(lost))
             await self._restoring.restore(lost)
 
     async def _ask(self, request: ReservationRequest) -> ReserveReply:
@@ -189,7 +189,7 @@ class Reservations:
         request: ReservationRequest,
         ask: Callable[[ReservationRequest], Awaitable[ReserveReply]],
     ) -> ReserveReply:
-        """Call `ask`, and call it again after seeding accounts with incomplete counters."""
+        """Call `ask`, and call it again after seeding subjects with incomplete counters."""
         reply = await ask(request)
         for _ in range(MOST_SEEDINGS):
             if not isinstance(reply, NeedsSeed):
@@ -219,13 +219,13 @@ class Reservations:
             try:
                 server = await self._store.server_id()
                 if known not in (None, server):
-                    logger.warning("Redis is another process; telling it what it may have lost")
+                    logger.warning("Redis was restarted or replaced; resending recent endings")
                     self._endings.repeat_confirmed()
                     await self.renew()
                 known = server
-                self._endings.forget_confirmed()
+                self._endings.drop_confirmed()
             except RedisError as error:
-                logger.debug("cannot look at Redis: %s", type(error).__name__)
+                logger.debug("cannot query Redis: %s", type(error).__name__)
             raise_if_cancelled()
             await asyncio.sleep(WATCH_SECONDS)
 

@@ -33,17 +33,17 @@ class Restoring:
         self._late: set[str] = set()
         """Requests that ended while their reservation was being restored."""
 
-    def remember(self, request: ReservationRequest) -> None:
+    def add(self, request: ReservationRequest) -> None:
         """Store the reservation of an admitted request."""
         self._requests[request.request_id] = request
 
-    def forget(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         """Drop a request that another gateway has taken over."""
         self._requests.pop(request_id, None)
 
     def end(self, request_id: str) -> None:
         """End the request: a reservation that is restored later is released."""
-        self.forget(request_id)
+        self.remove(request_id)
         if request_id in self._running:
             self._late.add(request_id)
 
@@ -57,7 +57,7 @@ class Restoring:
             replies = await asyncio.gather(*(self._restore(request) for request in some))
             restored += sum(isinstance(reply, Admitted) for reply in replies)
         if requests:
-            logger.warning("%d of %d lost reservations are restored", restored, len(requests))
+            logger.warning("restored %d of %d lost reservations", restored, len(requests))
 
     async def _restore(self, request: ReservationRequest) -> ReserveReply | None:
         request_id = request.request_id
@@ -66,7 +66,7 @@ class Restoring:
             return await self._reserve(request)
         except (RedisError, StoreUnavailableError) as error:
             # The next renewal tries again.
-            logger.warning("cannot restore a reservation now: %s", type(error).__name__)
+            logger.warning("cannot restore a reservation: %s", type(error).__name__)
             return None
         finally:
             self._running.discard(request_id)

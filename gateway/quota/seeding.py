@@ -64,7 +64,7 @@ class BalanceSource(Protocol):
 
 
 class Seeder:
-    """Seeds accounts; one task per account, no matter how many requests wait for it."""
+    """Seeds subjects; one task per subject, no matter how many requests wait for it."""
 
     def __init__(self, store: QuotaStore, source: BalanceSource) -> None:
         self._store = store
@@ -107,12 +107,12 @@ class Seeder:
                 "The limits cannot be checked.", retry_after_seconds=RETRY_AFTER_SECONDS
             ) from None
         raise StoreUnavailableError(
-            "The limits cannot be checked while much of this account's usage is being settled.",
+            "The limits cannot be checked because their usage keeps changing.",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 
     async def _try(self, tenant_id: str, subject: SubjectLimits) -> bool:
-        """Return whether the account is seeded, by this process or another."""
+        """Return whether the subject is seeded, by this process or another."""
         (status,) = await self._store.status(tenant_id, [subject])
         if status.is_seeded and (
             subject.scope is not LimitScope.TENANT or status.credit_micros is not None

@@ -90,7 +90,7 @@ class Storage:
         try:
             await self._keep(tenant_id, self._counted(subjects), request_id, size, live_ms=live_ms)
         except RedisError as error:
-            logger.warning("cannot count stored bytes now: %s", type(error).__name__)
+            logger.warning("cannot count stored bytes: %s", type(error).__name__)
 
     async def used(self, tenant_id: str, subjects: Sequence[SubjectLimits]) -> list[int]:
         """Return the bytes of each subject, in order; 0 for one that is not counted.

@@ -90,8 +90,8 @@ class QuotaStore:
 
         A new process may lack data that an earlier one stored.
         """
-        told: Any = await self._executor.execute_command("INFO", "server")
-        return str(told["run_id"])
+        info: Any = await self._executor.execute_command("INFO", "server")
+        return str(info["run_id"])
 
     async def settle(self, record: UsageRecord, *, expired_ms: int | None = None) -> bool:
         """Settle a reservation with the actual usage, and append the record for the ledger.

@@ -33,7 +33,7 @@ FRAMES_AT_ONCE: Final = 256
 
 for _state in ResponseState:
     if not _state.is_end:
-        telemetry.ANSWERS_TAKEN_OVER.labels(_state)  # Exported even while it is 0.
+        telemetry.RESPONSES_TAKEN_OVER.labels(_state)  # Exported even while it is 0.
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class TakeOver:
         kept.recall(history.received, unread=unread)
         shelf.keep(kept)
         self._follow_jobs(kept, history, reads_again=not is_running)
-        telemetry.ANSWERS_TAKEN_OVER.labels(response.standing.state).inc()
+        telemetry.RESPONSES_TAKEN_OVER.labels(response.standing.state).inc()
         logger.info("answer %s is this gateway's now", head.request_id)
 
     def _follow_jobs(self, kept: KeptResponse, history: History, *, reads_again: bool) -> None:

@@ -14,7 +14,7 @@ MAX_EVENTS: Final = 10_000
 """Approximate number of entries in the stream; a gateway that lags further detects the gap."""
 
 ACCOUNT_MS: Final = 3_456_000_000
-"""How long an account's counters are kept after the last change: forty days."""
+"""How long a subject's counters are kept after the last change: forty days."""
 
 
 class ChangeAnnouncer:
@@ -47,11 +47,11 @@ class ChangeAnnouncer:
         commands.execute_command("HINCRBY", account, "v", 1)
         commands.execute_command("HDEL", account, "seeded")
         commands.execute_command("PEXPIRE", account, ACCOUNT_MS)
-        await self._tell(commands.execute())
+        await self._send(commands.execute())
 
     async def _announce(self, event: dict[str, str]) -> None:
         # redis-py declares the mapping invariantly, in types that str keys and values satisfy.
-        await self._tell(
+        await self._send(
             self._redis.xadd(
                 keys.KEY_EVENTS,
                 event,  # type: ignore[arg-type]
@@ -61,12 +61,12 @@ class ChangeAnnouncer:
         )
 
     @staticmethod
-    async def _tell(command: Awaitable[Any]) -> None:
+    async def _send(command: Awaitable[Any]) -> None:
         try:
             await command
         except (RedisError, OSError) as error:
             raise ChangeNotAnnouncedError(
-                "The change is saved, but Redis could not be told: gateways honour it only when their "
-                "caches expire (SLUICE_KEY_CACHE_TTL, a minute by default). Repeat the command when "
-                "Redis is back."
+                "The change is saved, but Redis is unavailable: gateways apply the change only "
+                "when their caches expire (SLUICE_KEY_CACHE_TTL, a minute by default). Repeat the "
+                "command when Redis is available again."
             ) from error

@@ -38,7 +38,7 @@ def check_name(name: str, *, param: str = "name") -> None:
 def check_not_empty(options: Mapping[str, object]) -> None:
     """Reject an update without any changes."""
     if not options:
-        raise InvalidParameterError("Nothing to change: give at least one option.")
+        raise InvalidParameterError("Nothing to change: specify at least one option.")
 
 
 def check_known(id_: str, what: str) -> None:

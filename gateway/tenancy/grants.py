@@ -140,7 +140,7 @@ class Grant:
 
     def require_whole_tenant(self) -> None:
         """Raise PermissionDeniedError if the credential belongs to a project."""
-        self.require(_OF_TENANT, of="what belongs to the whole account")
+        self.require(_OF_TENANT, of="data of the whole account")
 
     def require_another(self, key_id: str, changes: Iterable[str]) -> None:
         """Raise PermissionDeniedError if the change alters the bounds of the credential itself."""
@@ -206,14 +206,14 @@ def _refusal(excess: Excess, of: str) -> PermissionDeniedError:
     param, held, given = excess
     if of and param == "project_id":
         return PermissionDeniedError(
-            f"This credential is only for what is in the project {held}, not for {of}."
+            f"This credential is limited to the project {held} and does not allow access to {of}."
         )
     if of:
         return PermissionDeniedError(
-            f"This credential cannot manage {of}, which has more rights than it has itself: "
-            f"'{param}' of the credential is {held}, and there it is {given}."
+            f"This credential cannot manage {of}, which has more rights than the credential: "
+            f"its '{param}' is {given}, that of the credential is {held}."
         )
     return PermissionDeniedError(
-        f"'{param}' must not exceed what this credential has itself, {held}. Given: {given}.",
+        f"'{param}' must not exceed that of this credential, {held}. Given: {given}.",
         param=param,
     )

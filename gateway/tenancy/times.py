@@ -33,5 +33,5 @@ def in_utc(time: datetime, *, param: str) -> datetime:
         return time.astimezone(UTC)
     except OverflowError:
         raise InvalidParameterError(
-            f"'{param}' must be a time of the years 1 to 9999 in UTC.", param=param
+            f"'{param}' must be a time in the years 1 to 9999 in UTC.", param=param
         ) from None

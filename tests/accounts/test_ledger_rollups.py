@@ -143,7 +143,7 @@ async def test_mark_that_comes_while_sums_are_made_stays(
 ) -> None:
     """The rows of a mark that was not read may be in the sums or not: it must be worked off later."""
     await _insert(database, usage_record(1))
-    forget = rollups_module._forget
+    remove = rollups_module._remove_marks
     marks: list[int] = []
 
     async def late(transaction: Any, ids: Any) -> None:
@@ -152,9 +152,9 @@ async def test_mark_that_comes_while_sums_are_made_stays(
                 text("INSERT INTO usage_dirty_hours (hour) SELECT hour FROM usage_dirty_hours")
             )
         marks.extend(ids)
-        await forget(transaction, ids)
+        await remove(transaction, ids)
 
-    monkeypatch.setattr(rollups_module, "_forget", late)
+    monkeypatch.setattr(rollups_module, "_remove_marks", late)
     assert await Rollups(database).make_all() == 2, "the late mark makes it sum the hour again"
     assert len(marks) == len(set(marks)) == 2
     await _check(database)

@@ -103,7 +103,7 @@ async def test_last_known_prices_hold_while_the_database_is_away(
     book.refresh_soon()
     # It has tried and failed, and is not trying while it is ended.
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while "the last known one holds" not in caplog.text:
+        while "the previous one remains in use" not in caplog.text:
             await asyncio.sleep(0.01)
     assert not task.done()
     assert book.find("m", DEFAULT, utc_now()) == price

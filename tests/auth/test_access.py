@@ -141,13 +141,13 @@ async def test_archived_project_ends_its_keys_and_tokens_until_it_is_activated(
     for bearer in bearers:
         assert (await authenticator.authenticate(bearer)).project_id == project.id
     await projects.archive("acme", project.id)
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     for bearer in bearers:
         with pytest.raises(AccountSuspendedError, match=f"The project '{project.id}' is archived"):
             await authenticator.authenticate(bearer)
     assert (await authenticator.authenticate(f"Bearer {outside}")).project_id is None
     await projects.activate("acme", project.id)
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     for bearer in bearers:
         await authenticator.authenticate(bearer)
 
@@ -181,13 +181,13 @@ async def test_changed_and_removed_roles_are_honoured_once_the_change_is_heard(
     assert (await authenticator.authenticate(_token())).scopes == DEFAULT_SCOPES
     await members.add("acme", subject="ada", role=Role.ADMIN)
     await members.add("other", subject="ada", role=Role.OWNER)
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     assert Scope.KEYS in (await authenticator.authenticate(_token())).scopes
     await members.set_role("acme", "ada", role=Role.VIEWER)
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     assert (await authenticator.authenticate(_token())).scopes == {Scope.USAGE}
     await members.remove("acme", "ada")
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     assert (await authenticator.authenticate(_token())).scopes == DEFAULT_SCOPES
     # Without members the issuer's scopes count again, but never those of operators.
     everything = _token(scope=" ".join(Scope))
@@ -201,7 +201,7 @@ async def test_operators_token_has_its_rights_beside_those_of_the_role(
     operator = await authenticator.authenticate(modest)
     assert operator.scopes == {Scope.COMPLETIONS, Scope.ADMIN}
     await members.add("acme", subject="ada", role=Role.VIEWER)
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     assert (await authenticator.authenticate(modest)).scopes == {Scope.ADMIN}
     assert (await authenticator.authenticate(_token(groups=["ops"]))).scopes == {
         Scope.USAGE,
@@ -218,7 +218,7 @@ async def test_in_a_tenant_with_members_only_their_tokens_are_taken(
     await members.add("acme", subject="ada", role=Role.VIEWER)
     assert (await authenticator.authenticate(_token())).scopes == {Scope.USAGE}
     await members.remove("acme", "ada")
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     for scope in ("completions", "admin", "openid"):
         with pytest.raises(PermissionDeniedError, match="not a member"):
             await authenticator.authenticate(_token(scope=scope))

@@ -95,10 +95,10 @@ async def test_changed_options_are_seen_once_the_change_is_heard(
 ) -> None:
     await authenticator.authenticate(_bearer(key))
     await tenants.update("acme", strict_parameters=True)
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     assert (await authenticator.authenticate(_bearer(key))).is_strict
     await keys.update("acme", key.record.id, dialect=Dialect.LLAMACPP)
-    authenticator.forget_key(key.record.id)
+    authenticator.drop_key(key.record.id)
     assert (await authenticator.authenticate(_bearer(key))).dialect is Dialect.LLAMACPP
 
 
@@ -128,13 +128,13 @@ async def test_scheme_is_read_in_any_case(
         ("  ", "No API key was given"),
         ("Basic dXNlcjpwYXNz", "does not use the scheme Bearer"),
         ("sk-abc", "does not use the scheme Bearer"),
-        ("Bearer", "carries no API key"),
-        ("Bearer  ", "carries no API key"),
+        ("Bearer", "contains no API key"),
+        ("Bearer  ", "contains no API key"),
         ("Bearer " + "x" * (MAX_CREDENTIAL_CHARACTERS + 1), "too long"),
         ("Bearer hello", "malformed"),
         ("Bearer sk-Zürich", "malformed"),
         ("Bearer \ud800", "malformed"),
-        ("Bearer a.b.c", "JWTs are not accepted here"),
+        ("Bearer a.b.c", "JWTs are not accepted"),
     ],
 )
 async def test_unusable_header_is_refused_without_a_query(
@@ -206,7 +206,7 @@ async def test_suspended_tenant_is_refused_until_it_is_activated(
         await authenticator.authenticate(_bearer(key))
     assert (caught.value.status, caught.value.code) == (403, "account_suspended")
     await tenants.activate("acme")
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     assert (await authenticator.authenticate(_bearer(key))).tenant_id == "acme"
 
 
@@ -221,8 +221,8 @@ async def test_concurrent_requests_with_one_key_make_one_query(
 @pytest.mark.parametrize(
     "forget",
     [
-        lambda a, key: a.forget_key(key.record.id),
-        lambda a, _key: a.forget_tenant("acme"),
+        lambda a, key: a.drop_key(key.record.id),
+        lambda a, _key: a.drop_tenant("acme"),
         lambda a, _key: a.expire_all(),
     ],
     ids=["key", "tenant", "everything"],
@@ -246,8 +246,8 @@ async def test_forgetting_one_tenant_leaves_the_others_cached(
 ) -> None:
     await authenticator.authenticate(_bearer(key))
     queries.clear()
-    authenticator.forget_tenant("other")
-    authenticator.forget_key("key_of_somebody_else")
+    authenticator.drop_tenant("other")
+    authenticator.drop_key("key_of_somebody_else")
     await authenticator.authenticate(_bearer(key))
     assert queries == []
 

@@ -189,16 +189,16 @@ async def test_forgotten_subject_is_loaded_again(cache: Cache) -> None:
     await cache.get("a", source.load)
     await cache.get("b", source.load)
     await cache.get("c", other.load)
-    cache.forget("old")
+    cache.drop("old")
     assert [cache.fresh(key) for key in "abc"] == [None, None, "other"]
-    cache.forget("never heard of")
+    cache.drop("never heard of")
     assert len(cache) == 1
 
 
 async def test_forgotten_result_does_not_serve_as_stale(cache: Cache) -> None:
     source = Source()
     await cache.get("k", source.load)
-    cache.forget("old")
+    cache.drop("old")
     source.is_down = True
     with pytest.raises(StoreUnavailableError):
         await cache.get("k", source.load)
@@ -208,7 +208,7 @@ async def test_change_during_a_load_keeps_its_result_out_of_the_cache(cache: Cac
     source = Source(gate=asyncio.Event())
     early = asyncio.create_task(cache.get("k", source.load))
     await _let_others_run()
-    cache.forget("old")
+    cache.drop("old")
     assert await cache.get("k", Source(value="new").load) == "new", "does not join the earlier load"
     assert source.gate is not None
     source.gate.set()
@@ -226,7 +226,7 @@ async def test_change_during_a_refresh_keeps_the_stale_result_from_serving(
     source.is_down = True
     waiting = asyncio.create_task(cache.get("k", source.load))
     await _let_others_run()
-    cache.forget("old")
+    cache.drop("old")
     source.gate.set()
     with pytest.raises(StoreUnavailableError):
         await waiting

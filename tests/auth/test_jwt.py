@@ -179,11 +179,11 @@ def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: E
 @all_cases(
     ("algorithm", "key", "kid", "message"),
     [
-        ("RS256", RSA_KEY, "ec", "is of type EC, which does not fit the algorithm RS256"),
-        ("ES256", EC_KEY, "rsa", "is of type RSA, which does not fit the algorithm ES256"),
-        ("EdDSA", ED_KEY, "ec", "is of type EC, which does not fit the algorithm EdDSA"),
+        ("RS256", RSA_KEY, "ec", "is of type EC, which does not match the algorithm RS256"),
+        ("ES256", EC_KEY, "rsa", "is of type RSA, which does not match the algorithm ES256"),
+        ("EdDSA", ED_KEY, "ec", "is of type EC, which does not match the algorithm EdDSA"),
         ("RS256", WEAK_RSA_KEY, "weak", "too weak"),
-        ("ES256", EC_KEY, "p384", "does not fit the key"),
+        ("ES256", EC_KEY, "p384", "does not match the key"),
     ],
 )
 def test_key_must_fit_the_algorithm(
@@ -318,7 +318,7 @@ async def test_tenant_must_exist_and_be_active(
     assert (await authenticator.authenticate(header)).tenant_id == "acme"
     await tenants.suspend("acme")
     assert (await authenticator.authenticate(header)).tenant_id == "acme", "still cached"
-    authenticator.forget_tenant("acme")
+    authenticator.drop_tenant("acme")
     with pytest.raises(AccountSuspendedError):
         await authenticator.authenticate(header)
 
@@ -364,7 +364,7 @@ def test_broken_jwks_file_leaves_the_earlier_keys_in_use(
     breakage(path)
     clock.seconds += CHECK_SECONDS
     assert jwks.get("rsa") is not None
-    assert "earlier keys stay in use" in caplog.text
+    assert "previous keys remain in use" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,10 @@ def test_settings_make_the_verifier(jwks_file: Path) -> None:
         ({"jwt_operator_value": "ops"}, "is required with SLUICE_JWT_OPERATOR_VALUE"),
         ({"jwt_operator_reader_value": "ops"}, "SLUICE_JWT_OPERATOR_CLAIM is required"),
         *(
-            ({"jwt_operator_claim": claim, "jwt_operator_value": "admin"}, "nothing about a tenant")
+            (
+                {"jwt_operator_claim": claim, "jwt_operator_value": "admin"},
+                "must not be a claim about a tenant",
+            )
             for claim in ("scope", "sub", "project", "models", "dialect", "tenant")
         ),
     ],

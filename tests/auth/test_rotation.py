@@ -109,5 +109,5 @@ async def test_changed_option_holds_for_the_old_secret_too(
     await keys.rotate("acme", key.record.id)
     await _principal(authenticator, key)
     await keys.update("acme", key.record.id, dialect=Dialect.OMLX)
-    authenticator.forget_key(key.record.id)
+    authenticator.drop_key(key.record.id)
     assert (await _principal(authenticator, key)).dialect is Dialect.OMLX

@@ -219,7 +219,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("tenants", "create", "X", "--id", "acme"), 'The tenant "acme" already exists.'),
     (("tenants", "create", "X", "--weight", "0"), "Given: 0.0."),
     (("tenants", "set", "nobody", "--strict"), 'There is no tenant "nobody".'),
-    (("tenants", "set", "acme"), "Nothing to change: give at least one option."),
+    (("tenants", "set", "acme"), "Nothing to change: specify at least one option."),
     (("tenants", "set", "acme", "--default-model", ""), "1 to 200 characters"),
     (("keys", "create", "--tenant", "nobody", "--name", "x"), 'There is no tenant "nobody".'),
     (
@@ -286,7 +286,7 @@ def test_unannounced_revocation_is_saved_and_says_so(sluice: Sluice) -> None:
     nowhere = f"redis://127.0.0.1:{free_port()}"
     result = sluice("keys", "revoke", "--tenant", "acme", created["id"], "--redis-url", nowhere)
     assert result.exit_code == 1
-    assert "The change is saved, but Redis could not be told" in result.stderr
+    assert "The change is saved, but Redis is unavailable" in result.stderr
     with pytest.raises(AuthenticationError):
         _principal_of(created["key"])
     assert sluice("keys", "revoke", "--tenant", "acme", created["id"]).exit_code == 0

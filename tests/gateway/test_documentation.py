@@ -109,7 +109,7 @@ def test_every_schema_is_one() -> None:
 
 def test_refusal_by_a_limit_fits_its_description() -> None:
     body = {
-        "message": "The limit of 50 requests per minute of the key 'key_1' is used up.",
+        "message": "The limit of 50 requests per minute of the key 'key_1' is reached. It resets in 12.3 s.",
         "type": "rate_limit_error",
         "param": None,
         "code": "requests",

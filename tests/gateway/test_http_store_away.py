@@ -120,7 +120,7 @@ async def test_change_that_redis_could_not_be_told_is_saved_and_says_so(
             message = message_of(
                 response, status=503, kind="service_unavailable", code="store_unavailable"
             )
-            assert "Redis could not be told" in message
+            assert "Redis is unavailable" in message
         saved = (await client.get(path)).json()
         assert saved["prefix"] == created["prefix"]
         assert saved["revoked_at"] is not None

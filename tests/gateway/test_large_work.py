@@ -118,7 +118,7 @@ async def test_what_waits_is_bounded_for_each_tenant() -> None:
     await places.take(ONE, size=99)
     waiting = [asyncio.create_task(places.take(tenant, size=6)) for tenant in (ONE, OTHER)]
     await asyncio.sleep(0)
-    with pytest.raises(TenantQueueFullError, match=r"may be 10\. Given: 6, and 5"):
+    with pytest.raises(TenantQueueFullError, match=r"at most 10\. Given: 6, and 5"):
         await places.take(ONE, size=5)
     waiting.append(asyncio.create_task(places.take(ONE, size=4)))
     for tenant in (ONE, OTHER, ONE):

@@ -117,8 +117,8 @@ def test_refusal_by_a_rate_is_an_error_with_a_true_retry() -> None:
     assert error.status_for(ErrorStyle.OPENAI) == 429
     assert error.body() == {
         "error": {
-            "message": "The limit of 50 requests per minute of the key 'key_ab' is used up; "
-            "it resets in 12.4 s.",
+            "message": "The limit of 50 requests per minute of the key 'key_ab' is reached. "
+            "It resets in 12.4 s.",
             "type": "rate_limit_error",
             "param": None,
             "code": "requests",
@@ -160,13 +160,13 @@ def test_every_limit_is_told_in_plain_words(limit: LimitName, is_too_large: bool
     assert error.body()["error"]["limit"] == limit.value
     assert error.headers()["x-should-retry"] == ("false" if is_too_large else "true")
     assert ("retry-after" in error.headers()) is not is_too_large
-    assert ("never" in error.message) is is_too_large
+    assert ("exceeds the limit" in error.message) is is_too_large
 
 
 def test_request_that_is_too_large_is_told_what_to_lower() -> None:
     answer = refused(LimitName.COMPLETION_TOKENS_PER_MINUTE, used=0, wanted=4096)
     assert refusal_error(answer, is_openai=False).message == (
-        "The request asks for 4096 and can never fit the limit of 100 completion tokens per minute "
+        "The request needs 4096, which exceeds the limit of 100 completion tokens per minute "
         "of the key 'key_ab'. Lower 'max_tokens', 'n' or 'best_of'."
     )
 
@@ -201,7 +201,9 @@ def test_exceeded_budget_has_the_status_that_the_dialect_knows(
 
 def test_request_above_the_whole_budget_is_told_so() -> None:
     answer = refused(LimitName.BUDGET, value=2_000_000, used=0, wanted=2_000_001)
-    assert "can never fit the budget of 2 dollars" in refusal_error(answer, is_openai=False).message
+    assert (
+        "exceeds the monthly budget of 2 dollars" in refusal_error(answer, is_openai=False).message
+    )
 
 
 def test_lack_of_credit_is_told_with_what_is_left() -> None:
@@ -214,7 +216,7 @@ def test_lack_of_credit_is_told_with_what_is_left() -> None:
     assert (error.status, body["code"], body["scope"]) == (402, "insufficient_credits", "tenant")
     assert body["limit"] == "credit_micros"
     assert error.headers() == {"x-budget-remaining": "0", "x-should-retry": "false"}
-    assert "0 dollars are left" in error.message
+    assert "0 dollars remain" in error.message
 
 
 def test_money_of_the_tenant_is_hidden_from_who_sees_the_key_alone() -> None:

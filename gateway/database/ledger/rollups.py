@@ -94,7 +94,7 @@ class Rollups:
                 await _replace(transaction, RollupPeriod.HOUR, hour, _sums_of_rows(hour))
             for day in sorted({day_of(hour) for hour in hours}):
                 await _replace(transaction, RollupPeriod.DAY, day, _sums_of_hours(day))
-            await _forget(transaction, [id_ for id_, _ in found])
+            await _remove_marks(transaction, [id_ for id_, _ in found])
         return len(hours)
 
 
@@ -113,7 +113,7 @@ async def _replace(
     )
 
 
-async def _forget(transaction: AsyncSession, marks: Collection[int]) -> None:
+async def _remove_marks(transaction: AsyncSession, marks: Collection[int]) -> None:
     await transaction.execute(delete(DirtyHourRow).where(DirtyHourRow.id.in_(marks)))
 
 

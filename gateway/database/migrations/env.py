@@ -1,7 +1,7 @@
 """Run by alembic: applies revisions on the connection that `gateway.database.schema` hands over.
 
-A new revision is a file in `versions/`, written by hand; the tests compare the outcome with the tables.
-It must work with the release before it still running: add first, remove in a later release.
+A new revision is a file in `versions/`, written by hand; the tests compare its result with the
+tables. The previous release must still run on it: add first, remove in a later release.
 """
 
 from alembic import context
@@ -17,6 +17,6 @@ context.configure(
     render_as_batch=connection.dialect.name == "sqlite",
     include_name=lambda name, kind, _parents: kind != "table" or not is_partition(name or ""),
 )
-# The connection is in a transaction already, which takes all revisions or none.
+# The connection is already in a transaction, which applies all revisions or none.
 with context.begin_transaction():
     context.run_migrations()

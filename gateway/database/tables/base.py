@@ -44,7 +44,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError(f"A time for the database must know its time zone, got {value!r}")
+            raise ValueError(f"A time for the database must have a time zone, got {value!r}")
         utc = value.astimezone(UTC)
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 

@@ -2,7 +2,7 @@
 
 Usage counts at the time of its admission. It consumes the grant that expires first. Grants that
 never expire, and adjustments, come last; among equals the older one comes first. An expired grant
-that is not taken back yet pays for what nothing else can pay, so that our own delay causes no debt.
+that is not taken back yet pays for what nothing else can pay, so that a late expiry causes no debt.
 Usage that no credit can pay is a debt, which the next credit pays first.
 
 Everything is derived from the rows each time, so the order in which they were written does not

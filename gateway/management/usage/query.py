@@ -86,14 +86,14 @@ def page_query(
     limit: Annotated[
         int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page.")
     ] = 100,
-    answer_format: Annotated[
+    format_: Annotated[
         Literal["json", "csv"] | None,
         Query(alias="format", description="Default: the first format in the `Accept` header."),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> PageQuery:
     """Return the requested page."""
-    return PageQuery(after, limit, as_csv=wants_csv(answer_format, accept))
+    return PageQuery(after, limit, as_csv=wants_csv(format_, accept))
 
 
 WantedUsage = Annotated[UsageFilter, Depends(wanted_query)]

@@ -7,11 +7,12 @@
 -- ARGV[1] prefix of the bucket's keys
 -- Output {number of corrected accounts, number of removed concurrent requests}
 local prefix = ARGV[1]
-local subjects, corrected, forgotten = {}, 0, 0
+local subjects, corrected, removed = {}, 0, 0
 
 local function account_of(name)
   if not subjects[name] then
-    local seen = redis.call('HMGET', prefix .. 'account:' .. name, 'seeded', 'day', 'month', 'qo', 'to', 'r', 'cr')
+    local seen = redis.call('HMGET', prefix .. 'account:' .. name,
+      'seeded', 'day', 'month', 'qo', 'to', 'r', 'cr')
     subjects[name] = {seen = seen, known = {0, 0, 0, 0}, late = {0, 0, 0, 0}}
   end
   return subjects[name]
@@ -19,7 +20,8 @@ end
 
 local function add(id)
   local key = prefix .. 'reservation:' .. id
-  local fields = redis.call('HMGET', key, 'subjects', 'held', 'day', 'month', 'prompt', 'completion', 'cost', 'prepaid')
+  local fields = redis.call('HMGET', key,
+    'subjects', 'held', 'day', 'month', 'prompt', 'completion', 'cost', 'prepaid')
   if not fields[1] then
     redis.call('ZREM', KEYS[1], id)
     return
@@ -31,7 +33,9 @@ local function add(id)
     held = held .. (is_held and '1' or '0')
     if is_held then
       local sums = string.sub(fields[2], i, i) == '1' and a.known or a.late
-      if a.seen[2] == fields[3] then sums[1], sums[2] = sums[1] + 1, sums[2] + fields[5] + fields[6] end
+      if a.seen[2] == fields[3] then
+        sums[1], sums[2] = sums[1] + 1, sums[2] + fields[5] + fields[6]
+      end
       if a.seen[3] == fields[4] then sums[3] = sums[3] + fields[7] end
       if fields[8] == '1' and string.sub(name, 1, 2) == 't:' then sums[4] = sums[4] + fields[7] end
     end
@@ -65,8 +69,8 @@ for name, a in pairs(subjects) do
   for _, id in ipairs(redis.call('ZRANGE', running, 0, -1)) do
     if not is_open(id) then
       redis.call('ZREM', running, id)
-      forgotten = forgotten + 1
+      removed = removed + 1
     end
   end
 end
-return {corrected, forgotten}
+return {corrected, removed}

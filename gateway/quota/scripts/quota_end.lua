@@ -19,8 +19,12 @@
 local RELEASED_MS, ENDED_MS, ACCOUNT_MS = 120000, 3600000, 3456000000
 local requests, prompt, completion = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local cost, is_settle = tonumber(ARGV[6]), ARGV[3] == '1'
-if ARGV[8] ~= '' and tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or '0') ~= tonumber(ARGV[8]) then return 0 end
-local fields = redis.call('HMGET', KEYS[1], 'created_ms', 'slot', 'day', 'month', 'prompt', 'completion', 'cost',
+if ARGV[8] ~= '' then
+  local expiry = redis.call('ZSCORE', KEYS[2], ARGV[2]) or '0'
+  if tonumber(expiry) ~= tonumber(ARGV[8]) then return 0 end
+end
+local fields = redis.call('HMGET', KEYS[1],
+  'created_ms', 'slot', 'day', 'month', 'prompt', 'completion', 'cost',
   'subjects', 'windows', 'held', 'slots_held', 'prepaid', 'taken')
 
 local function integer(value) return string.format('%d', value) end
@@ -42,7 +46,8 @@ if not fields[1] then
 end
 
 local day, month, is_prepaid = tonumber(fields[3]), tonumber(fields[4]), fields[12] == '1'
-local held_prompt, held_completion, held_cost = tonumber(fields[5]), tonumber(fields[6]), tonumber(fields[7])
+local held_prompt, held_completion = tonumber(fields[5]), tonumber(fields[6])
+local held_cost = tonumber(fields[7])
 
 -- A missing slot has already left the window.
 local function correct_window(key)
@@ -89,7 +94,8 @@ local function charge(a, changed, is_payer)
 end
 
 local function correct_account(key, is_held, is_payer)
-  local seen = redis.call('HMGET', key, 'seeded', 'credit', 'v', 'day', 'q', 't', 'qo', 'to', 'month', 's', 'r', 'cr')
+  local seen = redis.call('HMGET', key,
+    'seeded', 'credit', 'v', 'day', 'q', 't', 'qo', 'to', 'month', 's', 'r', 'cr')
   local a = {has_credit = seen[2], credit = tonumber(seen[2] or '0')}
   for i, name in ipairs({'v', 'day', 'q', 't', 'qo', 'to', 'month', 's', 'r', 'cr'}) do
     a[name] = tonumber(seen[i + 2] or '0')
@@ -111,7 +117,9 @@ end
 
 for i, name in ipairs(cmsgpack.unpack(fields[8])) do
   if string.sub(fields[9], i, i) == '1' then correct_window(ARGV[1] .. 'window:' .. name) end
-  if string.sub(fields[11], i, i) == '1' then redis.call('ZREM', ARGV[1] .. 'running:' .. name, ARGV[2]) end
+  if string.sub(fields[11], i, i) == '1' then
+    redis.call('ZREM', ARGV[1] .. 'running:' .. name, ARGV[2])
+  end
   correct_account(ARGV[1] .. 'account:' .. name, string.sub(fields[10], i, i) == '1',
     is_prepaid and string.sub(name, 1, 2) == 't:')
 end

@@ -23,9 +23,12 @@ local function drop(s, name)
 end
 
 local function load_subject(number)
-  local s = {ends = KEYS[2 * number - 1], bytes = KEYS[2 * number], limit = tonumber(ARGV[3 + number])}
+  local s = {
+    ends = KEYS[2 * number - 1], bytes = KEYS[2 * number], limit = tonumber(ARGV[3 + number])
+  }
   s.sum = tonumber(redis.call('HGET', s.bytes, '') or '0')
-  local expired = redis.call('ZRANGEBYSCORE', s.ends, '-inf', integer(now), 'LIMIT', 0, EXPIRED_AT_ONCE)
+  local expired = redis.call('ZRANGEBYSCORE', s.ends, '-inf', integer(now),
+    'LIMIT', 0, EXPIRED_AT_ONCE)
   for _, name in ipairs(expired) do drop(s, name) end
   return s
 end

@@ -22,7 +22,8 @@
 local MINUTE_SLOTS, SLOT_MS, WINDOW_MS, DAY_MS, NEVER = 240, 250, 62000, 86400000, 2 ^ 53
 local REQUESTS_DAY, TOKENS_DAY, CONCURRENT, BUDGET, CREDIT = 5, 6, 7, 8, 9
 local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
-local id, prompt, completion, cost = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local id, prompt, completion = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
+local cost = tonumber(ARGV[5])
 local tokens, is_prepaid = prompt + completion, ARGV[6] == '1'
 local wanted = {1, tokens, prompt, completion, 1, tokens, 1, cost, cost}
 local time = redis.call('TIME')
@@ -87,7 +88,8 @@ end
 
 -- Settled and held amounts of this day and month; nil if they must be derived again.
 local function load_account(key, is_payer)
-  local seen = redis.call('HMGET', key, 'seeded', 'day', 'month', 'q', 't', 's', 'qo', 'to', 'r', 'credit', 'cr')
+  local seen = redis.call('HMGET', key,
+    'seeded', 'day', 'month', 'q', 't', 's', 'qo', 'to', 'r', 'credit', 'cr')
   if not seen[1] then return nil end
   local old_day, old_month = tonumber(seen[2]), tonumber(seen[3])
   if old_day > day or old_month > month or (is_payer and not seen[10]) then
@@ -99,7 +101,8 @@ local function load_account(key, is_payer)
   if old_day < day then
     a.q, a.t, a.qo, a.to = 0, 0, 0, 0
   else
-    a.q, a.t, a.qo, a.to = tonumber(seen[4]), tonumber(seen[5]), tonumber(seen[7] or '0'), tonumber(seen[8] or '0')
+    a.q, a.t = tonumber(seen[4]), tonumber(seen[5])
+    a.qo, a.to = tonumber(seen[7] or '0'), tonumber(seen[8] or '0')
   end
   if old_month < month then
     a.s, a.r = 0, 0
@@ -126,7 +129,9 @@ local function load_subject(given)
     s.used[REQUESTS_DAY], s.used[TOKENS_DAY], s.used[BUDGET] = a.q + a.qo, a.t + a.to, a.s + a.r
     if is_payer then s.limits[CREDIT], s.used[CREDIT] = a.credit, a.cr end
   end
-  if l[CONCURRENT] then s.used[CONCURRENT] = redis.call('ZCOUNT', s.running, '(' .. integer(now), '+inf') end
+  if l[CONCURRENT] then
+    s.used[CONCURRENT] = redis.call('ZCOUNT', s.running, '(' .. integer(now), '+inf')
+  end
   return s
 end
 
@@ -181,8 +186,8 @@ if not known[1] then
       if value and wanted[limit] > 0 and s.used[limit] + wanted[limit] > value then
         local wait = wait_for(s, limit)
         if not longest or wait > longest then
-          local told = wait < NEVER and wait or -1
-          longest, refusal = wait, {-1, now, limit, number, value, s.used[limit], told}
+          local retry_ms = wait < NEVER and wait or -1
+          longest, refusal = wait, {-1, now, limit, number, value, s.used[limit], retry_ms}
         end
       end
     end
@@ -212,15 +217,20 @@ for number, s in ipairs(subjects) do
   if w then
     local r, p, c = 0, 0, 0
     if w.share then r, p, c = parts(w.share) end
-    redis.call('HSET', w.key, 'sums', string.format('%d %d %d %d', w.used[1] + 1, w.used[3] + prompt,
-      w.used[4] + completion, w.head), w.field, string.format('%d %d %d', r + 1, p + prompt, c + completion))
+    redis.call('HSET', w.key,
+      'sums', string.format('%d %d %d %d', w.used[1] + 1, w.used[3] + prompt,
+        w.used[4] + completion, w.head),
+      w.field, string.format('%d %d %d', r + 1, p + prompt, c + completion))
     -- Once per slot is enough for a window to outlive its slots.
     if not w.share then redis.call('PEXPIRE', w.key, WINDOW_MS) end
   end
   held = held .. (a and '1' or '0')
   if a then
-    if a.is_new then redis.call('HSET', a.key, 'day', day, 'q', a.q, 't', a.t, 'month', month, 's', a.s) end
-    redis.call('HSET', a.key, 'qo', integer(a.qo + 1), 'to', integer(a.to + tokens), 'r', integer(a.r + cost),
+    if a.is_new then
+      redis.call('HSET', a.key, 'day', day, 'q', a.q, 't', a.t, 'month', month, 's', a.s)
+    end
+    redis.call('HSET', a.key,
+      'qo', integer(a.qo + 1), 'to', integer(a.to + tokens), 'r', integer(a.r + cost),
       'cr', integer(a.cr + (a.is_payer and cost or 0)))
   end
   slots_held = slots_held .. (s.limits[CONCURRENT] and '1' or '0')

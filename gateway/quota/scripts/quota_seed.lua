@@ -12,7 +12,8 @@ local seen = redis.call('HMGET', KEYS[1], 'seeded', 'v', 'day', 'month')
 if seen[1] or (seen[2] or '0') ~= ARGV[2] then return 0 end
 if seen[3] ~= ARGV[3] then redis.call('HDEL', KEYS[1], 'qo', 'to') end
 if seen[4] ~= ARGV[6] then redis.call('HDEL', KEYS[1], 'r') end
-redis.call('HSET', KEYS[1], 'seeded', 1, 'day', ARGV[3], 'q', ARGV[4], 't', ARGV[5], 'month', ARGV[6], 's', ARGV[7])
+redis.call('HSET', KEYS[1],
+  'seeded', 1, 'day', ARGV[3], 'q', ARGV[4], 't', ARGV[5], 'month', ARGV[6], 's', ARGV[7])
 if ARGV[8] ~= '' then redis.call('HSET', KEYS[1], 'credit', ARGV[8]) end
 redis.call('PEXPIRE', KEYS[1], ACCOUNT_MS)
 redis.call('SADD', KEYS[2], ARGV[1])

@@ -24,7 +24,7 @@ for i = 1, #KEYS, 3 do
   local reset = oldest and (oldest + MINUTE_SLOTS + 1) * SLOT_MS - now or -1
   local running = redis.call('ZCOUNT', KEYS[i + 1], '(' .. string.format('%d', now), '+inf')
   for _, value in ipairs({r, p, c, reset, running}) do out[#out + 1] = value end
-  out[#out + 1] = redis.call('HMGET', KEYS[i + 2], 'seeded', 'v', 'day', 'q', 't', 'qo', 'to', 'month', 's', 'r',
-    'credit', 'cr')
+  out[#out + 1] = redis.call('HMGET', KEYS[i + 2],
+    'seeded', 'v', 'day', 'q', 't', 'qo', 'to', 'month', 's', 'r', 'credit', 'cr')
 end
 return out

@@ -11,7 +11,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("tenants", sa.Column("dialect", sa.String(32), nullable=True))
-    # The release before this one goes on inserting tenants without naming the column.
+    # The previous release continues to insert tenants without this column.
     op.add_column(
         "tenants",
         sa.Column("strict_parameters", sa.Boolean(), nullable=False, server_default=sa.false()),

@@ -9,7 +9,7 @@ branch_labels = None
 depends_on = None
 
 APPEND_ONLY = ("prices", "credits", "audit_log")
-"""Tables whose rows the database neither changes nor removes."""
+"""Tables whose rows cannot be changed or removed."""
 
 BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
@@ -46,7 +46,7 @@ def downgrade() -> None:
 
 
 def _extend_tenants_and_keys() -> None:
-    # The release before this one goes on inserting rows without naming these columns.
+    # The previous release continues to insert rows without these columns.
     op.add_column("tenants", sa.Column("plan_id", sa.String(63), nullable=True))
     op.add_column("tenants", sa.Column("limits", sa.JSON(), nullable=False, server_default="{}"))
     op.add_column(

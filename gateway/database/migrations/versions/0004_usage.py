@@ -1,4 +1,4 @@
-"""The ledger of usage, its sums, and the marks of hours whose sums are to be made."""
+"""The usage ledger, its sums, and the marks of hours whose sums are outdated."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -56,7 +56,7 @@ def _create_ledger() -> None:
         sa.Column("cost_micros", sa.BigInteger(), nullable=False),
         sa.Column("first_token_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("request_id", "created_at", name=op.f("pk_usage_ledger")),
-        # Partitions are made when their months come, see `gateway.database.ledger.partitions`.
+        # Partitions are created ahead of their months, see `gateway.database.ledger.partitions`.
         postgresql_partition_by="RANGE (created_at)",
     )
     for column in ("tenant_id", "project_id", "credential_id"):
@@ -102,7 +102,7 @@ def _create_rollups() -> None:
 
 def _forbid_changes(table: str) -> None:
     if op.get_context().dialect.name == "postgresql":
-        # Partitions take the trigger over when they are attached.
+        # Partitions inherit the trigger when they are attached.
         op.execute(
             f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE ON {table} "
             "FOR EACH ROW EXECUTE FUNCTION sluice_append_only()"

@@ -1,4 +1,4 @@
-"""Tokens that are not paid for, in the ledger of usage."""
+"""Tokens that are not charged, in the usage ledger."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ COLUMNS = ("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens")
 
 
 def upgrade() -> None:
-    # Rows are never changed: those from before have 0 here, and their cost is what was charged.
+    # Rows are never changed: earlier rows have 0 here, and their cost is the charged amount.
     for column in COLUMNS:
         op.add_column(
             "usage_ledger", sa.Column(column, sa.BigInteger(), server_default="0", nullable=False)

@@ -1,4 +1,4 @@
-"""Secrets of webhooks that are encrypted. The column of plain ones is emptied by a background job."""
+"""Encrypted webhook secrets. A background job clears the column of plain secrets."""
 
 import sqlalchemy as sa
 from alembic import op
