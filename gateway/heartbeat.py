@@ -32,7 +32,7 @@ HEARTBEAT_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 10.0
 STUCK_SECONDS: Final = 60.0
 """Event loop silence after which it counts as dead: other gateways may resume its requests."""
-LOOK_SECONDS: Final = 0.1
+WATCH_SECONDS: Final = 0.1
 HELD_SECONDS: Final = 0.02
 """Maximum time that a request may block the event loop."""
 POLL_SECONDS: Final = 0.005
@@ -151,10 +151,10 @@ class Heartbeat:
 
     async def _watch(self) -> None:
         while not self._is_closing:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.check_loop()
+            await asyncio.sleep(WATCH_SECONDS)
 
-    async def look(self) -> None:
+    async def check_loop(self) -> None:
         """Measure the serving loop's callback delay, and report what blocked it for too long."""
         used_before, asked_at = time.clock_gettime(self._clock), time.monotonic()
         self._served_by.call_soon_threadsafe(self._respond)

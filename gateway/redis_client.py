@@ -27,7 +27,7 @@ MOST_FLUSHES: Final = 8
 """Maximum concurrent pipelines, one connection each; while Redis pauses, further commands queue."""
 
 _WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
-"""Blocking commands, whose duration says nothing about the speed of Redis."""
+"""Blocking commands, whose duration does not reflect the speed of Redis."""
 _PIPELINE: Final = "pipeline"
 
 _Command = tuple[tuple[Any, ...], asyncio.Future[Any]]
@@ -44,7 +44,7 @@ def connect(url: str, *, max_connections: int) -> "Redis":
     return redis_client(
         url,
         kind=MeasuredRedis,
-        redis_connect_func=_connect_and_look_at_certificate if has_tls else None,
+        redis_connect_func=_connect_and_record_certificate if has_tls else None,
         max_connections=max_connections,
         socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
         socket_timeout=COMMAND_TIMEOUT_SECONDS,
@@ -200,7 +200,7 @@ def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
         store_telemetry.redis_failed(_name_of(args))
 
 
-async def _connect_and_look_at_certificate(connection: Any) -> None:
+async def _connect_and_record_certificate(connection: Any) -> None:
     await connection.on_connect()
     encrypted = connection._writer.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
     if (certificate := encrypted.getpeercert(binary_form=True)) is not None:

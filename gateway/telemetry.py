@@ -56,7 +56,7 @@ ADMITTED_REQUESTS = Counter(
 )
 REFUSED_REQUESTS = Counter(
     "sluice_gateway_refused_requests_total",
-    "Generation requests rejected before any work, by error code, and by model if it has no worker.",
+    "Generation requests rejected before any work, by error code; model is set for missing workers.",
     ["reason", "model"],
 )
 _PROMPT_TOKENS = Counter(

@@ -49,7 +49,7 @@ def command(concurrency: str | None, redis_url: str | None, database_url: str | 
 
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("jobs")
-    with running(settings) as runner, serving_health(settings, runner.is_well):
+    with running(settings) as runner, serving_health(settings, runner.is_responsive):
         status = run_worker(create_app(settings), runner, concurrency=settings.jobs_concurrency)
         # Drain the settlements of stopped gateways, so that none stay in Redis.
         runner.run(DRAIN)

@@ -31,7 +31,7 @@ def command() -> None:
     """List models, and remove those that are no longer served.
 
     A model is known from its first announcement by a worker. While no worker serves it, requests
-    for it receive an error that says to retry later.
+    for it receive a retryable error.
     """
 
 

@@ -21,7 +21,7 @@ def measure(engine: Engine) -> None:
     event.listen(engine, "after_cursor_execute", _end)
     event.listen(engine, "handle_error", _fail)
     if engine.dialect.name == "postgresql":
-        event.listen(engine, "connect", _look_at_certificate)
+        event.listen(engine, "connect", _record_certificate)
 
 
 def operation_of(statement: str) -> str:
@@ -45,7 +45,7 @@ def _fail(failure: ExceptionContext) -> None:
         store_telemetry.statement_failed(operation_of(failure.statement))
 
 
-def _look_at_certificate(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+def _record_certificate(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     driver: Any = connection.driver_connection
     encrypted = driver._transport.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
     if encrypted is None:

@@ -20,7 +20,7 @@ from gateway.management.keys.expiry import count_expiring_keys
 from gateway.redis_client import observe_memory
 from gateway.tenancy.times import utc_now
 
-LOOK_SECONDS: Final = 5.0
+UPDATE_SECONDS: Final = 5.0
 """Interval of the gauges that are read from Redis."""
 KEYS_SECONDS: Final = 60.0
 """Interval of the gauge of expiring keys."""
@@ -46,18 +46,18 @@ class Observer:
     async def run(self) -> None:
         """Update the gauges periodically until cancelled."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.update()
+            await asyncio.sleep(UPDATE_SECONDS)
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Update the gauges once."""
         await observe_memory(self._redis, timeout_seconds=MEMORY_TIMEOUT_SECONDS)
-        await self._look_at_buckets()
+        await self._update_buckets()
         if time.monotonic() >= self._keys_are_due_at:
             self._keys_are_due_at = time.monotonic() + KEYS_SECONDS
-            await self._look_at_keys()
+            await self._update_keys()
 
-    async def _look_at_buckets(self) -> None:
+    async def _update_buckets(self) -> None:
         try:
             lag, pending, opened, overdue = await self._bucket_numbers()
         except (RedisError, OSError):
@@ -82,7 +82,7 @@ class Observer:
         oldest, pending, opened, overdue = (replies[i::_COMMANDS] for i in range(_COMMANDS))
         return _lag_seconds(oldest, now_ms), sum(pending), sum(opened), sum(overdue)
 
-    async def _look_at_keys(self) -> None:
+    async def _update_keys(self) -> None:
         now = utc_now()
         for name, within in WITHIN.items():
             try:

@@ -55,7 +55,7 @@ class Runner:
         """Cancel running jobs after the grace period. Called from other threads."""
         self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._cancel_all)
 
-    def is_well(self) -> bool:
+    def is_responsive(self) -> bool:
         """Whether the loop responds. Called from other threads."""
         reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:

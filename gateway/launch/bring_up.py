@@ -40,7 +40,7 @@ class BringUp:
 
     async def run(self) -> None:
         """Start everything, and stop it on a signal or if a process does not start."""
-        supervisor = Supervisor(self._say)
+        supervisor = Supervisor(self._report)
         adopt_orphans()
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, supervisor)
@@ -49,14 +49,14 @@ class BringUp:
         finally:
             self._stop_asked.set()
             await supervisor.stop()
-        self._say("All processes have stopped.")
+        self._report("All processes have stopped.")
 
     def _on_signal(self, supervisor: Supervisor) -> None:
         if self._stop_asked.is_set():
             supervisor.kill()
             return
         self._stop_asked.set()
-        self._say("Stopping (Ctrl-C again to stop at once) ...")
+        self._report("Stopping (Ctrl-C again to stop at once) ...")
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         serving = asyncio.create_task(work)
@@ -85,14 +85,14 @@ class BringUp:
         # runs.
         await supervisor.start(plan.jobs)
         # The worker takes longest, so do not delay it for the others.
-        self._say(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
+        self._report(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
         await supervisor.start(plan.workers)
         key = await demo.prepare_key(plan.database_url, plan.redis_url, earlier_key)
-        self._say("The database is ready, with a demo tenant and its key.")
+        self._report("The database is ready, with a demo tenant and its key.")
         await supervisor.start(plan.gateways)
         for port in plan.ports:
             await probe.wait_until_ready(port)
-            self._say(f"A gateway is ready on port {port}.")
+            self._report(f"A gateway is ready on port {port}.")
         await self._wait_for_model(key)
         self._finish(key)
 
@@ -111,7 +111,7 @@ class BringUp:
         kind = "existing server" if self._plan.redis is None else "new server"
         port = redis.connection_pool.connection_kwargs.get("port")
         where = "at its sentinels" if port is None else f"on port {port}"
-        self._say(f"Redis is ready {where} ({kind}).")
+        self._report(f"Redis is ready {where} ({kind}).")
 
     async def _wait_for_model(self, key: str) -> None:
         reminding = asyncio.create_task(self._remind())
@@ -124,13 +124,13 @@ class BringUp:
     async def _remind(self) -> None:
         while True:
             await asyncio.sleep(REMINDER_SECONDS)
-            self._say(f"Still loading the model. Log: {self._plan.workers[0].log}")
+            self._report(f"Still loading the model. Log: {self._plan.workers[0].log}")
 
     def _finish(self, key: str) -> None:
         model = self._plan.model_name
         url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
         self._demo.write({"SLUICE_URL": url, "SLUICE_KEY": key, "SLUICE_MODEL": model})
-        self._say("Everything is ready. Ctrl-C stops it.")
+        self._report("Everything is ready. Ctrl-C stops it.")
         _echo(
             f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
             f"  Operators  http://{LOOPBACK}:{self._plan.operator_ports[0]}"
@@ -139,7 +139,7 @@ class BringUp:
             f"These values are in {self._demo.path}, the logs in {self._plan.folder / 'logs'}.\n"
         )
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         _echo(f"[{time.monotonic() - self._started_at:5.1f} s] {text}")
 
 

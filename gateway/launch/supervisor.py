@@ -29,11 +29,11 @@ class Supervisor:
     """The children, in the order in which they were started.
 
     Args:
-        say: Shows a message to the user at the terminal.
+        report: Shows a message to the user at the terminal.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._children: list[list[Child]] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,11 +82,11 @@ class Supervisor:
             child, started_at = group[place], time.monotonic()
             status = await child.wait()
             if not self._is_settled:
-                self._report_death(child, status)
+                self._note_death(child, status)
                 return
             if time.monotonic() - started_at >= STEADY_SECONDS:
                 pause = FIRST_RESTART_SECONDS
-            self._say(
+            self._report(
                 f"The {child.spec.name} exited ({describe_exit(status)}); "
                 f"restarting it in {pause:g} s. Log: {child.spec.log}"
             )
@@ -95,7 +95,7 @@ class Supervisor:
             pause = min(2 * pause, LAST_RESTART_SECONDS)
             group[place] = await Child.start(child.spec)
 
-    def _report_death(self, child: Child, status: int) -> None:
+    def _note_death(self, child: Child, status: int) -> None:
         if not self._died.done():
             self._died.set_exception(ChildDiedError(child.spec, status))
 

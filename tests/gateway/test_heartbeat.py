@@ -52,7 +52,7 @@ async def failures(
     """The failures of a thread that does everything often."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.01)
-    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "WATCH_SECONDS", 0.01)
     failures: list[str] = []
     reservations: Any = leases
     line = Heartbeat(

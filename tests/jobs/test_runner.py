@@ -38,7 +38,7 @@ def settings(
 @pytest.fixture
 def runner(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
     # SQLite's driver leaves a thread behind, which complains, where the loop ends during a statement.
-    monkeypatch.setattr(Observer, "look", AsyncMock())
+    monkeypatch.setattr(Observer, "update", AsyncMock())
     with running(settings) as runner:
         yield runner
 

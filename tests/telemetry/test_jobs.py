@@ -42,14 +42,14 @@ async def test_the_lag_of_the_ledger_is_the_age_of_its_oldest_missing_record(
     redis: Redis, database: Database
 ) -> None:
     observer = Observer(redis, database)
-    await observer.look()
+    await observer.update()
     assert (told("sluice_ledger_lag_seconds"), told("sluice_ledger_pending_records")) == (0, 0)
     seconds, _ = await redis.time()
     for number, age in ((1, 40), (2, 90), (3, 5)):
         record = usage_record(number, tenant_id=f"tenant-{number}")
         stream = keys.usage(keys.bucket_of(record.tenant_id))
         await redis.xadd(stream, {"u": encode_usage(record)}, id=f"{(seconds - age) * 1000}-0")
-    await observer.look()
+    await observer.update()
     assert 90 <= told("sluice_ledger_lag_seconds") < 300
     assert told("sluice_ledger_pending_records") == 3
 
@@ -62,7 +62,7 @@ async def test_reservations_are_overdue_a_minute_after_their_lease(
     expiries = {"live": now_ms + 30_000, "late": now_ms - 5_000, "lost": now_ms - OVERDUE_MS - 1}
     for bucket, (request_id, expiry) in enumerate(expiries.items()):
         await redis.zadd(keys.open_reservations(bucket), {request_id: expiry})
-    await Observer(redis, database).look()
+    await Observer(redis, database).update()
     assert told("sluice_quota_open_reservations") == 3
     assert told("sluice_quota_overdue_reservations") == 1
 
@@ -78,7 +78,7 @@ async def test_keys_that_expire_soon_are_counted_while_they_live(
         await service.create("acme", name="test", expires_at=expires_at)
     revoked = await service.create("acme", name="x", expires_at=utc_now() + timedelta(hours=1))
     await service.revoke("acme", revoked.record.id)
-    await Observer(redis, database).look()
+    await Observer(redis, database).update()
     assert told("sluice_keys_expiring", within="1d") == 2
     assert told("sluice_keys_expiring", within="7d") == 3
 
@@ -87,11 +87,11 @@ async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> 
     with running_redis() as server:
         async with Redis.from_url(server.url) as redis:
             observer = Observer(redis, database)
-            await observer.look()
+            await observer.update()
             assert told("sluice_quota_open_reservations") == 0
             assert told("sluice_redis_used_memory_bytes") > 0
             server.stop()
-            await observer.look()
+            await observer.update()
             for name in (
                 "sluice_ledger_lag_seconds",
                 "sluice_ledger_pending_records",
@@ -102,7 +102,7 @@ async def test_what_cannot_be_seen_is_not_told_as_it_was(database: Database) -> 
             ):
                 assert math.isnan(told(name)), name
             server.start()
-            await observer.look()
+            await observer.update()
             assert told("sluice_quota_open_reservations") == 0
 
 

@@ -50,7 +50,11 @@ async def add_credit(
         )
         return CreditBody.of(credit)
     if body.expires_at is not None:
-        raise InvalidParameterError("'expires_at' is allowed only for a grant.", param="expires_at")
+        raise InvalidParameterError(
+            "'expires_at' must be null unless 'kind' is 'grant'. "
+            f"Given: {body.expires_at.isoformat()}.",
+            param="expires_at",
+        )
     credit = await service.adjust(
         tenant_id, body.amount_micros, note=body.note, actor=principal.actor
     )

@@ -80,7 +80,7 @@ _address_option: Decorator = click.option(
     type=_SCOPES,
     default=(Scope.COMPLETIONS.value,),
     show_default=True,
-    help="Right of the key; repeatable.",
+    help="Scope of the key; repeatable.",
 )
 @click.option("--project", "project_id", help="Id of the project of the key.")
 @click.option(
@@ -156,7 +156,7 @@ async def show(tenant_id: str, key: str, *, as_json: bool, database_url: str | N
     "scopes",
     multiple=True,
     type=_SCOPES,
-    help="Right of the key; repeatable.",
+    help="Scope of the key; repeatable.",
 )
 @click.option(
     "--model",

@@ -17,7 +17,7 @@ from gateway.tenancy.scopes import Scope
 
 Scopes = Annotated[
     list[Scope],
-    Field(min_length=1, max_length=2 * len(Scope), description="Rights of the key."),
+    Field(min_length=1, max_length=2 * len(Scope), description="Scopes of the key."),
 ]
 Models = Annotated[
     list[Name] | None,

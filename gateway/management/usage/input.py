@@ -29,7 +29,8 @@ def read_span(start: str | None, end: str | None, *, bucket: Bucket | None = Non
     if last - first > most * DAY:
         raise InvalidParameterError(
             f"'start' must be at most {most} days before 'end'"
-            f"{' by the hour' if bucket is Bucket.HOUR else ''}. Given: {(last - first).days}.",
+            f"{' for hourly sums' if bucket is Bucket.HOUR else ''}. "
+            f"Given: {(last - first).days}.",
             param="start",
         )
     return Span(first, last)
