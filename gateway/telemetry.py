@@ -56,7 +56,7 @@ ADMITTED_REQUESTS = Counter(
 )
 REFUSED_REQUESTS = Counter(
     "sluice_gateway_refused_requests_total",
-    "Generation requests rejected before any work, by error code; model is set for missing workers.",
+    "Generation requests rejected before any work, by error code; model only if it has no worker.",
     ["reason", "model"],
 )
 _PROMPT_TOKENS = Counter(

@@ -1,7 +1,7 @@
 """Derive a subject's durable counters from the ledger and from usage records not in it yet.
 
-The order of reads makes the sum exact. Every settlement of a subject increases its account's
-version. Anything settled before the version is read is therefore already in the stream or in the
+The order of reads makes the sum exact. Every settlement of a subject increases the version of its
+counters. Anything settled before the version is read is therefore already in the stream or in the
 ledger. If anything is settled later, the version differs and the counters are not written.
 """
 

@@ -170,7 +170,7 @@ class QuotaStore:
     ) -> bool:
         """Write a subject's usage of durable limits in a day and a month, as `periods` counts them.
 
-        Return False, without a write, if it is already seeded or the account's version has changed.
+        Return False, without a write, if it is already seeded or its version has changed.
         """
         bucket = keys.bucket_of(tenant_id)
         credit = "" if credit_micros is None else credit_micros
@@ -212,7 +212,7 @@ class QuotaStore:
         ]
 
     async def audit_open(self, bucket: int) -> AuditResult:
-        """Correct the amounts that a bucket's accounts hold for open reservations."""
+        """Correct the amounts that subjects of a bucket hold for open reservations."""
         reply = await _AUDIT_OPEN.run(
             self._executor,
             [keys.open_reservations(bucket), keys.accounts(bucket)],
