@@ -1,19 +1,46 @@
-"""Cancel background tasks, and keep loops that use Redis cancellable."""
+"""Run and cancel background tasks, and keep loops that use Redis cancellable."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
 CANCEL_AGAIN_SECONDS: Final = 0.1
 
-_background: set[asyncio.Task[None]] = set()
+logger = logging.getLogger(__name__)
+
+
+class TaskSet:
+    """Tasks that run to their end, even if the task that started them is cancelled."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine as a task. A failure is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def finish(self, timeout_seconds: float) -> None:
+        """Wait for all tasks, and for those that they start, at most `timeout_seconds`."""
+        deadline = time.monotonic() + timeout_seconds
+        while self._tasks and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a background task failed", exc_info=error)
+
+
+_background: Final = TaskSet()
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end in the background."""
-    task = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
+    _background.start(work)
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:

@@ -53,15 +53,15 @@ class RequestMeasure:
 
     def failed(self, error: BaseException, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
         """Record that the request ends with an error, in a style that decides its status."""
-        known = error if isinstance(error, ApiError) else InternalError()
-        self._status, self._code = known.status_for(style), known.code
+        failure = error if isinstance(error, ApiError) else InternalError()
+        self._status, self._code = failure.status_for(style), failure.code
         if self._status >= 500:
-            tracing.fail(self._span, known.code)
+            tracing.fail(self._span, failure.code)
         else:
-            self._span.set_attribute(ERROR_TYPE, known.code)
-        if self._generates and not self._model and not isinstance(known, InternalError):
-            model = known.model if isinstance(known, UnservedModelError) else ""
-            telemetry.REFUSED_REQUESTS.labels(known.code, model).inc()
+            self._span.set_attribute(ERROR_TYPE, failure.code)
+        if self._generates and not self._model and not isinstance(failure, InternalError):
+            model = failure.model if isinstance(failure, UnservedModelError) else ""
+            telemetry.REFUSED_REQUESTS.labels(failure.code, model).inc()
 
     def disconnected(self) -> None:
         """Record that the client disconnected before the end."""

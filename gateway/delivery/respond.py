@@ -7,8 +7,8 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from gateway.delivery.measuring import RequestMeasure
-from gateway.delivery.readings import Reading
-from gateway.delivery.streaming import StreamedCompletion, Watch
+from gateway.delivery.streaming import DisconnectWatch, StreamedCompletion
+from gateway.delivery.subscription import Subscription
 from gateway.errors import GenerationTimeoutError
 from gateway.http.context import context_of
 from gateway.http.error_handlers import CLIENT_CLOSED_REQUEST, error_style_of
@@ -17,11 +17,11 @@ from gateway.stream.assembler import WholeResponse, collect
 
 
 async def measured(
-    request: Request, measure: RequestMeasure, answering: Awaitable[Response]
+    request: Request, measure: RequestMeasure, responding: Awaitable[Response]
 ) -> Response:
-    """Measure a request while it is answered. A stream records its own end."""
+    """Measure a request until its response is ready. A stream records its own end."""
     try:
-        response = await answering
+        response = await responding
     except ClientDisconnect:
         measure.disconnected()
         response = Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -35,12 +35,16 @@ async def measured(
 
 
 async def respond_whole(
-    request: Request, reading: Reading, measure: RequestMeasure, *, headers: Mapping[str, str]
+    request: Request,
+    subscription: Subscription,
+    measure: RequestMeasure,
+    *,
+    headers: Mapping[str, str],
 ) -> Response:
     """Wait for the whole response and return it. Raises an ApiError if it fails."""
     settings = context_of(request).settings
-    work = asyncio.ensure_future(collect(reading.completion, reading.generation))
-    watch = Watch(request.receive, reading.generation)
+    work = asyncio.ensure_future(collect(subscription.completion, subscription.generation))
+    watch = DisconnectWatch(request.receive, subscription.generation)
     try:
         await asyncio.wait(
             {work, watch.task},
@@ -49,25 +53,25 @@ async def respond_whole(
         )
         if work.done():
             content = work.result()
-            await reading.finish()
-            return _response(reading, content, {**_times(measure), **headers})
-        if watch.gone:
-            reading.leave()
+            await subscription.finish()
+            return _response(subscription, content, {**_times(measure), **headers})
+        if watch.disconnected:
+            subscription.leave()
             measure.disconnected()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        raise GenerationTimeoutError("The request took longer than it may.")
+        raise GenerationTimeoutError("The request exceeded its time limit.")
     except BaseException as error:
-        reading.fail(error)
+        subscription.fail(error)
         raise
     finally:
         watch.stop()
         work.cancel()
-        await asyncio.shield(reading.aclose())
+        await asyncio.shield(subscription.aclose())
 
 
 async def respond_streamed(
     request: Request,
-    reading: Reading,
+    subscription: Subscription,
     measure: RequestMeasure,
     *,
     headers: Mapping[str, str],
@@ -80,9 +84,9 @@ async def respond_streamed(
     """
     settings = context_of(request).settings
     response = StreamedCompletion(
-        reading,
+        subscription,
         skip=skip,
-        watch=Watch(request.receive, reading.generation),
+        watch=DisconnectWatch(request.receive, subscription.generation),
         measure=measure,
         keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
         headers={**_times(measure), **headers},
@@ -90,7 +94,7 @@ async def respond_streamed(
     try:
         await response.begin(timeout_seconds=settings.commit_after.total_seconds())
     except BaseException as error:
-        reading.fail(error)
+        subscription.fail(error)
         await response.abandon()
         raise
     if response.is_over:
@@ -99,10 +103,12 @@ async def respond_streamed(
     return response
 
 
-def _response(reading: Reading, content: WholeResponse, headers: Mapping[str, str]) -> Response:
+def _response(
+    subscription: Subscription, content: WholeResponse, headers: Mapping[str, str]
+) -> Response:
     cost = {}
-    if reading.completion.cost_of is not None:
-        cost["x-cost"] = dollars(reading.completion.cost_of(content.usage))
+    if subscription.completion.cost_of is not None:
+        cost["x-cost"] = dollars(subscription.completion.cost_of(content.usage))
     return Response(
         content.content,
         media_type="application/json",

@@ -1,4 +1,4 @@
-"""Kept responses: get them by id, cancel them, and resume their streams."""
+"""Stored responses: get them by id, cancel them, and resume their streams."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,15 +11,15 @@ from fastapi import APIRouter, Request, Response
 from gateway.auth.principal import Principal
 from gateway.delivery.event_ids import Position, read_position, read_stream
 from gateway.delivery.measuring import RequestMeasure
-from gateway.delivery.readings import LaterReading
 from gateway.delivery.respond import measured, respond_streamed, respond_whole
+from gateway.delivery.subscription import StoredSubscription
 from gateway.dialects.endpoint import ENDPOINTS, Endpoint
 from gateway.dialects.profile import PROFILES
 from gateway.errors import ApiError, ErrorStyle, NotFoundError, shown
 from gateway.http.authorization import allow_unpaid, authorize, read_body
 from gateway.http.context import ProcessContext, context_of
 from gateway.http.ignored_parameters import ignored_header
-from gateway.responses.service import ClientResponse, ResponseState
+from gateway.responses.store import ResponseState, StoredResponse
 from gateway.stream.assembler import collect
 from gateway.tenancy.scopes import Scope
 
@@ -34,13 +34,13 @@ _ENDED: Final = {
 
 
 async def get_completion(request: Request, endpoint: Endpoint) -> Response:
-    """Get a kept completion: whole, its status, or as a stream."""
+    """Get a stored completion: whole, its status, or as a stream."""
     measure = RequestMeasure(f"{endpoint.name}.get", request.state, generates=False)
     return await measured(request, measure, _get(request, endpoint, measure))
 
 
 async def cancel_completion(request: Request, endpoint: Endpoint) -> Response:
-    """Cancel a kept completion and return its status.
+    """Cancel a stored completion and return its status.
 
     A completion that has ended stays as it is.
     """
@@ -57,12 +57,12 @@ async def continue_stream(
     """
     response = await _find(request, endpoint, position.request_id)
     await read_body(request, response.head.tenant_id)
-    return await read_again(request, response, measure, is_streamed=True, skip=position.number)
+    return await resend(request, response, measure, is_streamed=True, skip=position.number)
 
 
-async def read_again(
+async def resend(
     request: Request,
-    response: ClientResponse,
+    response: StoredResponse,
     measure: RequestMeasure,
     *,
     is_streamed: bool,
@@ -70,17 +70,17 @@ async def read_again(
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Send a response to a client that did not start it, or not on this connection."""
-    reading = LaterReading(await context_of(request).responses.attach(response))
-    headers = {**_headers(response, reading), **headers}
+    subscription = StoredSubscription(await context_of(request).responses.attach(response))
+    headers = {**_headers(response, subscription), **headers}
     if is_streamed:
-        return await respond_streamed(request, reading, measure, headers=headers, skip=skip)
-    return await respond_whole(request, reading, measure, headers=headers)
+        return await respond_streamed(request, subscription, measure, headers=headers, skip=skip)
+    return await respond_whole(request, subscription, measure, headers=headers)
 
 
-async def tell_status(
+async def status_response(
     context: ProcessContext,
     endpoint: Endpoint,
-    response: ClientResponse,
+    response: StoredResponse,
     *,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
@@ -109,31 +109,31 @@ async def _get(request: Request, endpoint: Endpoint, measure: RequestMeasure) ->
     response = await _find(request, endpoint, request.path_params["completion_id"])
     if read_stream(request):
         skip = read_position(request, response.id)
-        return await read_again(request, response, measure, is_streamed=True, skip=skip)
+        return await resend(request, response, measure, is_streamed=True, skip=skip)
     if response.state is ResponseState.FINISHED:
-        return await read_again(request, response, measure, is_streamed=False)
-    return await tell_status(context_of(request), endpoint, response)
+        return await resend(request, response, measure, is_streamed=False)
+    return await status_response(context_of(request), endpoint, response)
 
 
 async def _cancel(request: Request, endpoint: Endpoint) -> Response:
     context = context_of(request)
     response = await _find(request, endpoint, request.path_params["completion_id"])
-    return await tell_status(context, endpoint, await context.responses.cancel(response))
+    return await status_response(context, endpoint, await context.responses.cancel(response))
 
 
-async def _failure(context: ProcessContext, response: ClientResponse) -> ApiError | None:
+async def _failure(context: ProcessContext, response: StoredResponse) -> ApiError | None:
     """Return the error with which a response ended, as its readers receive it."""
-    attachment = await context.responses.attach(response)
+    reader = await context.responses.attach(response)
     try:
-        await collect(attachment.completion, attachment.generation)
+        await collect(reader.completion, reader.generation)
     except ApiError as error:
         return error
     finally:
-        await attachment.aclose()
+        await reader.aclose()
     return None
 
 
-async def _find(request: Request, endpoint: Endpoint, request_id: str) -> ClientResponse:
+async def _find(request: Request, endpoint: Endpoint, request_id: str) -> StoredResponse:
     """Return a response of this endpoint that the caller may read.
 
     From then on, errors have the style of the response's dialect. Raises NotFoundError, also for a
@@ -146,29 +146,27 @@ async def _find(request: Request, endpoint: Endpoint, request_id: str) -> Client
         responses = context_of(request).responses
         response = await responses.find(request_id, tenant_id=principal.tenant_id)
     if response is None or not may_read(principal, response):
-        raise NotFoundError(
-            f"There is no completion {shown(request_id)}, or it is not kept any more."
-        )
+        raise NotFoundError(f"The completion {shown(request_id)} does not exist or has expired.")
     request.state.error_style = _error_style(response)
     return response
 
 
-def may_read(principal: Principal, response: ClientResponse) -> bool:
+def may_read(principal: Principal, response: StoredResponse) -> bool:
     """Whether the caller may use the project and the model of a response of its tenant."""
     record = response.head.record
     in_project = principal.project_id in (None, record.project_id)
     return in_project and any(map(principal.allows_model, (response.head.model, record.model)))
 
 
-def _error_style(response: ClientResponse) -> ErrorStyle:
+def _error_style(response: StoredResponse) -> ErrorStyle:
     return PROFILES[response.head.request["profile"]].error_style
 
 
-def _headers(response: ClientResponse, reading: LaterReading) -> dict[str, str]:
+def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict[str, str]:
     applied = min(job.max_tokens for job in response.head.jobs)
     return {
         "x-max-tokens-applied": str(applied),
-        **ignored_header(reading.completion.request.ignored_parameters),
+        **ignored_header(subscription.completion.request.ignored_parameters),
     }
 
 

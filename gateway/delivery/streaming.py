@@ -15,17 +15,17 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.delivery.measuring import RequestMeasure
-from gateway.delivery.readings import Reading
+from gateway.delivery.subscription import Subscription
 from gateway.dispatch.generation import Generation, in_slices
 from gateway.errors import ApiError, SlowReaderError
 from gateway.stream.sse import KEEP_ALIVE, ChunkRenderer
 
 
-class Watch:
+class DisconnectWatch:
     """Detects that the client has disconnected, in any phase of its request."""
 
     def __init__(self, receive: Receive, generation: Generation) -> None:
-        self.gone = False
+        self.disconnected = False
         self._receive = receive
         self._generation = generation
         self.task = asyncio.ensure_future(self._run())
@@ -35,7 +35,7 @@ class Watch:
         with suppress(asyncio.CancelledError):
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            self.gone = True
+            self.disconnected = True
             self._generation.wake()
 
     def stop(self) -> None:
@@ -48,10 +48,10 @@ class StreamedCompletion(Response):
 
     def __init__(
         self,
-        reading: Reading,
+        subscription: Subscription,
         *,
         skip: int = 0,
-        watch: Watch,
+        watch: DisconnectWatch,
         measure: RequestMeasure,
         keep_alive_seconds: float,
         headers: Mapping[str, str],
@@ -62,13 +62,13 @@ class StreamedCompletion(Response):
         )
         # A stream has no length; the server sends it in chunks.
         del self.headers["content-length"]
-        self._reading = reading
-        self._generation = reading.generation
+        self._subscription = subscription
+        self._generation = subscription.generation
         self._skip = skip
         self._watch = watch
         self._measure = measure
         self._keep_alive_seconds = keep_alive_seconds
-        self._renderer = ChunkRenderer(reading.completion, skip=skip)
+        self._renderer = ChunkRenderer(subscription.completion, skip=skip)
         self._events = b""
         self._committed = False
         self._last_events: bytes | None = None
@@ -91,7 +91,7 @@ class StreamedCompletion(Response):
                 self._events
                 or self._renderer.finished
                 or self._failure()
-                or self._watch.gone
+                or self._watch.disconnected
                 or self._committed
             ):
                 self._events = await self._next_events()
@@ -105,7 +105,7 @@ class StreamedCompletion(Response):
     async def abandon(self) -> None:
         """Stop reading; send no response if nothing was sent."""
         self._watch.stop()
-        await asyncio.shield(self._reading.aclose())
+        await asyncio.shield(self._subscription.aclose())
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +120,7 @@ class StreamedCompletion(Response):
             await send(start)
             await self._send_events(send)
         except BaseException as error:
-            self._reading.fail(error)
+            self._subscription.fail(error)
             raise
         finally:
             await self.abandon()
@@ -131,10 +131,10 @@ class StreamedCompletion(Response):
         alive = _KeepAlive(self._generation, self._keep_alive_seconds)
         events = self._events
         try:
-            while not watch.gone:
+            while not watch.disconnected:
                 failure = self._failure()
                 if failure is not None:
-                    self._reading.fail(failure)
+                    self._subscription.fail(failure)
                     self._measure.failed(failure)
                     last = self._last_events
                     if last is None:
@@ -142,7 +142,7 @@ class StreamedCompletion(Response):
                     await _send(send, events + last, more=False)
                     return
                 if renderer.finished:
-                    await self._reading.finish()
+                    await self._subscription.finish()
                     await _send(send, events, more=False)
                     return
                 if events:
@@ -158,12 +158,11 @@ class StreamedCompletion(Response):
     def _leave(self) -> None:
         failure = self._failure()
         if isinstance(failure, SlowReaderError):
-            # The client stopped reading, so its connection was closed before it could receive the
-            # error.
-            self._reading.fail(failure)
+            # The client stopped reading: its connection was closed before the error could be sent.
+            self._subscription.fail(failure)
             self._measure.failed(failure)
         else:
-            self._reading.leave()
+            self._subscription.leave()
             self._measure.disconnected()
 
     def _commit(self) -> None:
@@ -173,7 +172,7 @@ class StreamedCompletion(Response):
     async def _next_events(self) -> bytes:
         replies = await self._generation.replies()
         if replies:
-            self._reading.replied()
+            self._subscription.replied()
             self._measure.replied(replies)
         parts = []
         for some in in_slices(replies):

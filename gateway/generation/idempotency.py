@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.generation.call import Call
 from gateway.idempotency.registry import IdempotentRequest
-from gateway.responses.service import ClientResponse, ResponseState
+from gateway.responses.store import ResponseState, StoredResponse
 
 HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "idempotent-replayed"
@@ -62,7 +62,7 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
 
 async def find_earlier(
     call: Call, asked: IdempotentRequest, request_id: str
-) -> ClientResponse | None:
+) -> StoredResponse | None:
     """Return the response for the key; None if the key now stands for `request_id`.
 
     A failed response counts as none. Raises IdempotencyConflictError if the key stands for a

@@ -12,9 +12,9 @@ from contract.tracing import PLAN
 from gateway import tracing
 from gateway.delivery.event_ids import read_last_event_id
 from gateway.delivery.measuring import RequestMeasure
-from gateway.delivery.readings import FirstReading
 from gateway.delivery.respond import measured, respond_streamed, respond_whole
-from gateway.delivery.routes import continue_stream, read_again, tell_status
+from gateway.delivery.routes import continue_stream, resend, status_response
+from gateway.delivery.subscription import InitialSubscription
 from gateway.dialects.bodies import require_model
 from gateway.dialects.endpoint import ENDPOINTS, Endpoint
 from gateway.generation.call import Call, read_call
@@ -32,7 +32,7 @@ from gateway.generation.tracing import note_request
 from gateway.http.authorization import count_unpaid
 from gateway.http.ignored_parameters import ignored_header
 from gateway.idempotency.registry import IdempotentRequest
-from gateway.responses.service import ClientResponse
+from gateway.responses.store import StoredResponse
 
 COST_HEADER: Final = "x-include-cost"
 """`true` or `false` overrides the account's default for one request."""
@@ -125,14 +125,14 @@ async def _replay(
     request: Request,
     call: Call,
     endpoint: Endpoint,
-    response: ClientResponse,
+    response: StoredResponse,
     measure: RequestMeasure,
 ) -> Response:
     is_streamed = call.body.get("stream") is True
     headers = {REPLAYED_HEADER: "true"}
     if response.head.is_background and not is_streamed:
-        return await tell_status(call.context, endpoint, response, headers=headers)
-    return await read_again(request, response, measure, is_streamed=is_streamed, headers=headers)
+        return await status_response(call.context, endpoint, response, headers=headers)
+    return await resend(request, response, measure, is_streamed=is_streamed, headers=headers)
 
 
 async def _respond(
@@ -149,14 +149,14 @@ async def _respond(
     if response is not None and response.head.is_background:
         responses.leave(submission.settlement)
         if not is_streamed:
-            return await tell_status(call.context, endpoint, response, headers=headers)
-        return await read_again(request, response, measure, is_streamed=True, headers=headers)
-    reading = FirstReading(
+            return await status_response(call.context, endpoint, response, headers=headers)
+        return await resend(request, response, measure, is_streamed=True, headers=headers)
+    subscription = InitialSubscription(
         responses, submission.settlement, submission.completion, submission.generation
     )
     if is_streamed:
-        return await respond_streamed(request, reading, measure, headers=headers)
-    return await respond_whole(request, reading, measure, headers=headers)
+        return await respond_streamed(request, subscription, measure, headers=headers)
+    return await respond_whole(request, subscription, measure, headers=headers)
 
 
 def _shows_cost(request: Request, call: Call) -> bool:

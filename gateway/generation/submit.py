@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Final
 
 import msgspec
-from typing_extensions import override
 
 from contract import clock, logs
 from contract.dialect import Dialect
@@ -27,15 +26,13 @@ from gateway.generation.check import CheckedRequest, with_images
 from gateway.http.context import ProcessContext
 from gateway.quota.replies import ReservationRequest
 from gateway.quota.storage import SMALL_BYTES
-from gateway.responses.head import ResponseHead
-from gateway.responses.kept import LIVE_GRACE_MS
-from gateway.responses.service import ClientResponse, ResponseState
-from gateway.responses.settlement import Keeper, Settlement
+from gateway.responses.head import ResponseHead, cost_by
+from gateway.responses.settlement import Settlement
+from gateway.responses.store import DEADLINE_GRACE_MS, StoredResponse
 from gateway.settings import Settings
 from gateway.stream.completion import Completion, Usage
-from gateway.tenancy.limits import SubjectLimits
 from gateway.tenancy.times import utc_now
-from gateway.tenancy.usage_record import Outcome, UsageRecord
+from gateway.tenancy.usage_record import UsageRecord
 
 _JOB_BYTES: Final = 1_024
 """Approximate bytes of a job without its prompt."""
@@ -51,8 +48,8 @@ class Submission:
     completion: Completion
     generation: Generation
     settlement: Settlement
-    response: ClientResponse | None
-    """The stored response that clients can read again; None if it is not kept."""
+    response: StoredResponse | None
+    """The stored response that clients can read again; None if it is not stored."""
 
 
 async def submit(
@@ -65,7 +62,7 @@ async def submit(
 ) -> Submission:
     """Reserve the usage of a request, fetch its images, and enqueue its jobs.
 
-    A response that clients can read again is kept, for longer if `is_idempotent` or in the
+    A response that clients can read again is stored, for longer if `is_idempotent` or in the
     background. Raises an ApiError after cleaning up.
     """
     context, principal = call.context, call.principal
@@ -94,10 +91,8 @@ async def submit(
     except BaseException:
         await context.reservations.release(record.tenant_id, request_id)
         raise
-    settlement = context.desk.open(record, admission, generation)
-    completion = _completion(
-        checked, request_id, cost_of=settlement.cost_of if shows_cost else None
-    )
+    settlement = context.settlements.open(record, admission, generation)
+    completion = _completion(checked, request_id, cost_of=cost_by(record) if shows_cost else None)
     jobs = _jobs(context, principal, checked, completion_id=request_id)
     response = None
     retention = _retention(context.settings, checked, is_idempotent=is_idempotent)
@@ -118,14 +113,7 @@ async def submit(
             retention_ms=int(retention.total_seconds() * 1000),
             stored_bytes=stored,
         )
-        context.responses.open(head, settlement)
-        response = ClientResponse(
-            head=head,
-            state=ResponseState.RUNNING,
-            has_begun=False,
-            owner=context.dispatcher.gateway,
-            term=1,
-        )
+        response = context.responses.open(head, settlement)
     try:
         await context.dispatcher.enqueue(
             checked.card.model,
@@ -143,7 +131,7 @@ async def submit(
         raise
     except BaseException as error:
         # The queue may have accepted the jobs, and a worker may have started them.
-        settlement.fail(error)
+        context.responses.fail(settlement, error)
         raise
     return Submission(checked, completion, generation, settlement, response)
 
@@ -162,7 +150,7 @@ async def _take_storage(
     settings, record = context.settings, settlement.record
     size = sum(map(_job_bytes, jobs))
     if retention:
-        # The head of a kept response contains the jobs as well.
+        # The head of a stored response contains the jobs as well.
         size *= 2
     if size < SMALL_BYTES and retention <= settings.answer_retention:
         return 0
@@ -172,44 +160,16 @@ async def _take_storage(
         principal.limits,
         record.request_id,
         size,
-        live_ms=int(live.total_seconds() * 1000) + LIVE_GRACE_MS,
+        live_ms=int(live.total_seconds() * 1000) + DEADLINE_GRACE_MS,
     )
     if not retention:
-        settlement.keep(_StoredUntilEnd(context, record, principal.limits))
+        settlement.free_storage_at_end(principal.limits)
     return size
 
 
 def _job_bytes(job: GenerationJob) -> int:
     images = sum(map(len, job.images))
     return _JOB_BYTES + _TOKEN_BYTES * len(job.prompt_token_ids) + images + len(job.grammar)
-
-
-class _StoredUntilEnd(Keeper):
-    """Releases the stored bytes of a request when its account ends."""
-
-    def __init__(
-        self, context: ProcessContext, record: UsageRecord, subjects: tuple[SubjectLimits, ...]
-    ) -> None:
-        self._context = context
-        self._record = record
-        self._subjects = subjects
-
-    @override
-    def ending(self, outcome: Outcome) -> None:
-        context, record = self._context, self._record
-        context.desk.start(
-            context.storage.settle(
-                record.tenant_id, self._subjects, record.request_id, 0, live_ms=0
-            )
-        )
-
-    @override
-    async def may_settle(self) -> bool:
-        return True
-
-    @override
-    def settled(self, record: UsageRecord) -> None:
-        pass
 
 
 def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageRecord:
@@ -244,7 +204,7 @@ def draft_record(call: Call, checked: CheckedRequest, request_id: str) -> UsageR
 
 
 def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:
-    """Return how long the response stays readable after its end; zero if it is not kept."""
+    """Return how long the response stays readable after its end; zero if it is not stored."""
     if is_idempotent or checked.request.is_background:
         return settings.idempotency_retention
     return settings.answer_retention if checked.request.stream else timedelta(0)

@@ -36,7 +36,7 @@ from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor, connect
 from gateway.responses.service import Responses
-from gateway.responses.settlement import SettlementDesk
+from gateway.responses.settlement import SettlementService
 from gateway.settings import Settings
 from gateway.structure.checker import GrammarChecker
 from gateway.structure.sandbox.pool import SandboxSettings
@@ -72,7 +72,7 @@ class ProcessContext:
     seeder: Seeder
     reservations: Reservations
     storage: Storage
-    desk: SettlementDesk
+    settlements: SettlementService
     responses: Responses
     idempotency: IdempotencyRegistry
 
@@ -134,14 +134,13 @@ async def open_context(
         quotas = QuotaStore(executor)
         seeder = Seeder(quotas, LedgerBalances(database))
         reservations = Reservations(quotas, seeder)
-        desk = SettlementDesk(reservations, dispatcher, catalogue)
         storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
+        settlements = SettlementService(reservations, dispatcher, catalogue, storage)
         responses = Responses(
             redis,
             executor,
             dispatcher,
-            desk,
-            storage=storage,
+            settlements,
             loop_turns=loop_turns,
             journal_interval=settings.journal_interval,
             max_unread_bytes=settings.max_unread_bytes,
@@ -156,7 +155,7 @@ async def open_context(
             dispatcher.run(),
             prices.run(),
             reservations.run(),
-            desk.run(),
+            settlements.run(),
             responses.run(),
         )
         for loop in loops:
@@ -165,7 +164,7 @@ async def open_context(
             stack.push_async_callback(end_task, task)
         # Settle what ends here while the loops still run.
         stack.push_async_callback(reservations.aclose)
-        stack.push_async_callback(desk.aclose)
+        stack.push_async_callback(settlements.aclose)
         stack.push_async_callback(responses.aclose)
         yield ProcessContext(
             settings=settings,
@@ -197,7 +196,7 @@ async def open_context(
             seeder=seeder,
             reservations=reservations,
             storage=storage,
-            desk=desk,
+            settlements=settlements,
             responses=responses,
             idempotency=IdempotencyRegistry(executor, retention=settings.idempotency_retention),
         )

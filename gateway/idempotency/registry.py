@@ -1,7 +1,7 @@
-"""Redis registry of the request for each Idempotency-Key of a project, kept for a day by default.
+"""Redis registry of the request for each Idempotency-Key of a project, stored for a day by default.
 
-A new request claims its key before it is admitted. So if two equal requests reach two gateways at
-the same moment, only one runs. The registry stores only digests of keys.
+A new request claims its key before it is admitted. If two equal requests reach two gateways at the
+same moment, only one runs. The registry stores only digests of keys.
 """
 
 import hashlib

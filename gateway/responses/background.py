@@ -1,94 +1,80 @@
-"""Background answers: find those whose owner is dead, because a client may never request them."""
+"""Index in Redis of background responses: a client may never request one whose owner has died."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from contract import keys
 from contract.scripts import CommandExecutor
-from gateway.concurrency.tasks import in_background, raise_if_cancelled
+from gateway.concurrency.tasks import in_background
 
-WATCH_SECONDS: Final = 3.0
-"""How often dead gateways are looked for, and this gateway's background answers are registered."""
-KEPT_SECONDS: Final = 172_800
-"""How long the registered answers of a gateway are kept."""
+INDEX_SECONDS: Final = 172_800
+"""Lifetime of a gateway's index after its last refresh."""
 
 logger = logging.getLogger(__name__)
 
 
-class BackgroundWatch:
-    """The background answers of one gateway process, and a watch on those of other gateways."""
+class BackgroundIndex:
+    """The running background responses of each gateway. Only this gateway adds its own."""
 
-    def __init__(
-        self,
-        executor: CommandExecutor,
-        gateway: str,
-        *,
-        is_alive: Callable[[str], Awaitable[bool]],
-        go_on: Callable[[str], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, executor: CommandExecutor, gateway: str) -> None:
         self._execute = executor.execute_command
         self._gateway = gateway
-        self._is_alive = is_alive
-        self._go_on = go_on
         self._own: set[str] = set()
 
-    def note(self, request_id: str) -> None:
-        """Register a background answer that this gateway owns."""
+    def add(self, request_id: str) -> None:
+        """Add a response of this gateway."""
         self._own.add(request_id)
-        in_background(self._tell([request_id]))
+        in_background(self._add([request_id]))
 
-    def forget(self, request_id: str) -> None:
-        """Unregister an answer."""
+    def remove(self, request_id: str) -> None:
+        """Remove a response of this gateway. Does nothing for other responses."""
         if request_id in self._own:
             self._own.discard(request_id)
-            in_background(self._forget(self._gateway, request_id))
+            in_background(self.remove_of(self._gateway, request_id))
 
-    async def run(self) -> None:
-        """Take over the background answers of dead gateways until cancelled."""
-        while True:
-            await self._tell(self._own)
-            try:
-                await self.look()
-            except RedisError as error:
-                logger.warning("cannot look for other gateways: %s", type(error).__name__)
-            raise_if_cancelled()
-            await asyncio.sleep(WATCH_SECONDS)
+    async def refresh(self) -> None:
+        """Add all responses of this gateway again, because Redis may have lost them."""
+        await self._add(self._own)
 
-    async def look(self) -> None:
-        """Take over the background answers of dead gateways. Raises RedisError."""
-        owners = await self._execute("SMEMBERS", keys.BACKGROUND_OWNERS)
-        for owner in sorted(name.decode() for name in owners):
-            if owner != self._gateway and not await self._is_alive(owner):
-                await self._inherit(owner)
+    async def other_owners(self) -> list[str]:
+        """Return the other gateways that have background responses. Raises RedisError."""
+        return [
+            name for name in await self._members(keys.BACKGROUND_OWNERS) if name != self._gateway
+        ]
 
-    async def _inherit(self, owner: str) -> None:
-        key = keys.background_responses(owner)
-        for request_id in sorted(name.decode() for name in await self._execute("SMEMBERS", key)):
-            if await self._go_on(request_id):
-                await self._forget(owner, request_id)
-        if not await self._execute("EXISTS", key):
+    async def responses_of(self, owner: str) -> list[str]:
+        """Return the request ids of an owner's responses. Raises RedisError."""
+        return await self._members(keys.background_responses(owner))
+
+    async def remove_of(self, owner: str, request_id: str) -> None:
+        """Remove a response of any gateway."""
+        try:
+            await self._execute("SREM", keys.background_responses(owner), request_id)
+        except RedisError as error:
+            logger.warning("cannot unregister a background response: %s", type(error).__name__)
+
+    async def remove_owner(self, owner: str) -> None:
+        """Remove an owner unless it still has responses. Raises RedisError."""
+        if not await self._execute("EXISTS", keys.background_responses(owner)):
             await self._execute("SREM", keys.BACKGROUND_OWNERS, owner)
 
-    async def _tell(self, request_ids: Collection[str]) -> None:
-        """Register this gateway's answers. Called repeatedly, because Redis may have lost them."""
+    async def _members(self, key: str) -> list[str]:
+        names: Any = await self._execute("SMEMBERS", key)
+        return sorted(name.decode() for name in names)
+
+    async def _add(self, request_ids: Collection[str]) -> None:
         if not request_ids:
             return
         key = keys.background_responses(self._gateway)
         try:
             await asyncio.gather(
                 self._execute("SADD", key, *request_ids),
-                self._execute("EXPIRE", key, KEPT_SECONDS),
+                self._execute("EXPIRE", key, INDEX_SECONDS),
                 self._execute("SADD", keys.BACKGROUND_OWNERS, self._gateway),
             )
         except RedisError as error:
-            logger.warning("cannot tell of background answers now: %s", type(error).__name__)
-
-    async def _forget(self, owner: str, request_id: str) -> None:
-        try:
-            await self._execute("SREM", keys.background_responses(owner), request_id)
-        except RedisError as error:
-            logger.warning("cannot forget a background answer now: %s", type(error).__name__)
+            logger.warning("cannot register background responses: %s", type(error).__name__)

@@ -1,4 +1,4 @@
-"""Response head: what any gateway needs to replay or resume an answer."""
+"""Response head: what any gateway needs to replay or resume a response."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
@@ -35,7 +35,7 @@ _StoredRequest = msgspec.defstruct(
 
 
 class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """All of an answer that is known before it begins.
+    """All of a response that is known before it begins.
 
     It is stored in Redis as msgpack; fields may only be added, with defaults.
     """
@@ -83,7 +83,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         retention_ms: int,
         stored_bytes: int = 0,
     ) -> "ResponseHead":
-        """Return the head of an answer.
+        """Return the head of a response.
 
         Prompts, messages, images, tools, structure and biases are left out of the request: the jobs
         contain them, or they were only needed to make the jobs.
@@ -92,7 +92,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         request = replace(
             completion.request,
             prompts=[""] * len(completion.request.prompts),
-            chat=None if chat is None else _looks_of(chat),
+            chat=None if chat is None else _format_of(chat),
             images=[[] for _ in completion.request.images],
             image_params=[],
             structure=None,
@@ -121,7 +121,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     @property
     def tenant_id(self) -> str:
-        """The tenant that owns the answer."""
+        """The tenant that owns the response."""
         return self.record.tenant_id
 
     def generation_request(self) -> GenerationRequest:
@@ -140,19 +140,20 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             request=self.generation_request(),
             prompt_token_ids=[job.prompt_token_ids for job in self.jobs],
             prompt_texts=self.prompt_texts,
-            cost_of=self._cost_of() if self.shows_cost else None,
-        )
-
-    def _cost_of(self) -> Callable[[Usage], int]:
-        record = self.record
-        return lambda usage: record.cost_of(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
+            cost_of=cost_by(self.record) if self.shows_cost else None,
         )
 
 
-def _looks_of(chat: ChatRequest) -> ChatRequest:
+def cost_by(record: UsageRecord) -> Callable[[Usage], int]:
+    """Return a function that returns the cost of usage in micro-dollars, by a record's prices."""
+    return lambda usage: record.cost_of(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def _format_of(chat: ChatRequest) -> ChatRequest:
     return ChatRequest(
         messages=[],
         shows_reasoning=chat.shows_reasoning,

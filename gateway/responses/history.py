@@ -1,4 +1,4 @@
-"""History of an answer: rebuilt from its journal and from replies its dead owner did not read."""
+"""History of a response: rebuilt from its journal and from replies that its owner did not read."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from contract.messages import (
     PromptScored,
 )
 from gateway.dispatch.generation import JobMessage
-from gateway.responses.entries import Received
+from gateway.responses.journal import Received
 from gateway.tenancy.usage_record import Counts
 
 
@@ -23,11 +23,11 @@ class JobHistory:
     """The messages received of one job, summarized."""
 
     attempt: int = 0
-    """The last known attempt."""
+    """The latest attempt of which a message was received."""
     tokens: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Tokens received of each choice; where sequences are ranked, of each sequence."""
     prompt_tokens: int = 0
-    """0 until a worker is known to have processed the prompt."""
+    """0 until a worker has reported that it processed the prompt."""
     cached_tokens: int = 0
     is_scored: bool = False
     is_started: bool = False
@@ -35,7 +35,7 @@ class JobHistory:
 
 
 class History:
-    """The messages of an answer, in the order in which they were accepted."""
+    """The messages of a response, in the order in which they were accepted."""
 
     def __init__(self, jobs: Sequence[GenerationJob]) -> None:
         self.received: list[Received] = []
@@ -49,7 +49,7 @@ class History:
 
     @property
     def failure(self) -> JobFailed | None:
-        """The failure of the answer, or None."""
+        """The failure of the response, or None."""
         for job in self.jobs:
             if isinstance(job.end, JobFailed):
                 return job.end
@@ -70,7 +70,7 @@ class History:
     def add(self, received: Iterable[Received]) -> None:
         """Add messages of the journal: they were accepted when they were written."""
         for each in received:
-            self._note(each)
+            self._apply(each)
             self.received.append(each)
 
     def add_unread(self, received: Iterable[Received]) -> list[Received]:
@@ -81,13 +81,13 @@ class History:
         """
         written = len(self.received)
         for each in received:
-            self._fence(each, written)
+            self._drop_superseded(each, written)
             if self._fits(each):
-                self._note(each)
+                self._apply(each)
                 self.received.append(each)
         return self.received[written:]
 
-    def _note(self, each: Received) -> None:
+    def _apply(self, each: Received) -> None:
         job, message = self.jobs[each.prompt_index], each.message
         job.attempt = max(job.attempt, message.attempt)
         if isinstance(message, Delta):
@@ -113,21 +113,21 @@ class History:
         if isinstance(message, JobStarted):
             return not job.is_started
         if isinstance(message, JobFinished):
-            # If not, a message was lost: the job resumes from the output so far.
+            # If not, a message was lost: the job resumes after the output so far.
             return message.completion_tokens == sum(job.tokens.values())
         return True
 
-    def _fence(self, each: Received, written: int) -> None:
+    def _drop_superseded(self, each: Received, written: int) -> None:
         """Remove messages of lower attempts after the point where a later attempt resumes."""
         job, message = self.jobs[each.prompt_index], each.message
         overlaps = isinstance(message, Delta) and message.start < job.tokens[message.choice]
         if message.attempt <= job.attempt and not overlaps:
             return
-        kept = [one for one in self.received[written:] if not _is_void(one, each)]
-        if len(kept) < len(self.received) - written:
-            self._start_again([*self.received[:written], *kept])
+        valid = [one for one in self.received[written:] if not _is_void(one, each)]
+        if len(valid) < len(self.received) - written:
+            self._rebuild([*self.received[:written], *valid])
 
-    def _start_again(self, received: list[Received]) -> None:
+    def _rebuild(self, received: list[Received]) -> None:
         self.received = []
         self.jobs = [JobHistory() for _ in self.jobs]
         self.add(received)
@@ -135,8 +135,8 @@ class History:
 
 def frame_messages(frame: Frame, handles: Mapping[int, int]) -> Iterator[Received]:
     """Yield the messages of a frame for some jobs; `handles` maps handles to prompt indexes."""
-    told = (frame.started, frame.prompts, frame.deltas, frame.finished, frame.failed)
-    for messages in told:
+    lists = (frame.started, frame.prompts, frame.deltas, frame.finished, frame.failed)
+    for messages in lists:
         for message in messages:
             index = handles.get(message.handle)
             if index is not None:

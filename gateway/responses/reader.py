@@ -1,4 +1,4 @@
-"""Response reader: read an answer from its journal, whichever gateway owns it."""
+"""Response reader: read a response from its journal, whichever gateway owns it."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from redis.exceptions import RedisError
 from typing_extensions import override
@@ -18,43 +18,26 @@ from gateway.concurrency.fair_turns import LoopTurns
 from gateway.concurrency.tasks import end_task, raise_if_cancelled
 from gateway.dispatch.generation import REPLIES_AT_ONCE, Generation, Reply, Turn
 from gateway.errors import ApiError, StoreUnavailableError
-from gateway.responses.entries import Received, decode_slices
 from gateway.responses.head import ResponseHead
-from gateway.responses.store import ResponseState, ResponseStore, StoredResponse
+from gateway.responses.journal import Received, decode_slices
+from gateway.responses.peers import Peers
+from gateway.responses.store import ResponseState, ResponseStore
+from gateway.responses.takeover import Takeovers
 from gateway.stream.completion import Completion
 
 REPEAT_SECONDS: Final = 2.0
 """How often the owner is checked, and its follow notice is repeated."""
 PAUSE_SECONDS: Final = 0.2
 MISSING_SECONDS: Final = 10.0
-"""How long an answer may be missing: after Redis loses it, its owner writes it again."""
+"""How long a response may be missing: after Redis loses it, its owner writes it again."""
 OVERDUE_SECONDS: Final = 60.0
-"""How long after its deadline an answer that does not end is still read."""
+"""How long after its deadline a response that does not end is still read."""
 
 logger = logging.getLogger(__name__)
 
 
-class Library(Protocol):
-    """The part of `Responses` that readers use."""
-
-    store: ResponseStore
-    loop_turns: LoopTurns
-
-    async def keep_running(self, response: StoredResponse) -> str:
-        """Ensure that an answer has a live owner that follows its jobs; return that owner.
-
-        Raises an ApiError if the answer cannot resume, and RedisError.
-        """
-
-    def follow(self, owner: str, follow: Follow) -> None:
-        """Send a `Follow` to an owner."""
-
-    def forget_reader(self, handle: int) -> None:
-        """Remove a reader that was closed."""
-
-
-class AttachedGeneration(Generation):
-    """Delivers the messages that its reader has read, at the pace of the consumer."""
+class ReplayedGeneration(Generation):
+    """Delivers the messages of a journal, at the pace of the consumer."""
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(max_unread_bytes=sys.maxsize, turn=turn)
@@ -70,7 +53,7 @@ class AttachedGeneration(Generation):
         self._was_taken.set()
         return taken
 
-    async def hand_over(self, received: Sequence[Received]) -> None:
+    async def deliver(self, received: Sequence[Received]) -> None:
         """Deliver messages and wait until the consumer has taken them."""
         for start in range(0, len(received), REPLIES_AT_ONCE):
             self._was_taken.clear()
@@ -80,47 +63,53 @@ class AttachedGeneration(Generation):
                 await self._was_taken.wait()
 
 
-class Attachment:
-    """A reader of an answer: everything from its beginning, then new messages as they arrive."""
+class ResponseReader:
+    """Reads a response from its beginning, then new messages as they arrive."""
 
-    def __init__(self, library: Library, head: ResponseHead, *, gateway: str, handle: int) -> None:
+    def __init__(
+        self,
+        head: ResponseHead,
+        store: ResponseStore,
+        takeovers: Takeovers,
+        peers: Peers,
+        *,
+        gateway: str,
+        loop_turns: LoopTurns,
+    ) -> None:
         self.completion: Completion = head.completion()
-        self.generation: Generation
-        """Delivers the same replies, in the same order, as the answer's original generation.
+        turn = partial(loop_turns.slice_of, head.tenant_id)
+        self.generation = ReplayedGeneration(turn)
+        """Delivers the same replies, in the same order, as the response's original generation.
 
         It does not overflow: a slow consumer only delays reading.
         """
-        turn = partial(library.loop_turns.slice_of, head.tenant_id)
-        self._attached = self.generation = AttachedGeneration(turn)
         for index, job in enumerate(head.jobs):
-            self._attached.expect(index, job)
-        self._library = library
+            self.generation.expect(index, job)
         self._head = head
+        self._store = store
+        self._takeovers = takeovers
+        self._peers = peers
         self._gateway = gateway
-        self._handle = handle
         self._index = 0
         self._unfinished = len(head.jobs)
         self._has_failed = False
-        self._is_stuck = False
+        self._cannot_resume = False
         self._owner = ""
         self._grown = asyncio.Event()
         self._is_left = asyncio.Event()
-        # These tasks keep the answer running even while the consumer takes nothing.
+        self._handle = peers.add_reader(self._grown)
+        # These tasks keep the response running even while the consumer takes nothing.
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._follow())]
 
-    def grown(self) -> None:
-        """Note that there is more to read."""
-        self._grown.set()
-
     async def aclose(self) -> None:
-        """Stop reading. An answer without readers is ended, unless it is a background answer."""
-        self._library.forget_reader(self._handle)
+        """Stop reading. A response without readers ends, unless it runs in the background."""
+        self._peers.remove_reader(self._handle)
         for task in self._tasks:
             await end_task(task)
-        # The cancelled tasks refer to this attachment; such a cycle would wait for the collector.
+        # The cancelled tasks refer to this reader; such a cycle would wait for the collector.
         self._tasks.clear()
         if self._owner and not self._is_complete:
-            self._tell_owner(is_over=True)
+            self._notify_owner(is_over=True)
 
     @property
     def _is_complete(self) -> bool:
@@ -132,7 +121,7 @@ class Attachment:
         try:
             await self._read_all()
         except Exception:
-            logger.exception("answer %s cannot be read", self._head.request_id)
+            logger.exception("cannot read response %s", self._head.request_id)
             self._fail()
 
     async def _read_all(self) -> None:
@@ -144,13 +133,13 @@ class Attachment:
                 return
             self._grown.clear()
             try:
-                is_there = await self._read_page()
+                exists = await self._read_page()
             except RedisError as error:
-                logger.warning("cannot read an answer now: %s", type(error).__name__)
-                is_there = True  # Unknown; assume that it exists.
+                logger.warning("cannot read a response: %s", type(error).__name__)
+                exists = True  # Unknown.
                 await asyncio.sleep(PAUSE_SECONDS)
             raise_if_cancelled()
-            if is_there:
+            if exists:
                 seen_at = time.monotonic()
             else:
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -158,22 +147,22 @@ class Attachment:
     async def _read_page(self) -> bool:
         """Read the available entries, and wait for more after the last one.
 
-        Returns False if the answer is missing.
+        Returns False if the response does not exist.
         """
-        page = await self._library.store.read_page(self._head.request_id, index=self._index)
+        page = await self._store.read_page(self._head.request_id, index=self._index)
         if page is None:
             return False
         for entry in page.entries:
             await self._take(entry)
-        if self._index >= page.entries_in_all and not self._is_complete:
-            await self._wait_for_more(page.standing.state)
+        if self._index >= page.total_entries and not self._is_complete:
+            await self._wait_for_more(page.status.state)
         return True
 
     async def _take(self, entry: bytes) -> None:
         self._index += 1
         slices = decode_slices(entry)
         while True:
-            async with self._attached.turn():
+            async with self.generation.turn():
                 received = next(slices, None)
             if received is None:
                 return
@@ -182,13 +171,11 @@ class Attachment:
                     self._unfinished -= 1
                 elif isinstance(message, JobFailed):
                     self._has_failed = True
-            await self._attached.hand_over(received)
+            await self.generation.deliver(received)
 
     async def _wait_for_more(self, state: ResponseState) -> None:
-        if state.is_end:
-            # The last journal entry contains the end; if it is missing, something went wrong.
-            self._fail()
-        elif self._is_stuck:
+        if state.is_end or self._cannot_resume:
+            # The last journal entry of an ended response contains its end, unless it is lost.
             self._fail()
         else:
             if state is ResponseState.LEFT:
@@ -199,9 +186,9 @@ class Attachment:
                     await self._grown.wait()
 
     def _fail(self) -> None:
-        """End this reading. The answer has not failed; a client can resume it later."""
+        """Stop reading. The response has not failed; a client can resume it later."""
         self._has_failed = True
-        self._attached.push(0, JobFailed(0, 0, FailureCode.TAKEN_OVER, ""))
+        self.generation.push(0, JobFailed(0, 0, FailureCode.TAKEN_OVER, ""))
 
     # -- keeping it running ----------------------------------------------------------------------
 
@@ -210,18 +197,18 @@ class Attachment:
         while not self._is_complete:
             self._is_left.clear()
             try:
-                response = await self._library.store.read(self._head.request_id, most=0)
-                if response is not None and not response.standing.state.is_end:
-                    self._owner = await self._library.keep_running(response)
-                    self._tell_owner()
+                response = await self._store.read(self._head.request_id, max_entries=0)
+                if response is not None and not response.state.is_end:
+                    self._owner = await self._takeovers.keep_running(response)
+                    self._notify_owner()
             except RedisError as error:
-                logger.warning("cannot follow an answer now: %s", type(error).__name__)
+                logger.warning("cannot follow a response: %s", type(error).__name__)
             except StoreUnavailableError:
                 pass  # Redis is unavailable.
             except ApiError as error:
-                # A limit keeps the answer from resuming now; its reader may retry later.
-                logger.warning("answer %s cannot go on: %s", self._head.request_id, error.code)
-                self._is_stuck = True
+                # A limit prevents it from resuming now; its reader may retry later.
+                logger.warning("response %s cannot resume: %s", self._head.request_id, error.code)
+                self._cannot_resume = True
                 self._grown.set()
                 return
             raise_if_cancelled()
@@ -229,6 +216,6 @@ class Attachment:
                 async with asyncio.timeout(REPEAT_SECONDS):
                     await self._is_left.wait()
 
-    def _tell_owner(self, *, is_over: bool = False) -> None:
+    def _notify_owner(self, *, is_over: bool = False) -> None:
         follow = Follow(self._head.request_id, self._gateway, self._handle, is_over)
-        self._library.follow(self._owner, follow)
+        self._takeovers.follow(self._owner, follow)

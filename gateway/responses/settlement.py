@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Self
 
 import msgspec
 from redis.exceptions import RedisError
@@ -22,23 +22,24 @@ from contract.tracing import (
     SETTLE,
 )
 from gateway import telemetry, tracing
-from gateway.concurrency.tasks import raise_if_cancelled
+from gateway.concurrency.tasks import TaskSet, raise_if_cancelled
 from gateway.dispatch.catalogue import Catalogue
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Generation
 from gateway.errors import ApiError, GenerationTimeoutError, InternalError, SlowReaderError
 from gateway.quota.reservations import Admission, Reservations
-from gateway.stream.completion import Usage
+from gateway.quota.storage import Storage
+from gateway.tenancy.limits import SubjectLimits
 from gateway.tenancy.usage_record import Counts, Outcome, UsageRecord
 
 RECEIPT_PATIENCE_SECONDS: Final = 30.0
 """Wait for the engine's counts of a cancelled job: longer than a dead worker's lease."""
 FIRST_LOOK_SECONDS: Final = 0.02
 LAST_LOOK_SECONDS: Final = 0.5
-FORGET_SECONDS: Final = 1.0
+DROP_SECONDS: Final = 1.0
 """How often receipts of settled jobs are dropped."""
-FORGET_BATCH: Final = 500
-MAX_TO_FORGET: Final = 100_000
+DROP_BATCH: Final = 500
+MAX_RECEIPTS_TO_DROP: Final = 100_000
 """Receipts that wait to be dropped while Redis is unavailable; others expire."""
 CLOSE_SECONDS: Final = 5.0
 _OUR_FAULT: Final = 500
@@ -47,85 +48,85 @@ _OUR_FAULT: Final = 500
 logger = logging.getLogger(__name__)
 
 
-class Keeper(Protocol):
-    """Keeps an answer for clients that resume it, and is notified when its account ends."""
+class Ending(NamedTuple):
+    """How a request ends if its jobs do not all finish."""
 
-    def ending(self, outcome: Outcome) -> None:
-        """The account ends with this outcome and is being settled."""
+    outcome: Outcome
+    code: str = ""
+    """The error code in the usage record."""
+    is_our_fault: bool = False
+    """Whether tokens that the client did not receive are free."""
 
-    async def may_settle(self) -> bool:
-        """Whether this gateway may settle the account: no other one took the answer over."""
+    @classmethod
+    def of_error(cls, error: BaseException) -> Self:
+        """Return the end of a request that fails with this error."""
+        if isinstance(error, SlowReaderError):
+            return cls(Outcome.CANCELLED, error.code)
+        if isinstance(error, GenerationTimeoutError):
+            return cls(Outcome.TIMED_OUT, error.code)
+        if isinstance(error, ApiError):
+            return cls(Outcome.FAILED, error.code, error.status >= _OUR_FAULT)
+        return cls(Outcome.FAILED, InternalError.code, is_our_fault=True)
 
-    def settled(self, record: UsageRecord) -> None:
-        """The account was settled with this record before all output was received."""
 
-
-class SettlementDesk:
-    """All accounts of one gateway process."""
+class SettlementService:
+    """Opens settlements, and drops the receipts of settled jobs."""
 
     def __init__(
-        self, reservations: Reservations, dispatcher: Dispatcher, catalogue: Catalogue
+        self,
+        reservations: Reservations,
+        dispatcher: Dispatcher,
+        catalogue: Catalogue,
+        storage: Storage,
     ) -> None:
         self.reservations = reservations
         self.dispatcher = dispatcher
         self.catalogue = catalogue
-        self._work: set[asyncio.Task[Any]] = set()
-        self._to_forget: defaultdict[str, list[str]] = defaultdict(list)
+        self.storage = storage
+        self.tasks = TaskSet()
+        """Work that outlives its request: settlements, and writes of stored responses."""
+        self._to_drop: defaultdict[str, list[str]] = defaultdict(list)
 
     def open(
         self, record: UsageRecord, admission: Admission, generation: Generation
     ) -> "Settlement":
-        """Return the account of a request that was just admitted."""
+        """Return the settlement of a request that was just admitted."""
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
         return Settlement(self, record, admission, generation)
 
-    def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine to its end, even if its caller is cancelled."""
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._done)
-
-    def forget(self, model: str, job_ids: list[str]) -> None:
+    def drop_receipts(self, model: str, job_ids: list[str]) -> None:
         """Drop the receipts of settled jobs with the next batch."""
-        if sum(map(len, self._to_forget.values())) < MAX_TO_FORGET:
-            self._to_forget[model] += job_ids
+        if sum(map(len, self._to_drop.values())) < MAX_RECEIPTS_TO_DROP:
+            self._to_drop[model] += job_ids
 
-    async def forget_now(self, model: str, job_ids: list[str]) -> None:
+    async def drop_receipts_now(self, model: str, job_ids: list[str]) -> None:
         """Drop the receipts of settled jobs at once, if Redis responds."""
         try:
             await self.catalogue.queue(model).forget(job_ids)
         except RedisError as error:
-            logger.warning("cannot drop receipts now: %s", type(error).__name__)
+            logger.warning("cannot drop receipts: %s", type(error).__name__)
 
     async def run(self) -> None:
         """Drop receipts until cancelled."""
         while True:
-            await asyncio.sleep(FORGET_SECONDS)
-            await self._forget_all()
+            await asyncio.sleep(DROP_SECONDS)
+            await self._drop_all()
             raise_if_cancelled()
 
     async def aclose(self) -> None:
-        """Finish pending settlements within CLOSE_SECONDS; the settlement sweep does the rest."""
-        deadline = time.monotonic() + CLOSE_SECONDS
-        # Finished work may start more: an answer that ends is written to its journal.
-        while self._work and time.monotonic() < deadline:
-            await asyncio.wait(self._work, timeout=deadline - time.monotonic())
-        await self._forget_all()
+        """Finish pending work within CLOSE_SECONDS; a sweep settles the remaining requests."""
+        await self.tasks.finish(CLOSE_SECONDS)
+        await self._drop_all()
 
-    async def _forget_all(self) -> None:
+    async def _drop_all(self) -> None:
         try:
-            for model in list(self._to_forget):
-                while job_ids := self._to_forget[model][:FORGET_BATCH]:
+            for model in list(self._to_drop):
+                while job_ids := self._to_drop[model][:DROP_BATCH]:
                     await self.catalogue.queue(model).forget(job_ids)
-                    del self._to_forget[model][: len(job_ids)]
-                del self._to_forget[model]
+                    del self._to_drop[model][: len(job_ids)]
+                del self._to_drop[model]
         except RedisError as error:
-            logger.warning("cannot drop receipts now: %s", type(error).__name__)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._work.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a request could not be settled; a sweep will do it", exc_info=error)
+            logger.warning("cannot drop receipts: %s", type(error).__name__)
 
 
 class Settlement:
@@ -133,60 +134,47 @@ class Settlement:
 
     def __init__(
         self,
-        desk: SettlementDesk,
+        service: SettlementService,
         record: UsageRecord,
         admission: Admission,
         generation: Generation,
     ) -> None:
         self.admission = admission
         self.record = record
-        self._desk = desk
+        self._service = service
         self.generation = generation
         self._opened_at = time.monotonic()
         # The settlement belongs to the trace of the request, whatever task ends it.
         self._trace = tracing.here()
         self._first_token_ms = 0
-        self._has_ended = False
-        self._keeper: Keeper | None = None
-
-    @property
-    def has_ended(self) -> bool:
+        self.has_ended = False
         """Whether it is settled, or being settled."""
-        return self._has_ended
+        self._storage_subjects: tuple[SubjectLimits, ...] | None = None
 
-    def keep(self, keeper: Keeper) -> None:
-        """Set the keeper, which is notified when the account ends."""
-        self._keeper = keeper
+    def free_storage_at_end(self, subjects: tuple[SubjectLimits, ...]) -> None:
+        """Stop counting the request's stored bytes towards these subjects when it ends."""
+        self._storage_subjects = subjects
 
     def hand_over(self) -> None:
         """Leave the request to another gateway, which settles it."""
-        self._has_ended = True
-        self._desk.reservations.hand_over(self.record.request_id)
+        self.has_ended = True
+        self._service.reservations.hand_over(self.record.request_id)
 
     def replied(self) -> None:
         """Record the time of the first worker reply; later calls do nothing."""
         if not self._first_token_ms:
             self._first_token_ms = max(int(self._age_ms()), 1)
 
-    def cost_of(self, usage: Usage) -> int:
-        """Return the cost of a finished request's usage in micro-dollars."""
-        return self.record.cost_of(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-        )
-
     async def finish(self) -> None:
         """Settle a request whose jobs have all finished, before the client receives its end.
 
         This frees its reservation, so that the client can send its next request at once.
         """
-        if self._has_ended:
+        if not self.begin_end():
             return
-        self._begin_ending(Outcome.FINISHED)
         finished = self.generation.finished.values()
         if not self._first_token_ms:
-            # No consumer noted it; the worker reports how long it generated since its first token.
+            # No consumer recorded it. The worker reports the time since its first token.
             generated_ms = max(each.generation_ms for each in finished)
             self._first_token_ms = max(int(self._age_ms() - generated_ms), 1)
         counts = [
@@ -194,56 +182,48 @@ class Settlement:
             for each in finished
         ]
         record = await self._settle(Outcome.FINISHED, "", counts, free=Counts())
-        self._desk.forget(record.model, record.job_ids)
-        self._release()
+        self._service.drop_receipts(record.model, record.job_ids)
+        self.generation.release()
 
-    def end(self, outcome: Outcome, code: str = "", *, is_our_fault: bool = False) -> None:
-        """Settle a request that ends in any other way, once its engine has reported its counts.
+    def end(self, ending: Ending) -> None:
+        """Settle a request that ends in any other way, in the background."""
+        if self.begin_end():
+            self._service.tasks.start(self.settle(ending))
 
-        The tenant is charged for the engine's work. If `is_our_fault`, undelivered tokens are free.
+    def begin_end(self) -> bool:
+        """Mark the request as ended. Return False if it has already ended."""
+        if self.has_ended:
+            return False
+        self.has_ended = True
+        if self._storage_subjects is not None:
+            record = self.record
+            self._service.tasks.start(
+                self._service.storage.settle(
+                    record.tenant_id, self._storage_subjects, record.request_id, 0, live_ms=0
+                )
+            )
+        return True
+
+    async def settle(self, ending: Ending, *, is_stored: bool = False) -> UsageRecord:
+        """Cancel the jobs of an ended request, wait for the engine's counts, and settle.
+
+        The tenant is charged for the engine's work. Clients of a response that `is_stored` can
+        still receive its output.
         """
-        if not self._has_ended:
-            self._begin_ending(outcome)
-            self._desk.start(self._end(outcome, code, is_our_fault=is_our_fault))
-
-    def fail(self, error: BaseException) -> None:
-        """Settle a request that ends with an error."""
-        if isinstance(error, SlowReaderError):
-            self.end(Outcome.CANCELLED, error.code)
-        elif isinstance(error, GenerationTimeoutError):
-            self.end(Outcome.TIMED_OUT, error.code)
-        elif isinstance(error, ApiError):
-            self.end(Outcome.FAILED, error.code, is_our_fault=error.status >= _OUR_FAULT)
+        await self._service.dispatcher.cancel(self.generation)
+        counts = await self._counts()
+        free = self._undelivered(counts, is_stored=is_stored) if ending.is_our_fault else Counts()
+        record = await self._settle(ending.outcome, ending.code, counts, free=free)
+        if is_stored:
+            # A stored response may soon resume with jobs of the same ids.
+            await self._service.drop_receipts_now(record.model, record.job_ids)
         else:
-            self.end(Outcome.FAILED, InternalError.code, is_our_fault=True)
-
-    def _begin_ending(self, outcome: Outcome) -> None:
-        self._has_ended = True
-        if self._keeper is not None:
-            self._keeper.ending(outcome)
+            self._service.drop_receipts(record.model, record.job_ids)
+        self.generation.release()
+        return record
 
     def _age_ms(self) -> float:
         return (time.monotonic() - self._opened_at) * 1000
-
-    async def _end(self, outcome: Outcome, code: str, *, is_our_fault: bool) -> None:
-        if self._keeper is not None and not await self._keeper.may_settle():
-            self.hand_over()
-            return
-        await self._desk.dispatcher.cancel(self.generation)
-        counts = await self._counts()
-        free = self._undelivered(counts) if is_our_fault else Counts()
-        record = await self._settle(outcome, code, counts, free=free)
-        if self._keeper is None:
-            self._desk.forget(record.model, record.job_ids)
-        else:
-            # Once its keeper is notified, the answer may resume with jobs of the same ids.
-            await self._desk.forget_now(record.model, record.job_ids)
-            self._keeper.settled(record)
-        self._release()
-
-    def _release(self) -> None:
-        self.generation.release()
-        self._keeper = None
 
     async def _settle(
         self, outcome: Outcome, code: str, counts: Sequence[Counts], *, free: Counts
@@ -274,12 +254,12 @@ class Settlement:
             tracing.note(
                 {GEN_AI_RESPONSE_ID: record.request_id, OUTCOME: outcome.value, CODE: code}
             )
-            await self._desk.reservations.settle(record.priced(free=free))
+            await self._service.reservations.settle(record.priced(free=free))
         return record
 
-    def _undelivered(self, counts: Sequence[Counts]) -> Counts:
+    def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
         """Return the tokens of each job that no client has received or can still receive."""
-        if not self.record.is_streamed and self._keeper is None:
+        if not (self.record.is_streamed or is_stored):
             return _total(counts)
         return _total([self._undelivered_of(index, each) for index, each in enumerate(counts)])
 
@@ -297,7 +277,7 @@ class Settlement:
         return [self._counts_of(index, receipt) for index, receipt in enumerate(receipts)]
 
     async def _receipts(self, job_ids: list[str]) -> list[JobReceipt]:
-        queue = self._desk.catalogue.queue(self.record.model)
+        queue = self._service.catalogue.queue(self.record.model)
         receipts = [JobReceipt(JobState.ABSENT)] * len(job_ids)
         deadline, pause = time.monotonic() + RECEIPT_PATIENCE_SECONDS, FIRST_LOOK_SECONDS
         while time.monotonic() < deadline:
@@ -306,7 +286,7 @@ class Settlement:
                 if all(each.state in (JobState.ENDED, JobState.ABSENT) for each in receipts):
                     break
             except RedisError as error:
-                logger.warning("cannot read receipts now: %s", type(error).__name__)
+                logger.warning("cannot read receipts: %s", type(error).__name__)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_LOOK_SECONDS)
         return receipts
@@ -325,14 +305,13 @@ class Settlement:
             and not prompt_tokens
             and self.generation.received_tokens.total() > settled_before
         ):
-            prompt_tokens = self._prompt_tokens(index)
+            # A job that was never followed has no prompt here.
+            prompt_tokens = sum(
+                len(job.prompt_token_ids) for job in self.generation.jobs[index : index + 1]
+            )
         return Counts(
             prompt_tokens, receipt.cached_tokens, max(receipt.completion_tokens, received)
         )
-
-    def _prompt_tokens(self, index: int) -> int:
-        """Return the length of a prompt whose job was followed."""
-        return sum(len(job.prompt_token_ids) for job in self.generation.jobs[index : index + 1])
 
 
 def _total(counts: Iterable[Counts]) -> Counts:

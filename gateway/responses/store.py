@@ -1,4 +1,4 @@
-"""Response store: answers in Redis, with a typed method for each script."""
+"""Responses in Redis, with a typed method for each script."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import msgspec
 
 from contract import keys
 from contract.queue import JOBS_AT_ONCE
-from contract.scripts import CommandExecutor, LuaScript
-from gateway.responses.entries import compressed, restored
+from contract.scripts import Argument, CommandExecutor, LuaScript
 from gateway.responses.head import ResponseHead, decode_head, encode_head
+from gateway.responses.journal import compressed, restored
 from gateway.tenancy.usage_record import Counts
 
 _PACKAGE = "gateway.responses.scripts"
@@ -24,12 +24,14 @@ PAGE_ENTRIES: Final = 16
 """Journal entries read at once. An entry usually has the replies of one second."""
 PAGE_BYTES: Final = 262_144
 """No further entry is read after this many bytes, so as not to block Redis and the event loop."""
+DEADLINE_GRACE_MS: Final = 60_000
+"""How much longer than its deadline a response that does not end is stored."""
 THREAD_BYTES: Final = 65_536
 """Longer heads are compressed and restored in a thread."""
 
 
 class ResponseState(StrEnum):
-    """State of an answer."""
+    """State of a response."""
 
     RUNNING = "running"  # Its jobs wait or run; its owner may be dead.
     FINISHED = "finished"
@@ -43,8 +45,8 @@ class ResponseState(StrEnum):
         return self not in (ResponseState.RUNNING, ResponseState.LEFT)
 
 
-class Standing(NamedTuple):
-    """The part of an answer that changes, besides its journal."""
+class ResponseStatus(NamedTuple):
+    """The part of a response that changes, besides its journal."""
 
     state: ResponseState
     reservation: str
@@ -55,32 +57,48 @@ class Standing(NamedTuple):
     """Handles of the jobs that the owner follows; empty if it has not begun to."""
 
 
-class Appended(Enum):
-    """Result of writing journal entries."""
+class WriteResult(Enum):
+    """Result of writing a response or its journal entries."""
 
     DONE = 1
-    ANOTHERS = 0  # Another gateway has taken the answer over.
-    LOST = -1  # Redis has lost the answer, or the end of its journal.
+    NOT_OWNER = 0  # Another gateway has taken the response over.
+    MISSING = -1  # Redis has lost the response, or the end of its journal.
 
 
 class Page(NamedTuple):
-    """A part of an answer's journal."""
+    """A part of a response's journal."""
 
-    standing: Standing
-    entries_in_all: int
+    status: ResponseStatus
+    total_entries: int
     entries: list[bytes]
 
 
 class StoredResponse(NamedTuple):
-    """An answer as stored in Redis, with a part of its journal."""
+    """A response as stored in Redis when it was read, with a part of its journal."""
 
     head: ResponseHead
     owner: str
+    """The gateway that follows its jobs, or the last one that did."""
     term: int
-    """Number of its owner, counted from 1."""
-    standing: Standing
-    entries_in_all: int
+    """Number of its owner, counted from 1 and incremented by each takeover."""
+    status: ResponseStatus
+    total_entries: int
     entries: list[bytes]
+
+    @property
+    def id(self) -> str:
+        """The request's id, which is also the id of the completion."""
+        return self.head.request_id
+
+    @property
+    def state(self) -> ResponseState:
+        """Whether it runs, or how it ended."""
+        return self.status.state
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the journal contains any reply of a worker."""
+        return self.total_entries > 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -89,7 +107,7 @@ _decode_counts = msgspec.msgpack.Decoder(Counts).decode
 
 
 class ResponseStore:
-    """Operations on answers. All of them raise RedisError when Redis does not respond."""
+    """Operations on responses. All of them raise RedisError when Redis does not respond."""
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
@@ -100,27 +118,17 @@ class ResponseStore:
         *,
         owner: str,
         term: int,
-        standing: Standing,
-        live_ms: int,
+        status: ResponseStatus,
+        ttl_ms: int,
         entries: Sequence[bytes] = (),
-    ) -> bool:
-        """Write a whole answer. Return False, changing nothing, if another gateway owns it now."""
-        opened = await _OPEN.run(
+    ) -> WriteResult:
+        """Write a whole response, unless another gateway owns it now."""
+        code = await _OPEN.run(
             self._executor,
             _keys(head.request_id),
-            [
-                term,
-                live_ms,
-                await _packed(head),
-                owner,
-                _encode(standing.handles),
-                standing.reservation,
-                standing.state,
-                _encode(standing.settled),
-                *entries,
-            ],
+            [term, ttl_ms, await _packed(head), owner, *_fields(status), *entries],
         )
-        return bool(opened)
+        return WriteResult(code)
 
     async def append(
         self,
@@ -129,28 +137,19 @@ class ResponseStore:
         term: int,
         index: int,
         entries: Sequence[bytes],
-        standing: Standing,
-        live_ms: int,
-    ) -> Appended:
-        """Write entries after the first `index` entries of the journal, and update the standing.
+        status: ResponseStatus,
+        ttl_ms: int,
+    ) -> WriteResult:
+        """Write entries after the first `index` entries of the journal, and update the status.
 
         Safe to repeat with the same entries, and with further ones after them.
         """
         code = await _APPEND.run(
             self._executor,
             _keys(request_id),
-            [
-                term,
-                live_ms,
-                index,
-                _encode(standing.handles),
-                standing.reservation,
-                standing.state,
-                _encode(standing.settled),
-                *entries,
-            ],
+            [term, ttl_ms, index, *_fields(status), *entries],
         )
-        return Appended(code)
+        return WriteResult(code)
 
     async def adopt(
         self,
@@ -159,24 +158,24 @@ class ResponseStore:
         term: int,
         state: ResponseState,
         owner: str,
-        live_ms: int,
+        ttl_ms: int,
     ) -> int:
-        """End the term `term` of an answer in state `state`, and set it to running with this head.
+        """End the term `term` of a response in state `state`; set it to running with this head.
 
-        Returns the new term, or 0 if the answer has another owner or state by now.
+        Returns the new term, or 0 if the response has another owner or state by now.
         """
         new_term: int = await _ADOPT.run(
             self._executor,
             _keys(head.request_id),
-            [term, state, live_ms, owner, _encode(()), ResponseState.RUNNING, await _packed(head)],
+            [term, state, ttl_ms, owner, _encode(()), ResponseState.RUNNING, await _packed(head)],
         )
         return new_term
 
     async def read(
-        self, request_id: str, *, index: int = 0, most: int = PAGE_ENTRIES
+        self, request_id: str, *, index: int = 0, max_entries: int = PAGE_ENTRIES
     ) -> StoredResponse | None:
-        """Return an answer with up to `most` entries from `index` on; None if there is none."""
-        fields = await self._read(request_id, index, most, with_head=True)
+        """Return a response with up to `max_entries` from `index` on; None if it does not exist."""
+        fields = await self._read(request_id, index, max_entries, with_head=True)
         if not fields:
             return None
         owner, term, *rest, head = fields
@@ -184,32 +183,40 @@ class ResponseStore:
         return StoredResponse(await _unpacked(head), owner.decode(), int(term), *page)
 
     async def read_page(self, request_id: str, *, index: int) -> Page | None:
-        """Return entries from `index` on, at least one if any exist; None if there is no answer."""
+        """Return entries from `index` on, at least one if any exist.
+
+        Returns None if the response does not exist.
+        """
         fields = await self._read(request_id, index, PAGE_ENTRIES, with_head=False)
         if not fields:
             return None
         _, _, *rest = fields
         return _page(rest)
 
-    async def _read(self, request_id: str, index: int, most: int, *, with_head: bool) -> Any:
+    async def _read(self, request_id: str, index: int, max_entries: int, *, with_head: bool) -> Any:
         return await _READ.run(
-            self._executor, _keys(request_id), [index, most, PAGE_BYTES, int(with_head)]
+            self._executor, _keys(request_id), [index, max_entries, PAGE_BYTES, int(with_head)]
         )
 
     async def discard(self, request_id: str) -> None:
-        """Delete an answer."""
+        """Delete a response."""
         await self._executor.execute_command("DEL", *_keys(request_id))
 
 
+def _fields(status: ResponseStatus) -> list[Argument]:
+    handles, settled = _encode(status.handles), _encode(status.settled)
+    return [handles, status.reservation, status.state, settled]
+
+
 def _page(fields: Sequence[Any]) -> Page:
-    handles, reservation, state, settled, in_all, entries = fields
-    standing = Standing(
+    handles, reservation, state, settled, total_entries, entries = fields
+    status = ResponseStatus(
         ResponseState(state.decode()),
         reservation.decode(),
         _decode_counts(settled),
         _decode_handles(handles),
     )
-    return Page(standing, in_all, entries)
+    return Page(status, total_entries, entries)
 
 
 async def _packed(head: ResponseHead) -> bytes:

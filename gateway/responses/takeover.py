@@ -1,16 +1,17 @@
-"""Takeover: resume an answer whose owner is dead, or whose clients had all disconnected."""
+"""Takeover: resume a response whose owner is dead, or whose clients had all disconnected."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from contract import clock, keys, messages
 from contract.dialect import Dialect
-from contract.messages import JobFailed, JobStarted
+from contract.messages import Follow, JobFailed, JobStarted
 from contract.outcomes import FailureCode
 from contract.tracing import TAKE_OVER
 from gateway import telemetry, tracing
@@ -19,16 +20,21 @@ from gateway.dispatch.generation import Generation, JobMessage
 from gateway.errors import ApiError, StoreUnavailableError
 from gateway.quota.replies import ReservationRequest, sees_key
 from gateway.quota.reservations import Admission
-from gateway.responses.entries import Received, decode_entry, encode_entry
 from gateway.responses.head import ResponseHead
 from gateway.responses.history import History, frame_messages
-from gateway.responses.kept import LIVE_GRACE_MS, KeptResponse, Office
+from gateway.responses.journal import Received, decode_entry, encode_entry
+from gateway.responses.owned import OwnedResponse, OwnedResponses
 from gateway.responses.settlement import Settlement
-from gateway.responses.store import ResponseState, Standing, StoredResponse
+from gateway.responses.store import (
+    DEADLINE_GRACE_MS,
+    ResponseState,
+    ResponseStatus,
+    StoredResponse,
+)
 from gateway.tenancy.usage_record import Counts, UsageRecord
 
-MOST_AT_ONCE: Final = 8
-"""Responses that are taken over concurrently when a gateway with many answers dies."""
+MAX_CONCURRENT: Final = 8
+"""Responses that are taken over concurrently when a gateway with many responses dies."""
 FRAMES_AT_ONCE: Final = 256
 
 for _state in ResponseState:
@@ -38,43 +44,110 @@ for _state in ResponseState:
 logger = logging.getLogger(__name__)
 
 
-class Shelf(Office, Protocol):
-    """The part of `Responses` that takeovers use."""
+class Takeovers:
+    """Gives responses that must run an owner: the live one that they have, or this gateway."""
 
-    def keep(self, kept: KeptResponse) -> None:
-        """Own an answer that was taken over."""
-
-
-class TakeOver:
-    """Takes answers over for one gateway process."""
-
-    def __init__(self, client: "Redis", shelf: Shelf, *, max_unread_bytes: int) -> None:
+    def __init__(self, client: "Redis", owned: OwnedResponses, *, max_unread_bytes: int) -> None:
         self._client = client
-        self._shelf = shelf
+        self._owned = owned
+        self._store = owned.store
+        self._dispatcher = owned.dispatcher
+        self._settlements = owned.settlements
+        self._peers = owned.peers
         self._max_unread_bytes = max_unread_bytes
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
+        self._running: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self, response: StoredResponse) -> None:
-        """Own an answer and follow its jobs, unless another gateway took it over first.
+    async def keep_running(self, response: StoredResponse) -> str:
+        """Ensure that a response has a live owner that follows its jobs; return that owner.
+
+        Raises an ApiError if the response cannot resume, and RedisError.
+        """
+        request_id, gateway = response.id, self._dispatcher.gateway
+        if request_id in self._owned.by_id:
+            return gateway
+        is_running = response.state is ResponseState.RUNNING
+        if is_running and await self._peers.is_alive(response.owner):
+            return response.owner
+        task = self._running.get(request_id)
+        if task is None:
+            task = asyncio.create_task(self._take_over(response))
+            self._running[request_id] = task
+            task.add_done_callback(lambda done: self._done(request_id, done))
+        await asyncio.shield(task)
+        if request_id in self._owned.by_id:
+            return gateway
+        taken = await self._store.read(request_id, max_entries=0)
+        return response.owner if taken is None else taken.owner
+
+    async def resume(self, request_id: str) -> bool:
+        """Keep a response running if it should run. Return False if this must be retried."""
+        try:
+            stored = await self._store.read(request_id, max_entries=0)
+            if stored is not None and not stored.state.is_end:
+                is_ours = stored.owner == self._dispatcher.gateway
+                if is_ours or stored.head.is_background:
+                    await self.keep_running(stored)
+        except (StoreUnavailableError, RedisError) as error:
+            logger.warning("cannot resume response %s: %s", request_id, type(error).__name__)
+            return False
+        except ApiError as error:
+            # It resumes when a client requests it.
+            logger.warning("response %s may not resume: %s", request_id, error.code)
+            self._owned.background.remove(request_id)
+        return True
+
+    def resume_soon(self, request_id: str) -> None:
+        """Keep a response running if it should run, in the background."""
+        if request_id not in self._owned.by_id:
+            self._owned.tasks.start(self.resume(request_id))
+
+    def follow(self, owner: str, follow: Follow) -> None:
+        """Send a `Follow` to an owner, which may be this gateway."""
+        if owner == self._dispatcher.gateway:
+            self.on_follow(follow)
+        else:
+            self._peers.send(owner, follows=[follow])
+
+    def on_follow(self, follow: Follow) -> None:
+        """Apply a `Follow` that a gateway sent to this one."""
+        owned = self._owned.by_id.get(follow.request_id)
+        if owned is not None:
+            owned.follow(follow)
+        elif not follow.is_over:
+            # It has ended, or this gateway owns it because a takeover failed halfway.
+            self.resume_soon(follow.request_id)
+            self._peers.notify_reader(follow.gateway, follow.handle)
+
+    def _done(self, request_id: str, task: "asyncio.Task[None]") -> None:
+        del self._running[request_id]
+        # If every waiter was cancelled, asyncio would log the error as never retrieved.
+        if not task.cancelled():
+            task.exception()
+
+    # -- takeover --------------------------------------------------------------------------------
+
+    async def _take_over(self, response: StoredResponse) -> None:
+        """Own a response and follow its jobs, unless another gateway took it over first.
 
         Raises an ApiError if it cannot resume, and RedisError; it can be retried after either.
         """
         trace = tracing.context_of(response.head.jobs[0].traceparent)
         async with self._turns:
             with tracing.span_in(trace, TAKE_OVER):
-                await self._run(response)
+                await self._adopt(response)
 
-    async def _run(self, response: StoredResponse) -> None:
-        head, shelf = response.head, self._shelf
-        is_running = response.standing.state is ResponseState.RUNNING
+    async def _adopt(self, response: StoredResponse) -> None:
+        head = response.head
+        is_running = response.state is ResponseState.RUNNING
         if not is_running:
             head = _with_new_deadline(head)
-        term = await shelf.store.adopt(
+        term = await self._store.adopt(
             head,
             term=response.term,
-            state=response.standing.state,
-            owner=shelf.dispatcher.gateway,
-            live_ms=head.most_ms + LIVE_GRACE_MS + head.retention_ms,
+            state=response.state,
+            owner=self._dispatcher.gateway,
+            ttl_ms=head.most_ms + DEADLINE_GRACE_MS + head.retention_ms,
         )
         if not term:
             return
@@ -85,30 +158,30 @@ class TakeOver:
             unread = history.add_unread(await self._read_replies(response, through))
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         try:
-            settlement, standing = await self._settlement(response, term, history, generation)
+            settlement, status = await self._settlement(response, term, history, generation)
         except StoreUnavailableError:
             raise
         except ApiError:
-            await self._leave(response, term, history, entries=entries, unread=unread)
+            await self._store_as_left(response, term, history, entries=entries, unread=unread)
             raise
-        kept = KeptResponse(
-            shelf,
+        owned = OwnedResponse(
+            self._owned,
             head,
             settlement,
             term=term,
-            standing=standing,
+            status=status,
             entries=entries,
             has_consumer=False,
         )
-        kept.recall(history.received, unread=unread)
-        shelf.keep(kept)
-        self._follow_jobs(kept, history, reads_again=not is_running)
-        telemetry.RESPONSES_TAKEN_OVER.labels(response.standing.state).inc()
-        logger.info("answer %s is this gateway's now", head.request_id)
+        owned.restore(history.received, unread=unread)
+        self._owned.add(owned)
+        self._follow_jobs(owned, history, reads_again=not is_running)
+        telemetry.RESPONSES_TAKEN_OVER.labels(response.state).inc()
+        logger.info("this gateway took response %s over", head.request_id)
 
-    def _follow_jobs(self, kept: KeptResponse, history: History, *, reads_again: bool) -> None:
+    def _follow_jobs(self, owned: OwnedResponse, history: History, *, reads_again: bool) -> None:
         """Resume the jobs that have not ended. Prompts count again if the request `reads_again`."""
-        head, generation = kept.head, kept.generation
+        head, generation = owned.head, owned.generation
         adopted = [
             Adopted(job, history.of(index), max(history.jobs[index].attempt, 1))
             for index, job in enumerate(head.jobs)
@@ -118,13 +191,13 @@ class TakeOver:
             adopted = [each._replace(history=_without_counts(each.history)) for each in adopted]
         try:
             if history.failure is None:
-                self._shelf.dispatcher.adopt(
+                self._dispatcher.adopt(
                     head.record.model, adopted, weight=head.weight, generation=generation
                 )
         except ValueError:
-            logger.exception("answer %s cannot go on", head.request_id)
+            logger.exception("response %s cannot resume", head.request_id)
             generation.push(0, JobFailed(0, 0, FailureCode.REPLIES_LOST, ""))
-        kept.has_begun(tuple(job.handle for job in generation.jobs))
+        owned.set_handles(tuple(job.handle for job in generation.jobs))
 
     # -- its history -----------------------------------------------------------------------------
 
@@ -133,7 +206,7 @@ class TakeOver:
         history, through = History(head.jobs), ""
         entries: list[bytes] = []
         while True:
-            page = await self._shelf.store.read_page(head.request_id, index=len(entries))
+            page = await self._store.read_page(head.request_id, index=len(entries))
             if page is None or not page.entries:
                 return history, entries, through
             for entry in page.entries:
@@ -143,7 +216,7 @@ class TakeOver:
 
     async def _read_replies(self, response: StoredResponse, through: str) -> list[Received]:
         """Return replies missing from the journal, whether the owner read them or not."""
-        prompts = {handle: index for index, handle in enumerate(response.standing.handles)}
+        prompts = {handle: index for index, handle in enumerate(response.status.handles)}
         received: list[Received] = []
         last = through
         while prompts:
@@ -161,40 +234,39 @@ class TakeOver:
 
     async def _settlement(
         self, response: StoredResponse, term: int, history: History, generation: Generation
-    ) -> tuple[Settlement, Standing]:
+    ) -> tuple[Settlement, ResponseStatus]:
         """Take the reservation over, or make a new one for the rest if it was settled."""
-        head, standing, desk = response.head, response.standing, self._shelf.desk
-        draft = self._draft(head, standing.reservation, standing.settled)
-        is_running = standing.state is ResponseState.RUNNING
-        is_open = is_running and await desk.reservations.take_over(
-            _reservation_request(head, draft)
-        )
+        head, status = response.head, response.status
+        reservations = self._settlements.reservations
+        draft = self._draft(head, status.reservation, status.settled)
+        is_running = status.state is ResponseState.RUNNING
+        is_open = is_running and await reservations.take_over(_reservation_request(head, draft))
         if is_open or history.has_finished or history.failure is not None:
             admission = Admission(head.record.created_ms, {})
         else:
             # All clients had left; the engine reads the prompts again and the tenant pays for it.
-            left = Counts(completion_tokens=standing.settled.completion_tokens)
+            left = Counts(completion_tokens=status.settled.completion_tokens)
             settled = history.counts() if is_running else left
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
-            standing = standing._replace(reservation=draft.request_id, settled=settled)
-            admission = await desk.reservations.reserve(
+            status = status._replace(reservation=draft.request_id, settled=settled)
+            admission = await reservations.reserve(
                 _reservation_request(head, draft),
                 is_openai=draft.dialect == Dialect.OPENAI,
                 # The address of the client that resumes is unknown here.
                 sees=sees_key,
             )
-        settlement = desk.open(draft, admission, generation)
-        return settlement, standing._replace(state=ResponseState.RUNNING, handles=())
+        settlement = self._settlements.open(draft, admission, generation)
+        return settlement, status._replace(state=ResponseState.RUNNING, handles=())
 
     def _draft(self, head: ResponseHead, reservation: str, settled: Counts) -> UsageRecord:
         return msgspec.structs.replace(
             head.record,
             request_id=reservation,
-            gateway=self._shelf.dispatcher.gateway,
+            gateway=self._dispatcher.gateway,
             **settled._asdict(),
         )
 
-    async def _leave(
+    async def _store_as_left(
         self,
         response: StoredResponse,
         term: int,
@@ -203,16 +275,16 @@ class TakeOver:
         entries: list[bytes],
         unread: list[Received],
     ) -> None:
-        """Store an answer that cannot resume now, so that a client can resume it later."""
-        standing = response.standing
-        settled = standing.settled if standing.state is ResponseState.LEFT else history.counts()
-        await self._shelf.store.append(
-            response.head.request_id,
+        """Store a response that cannot resume now, so that a client can resume it later."""
+        status = response.status
+        settled = status.settled if status.state is ResponseState.LEFT else history.counts()
+        await self._store.append(
+            response.id,
             term=term,
             index=len(entries),
             entries=[encode_entry(unread, "")] if unread else [],
-            standing=Standing(ResponseState.LEFT, standing.reservation, settled, ()),
-            live_ms=response.head.retention_ms,
+            status=ResponseStatus(ResponseState.LEFT, status.reservation, settled, ()),
+            ttl_ms=response.head.retention_ms,
         )
 
 
@@ -234,7 +306,7 @@ def _messages(fields: dict[bytes, bytes], prompts: dict[int, int]) -> list[Recei
         return list(frame_messages(messages.decode_frame(fields[b"f"]), prompts))
     except (msgspec.MsgspecError, KeyError):
         # The frame is lost; the job resumes after the output before it.
-        logger.exception("a reply frame cannot be read")
+        logger.exception("cannot decode a reply frame")
         return []
 
 
@@ -245,7 +317,7 @@ def _with_new_deadline(head: ResponseHead) -> ResponseHead:
 
 
 def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationRequest:
-    """Return the reservation request for the most that a resumed answer may use."""
+    """Return the reservation request for the most that a resumed response may use."""
     most = draft.used(**head.most._asdict())
     return ReservationRequest.of(
         draft,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
-from gateway.responses import kept, settlement
+from gateway.responses import owned, settlement
 from gateway.responses import reader as reading
 from tests.gateway.desk import hurry
 from tests.responses.house import JOURNAL_SECONDS, MODEL, House
@@ -31,7 +31,7 @@ async def open_house(
     hurry(monkeypatch)
     monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.3)
     monkeypatch.setattr(settlement, "RECEIPT_PATIENCE_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(kept, "FOLLOWED_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(owned, "FOLLOWED_SECONDS", PATIENCE_SECONDS)
     houses: list[House] = []
 
     async def open_one(name: str, *, journal_seconds: float = JOURNAL_SECONDS) -> House:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from redis.asyncio import Redis
@@ -28,9 +29,10 @@ from gateway.quota.storage import Storage
 from gateway.quota.store import QuotaStore
 from gateway.redis_client import PipeliningExecutor
 from gateway.responses.head import ResponseHead
-from gateway.responses.reader import Attachment
-from gateway.responses.service import ClientResponse, Responses, ResponseState
-from gateway.responses.settlement import Settlement, SettlementDesk
+from gateway.responses.reader import ResponseReader
+from gateway.responses.service import Responses
+from gateway.responses.settlement import Settlement, SettlementService
+from gateway.responses.store import ResponseState, StoredResponse
 from gateway.stream.completion import Completion
 from gateway.tenancy.limits import Limits, LimitScope, SubjectLimits
 from gateway.tenancy.usage_record import Counts, UsageRecord, decode_usage
@@ -77,18 +79,21 @@ class House:
         )
         quotas = QuotaStore(executor)
         self.reservations = Reservations(quotas, Seeder(quotas, FakeLedger()))
-        self.desk = SettlementDesk(self.reservations, self.dispatcher, self.catalogue)
+        storage = Storage(executor, most_of_tenant=10**9)
+        self.settlements = SettlementService(
+            self.reservations, self.dispatcher, self.catalogue, storage
+        )
         self.answers = Responses(
             redis,
             executor,
             self.dispatcher,
-            self.desk,
+            self.settlements,
             loop_turns=LoopTurns(),
-            storage=Storage(executor, most_of_tenant=10**9),
             journal_interval=timedelta(seconds=journal_seconds),
             max_unread_bytes=1 << 20,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._readers: WeakSet[ResponseReader] = WeakSet()
 
     async def open(self) -> None:
         """Start the loops as the process does."""
@@ -97,15 +102,14 @@ class House:
         loops = (
             self.dispatcher.run(),
             self.reservations.run(),
-            self.desk.run(),
+            self.settlements.run(),
             self.answers.run(),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def kill(self) -> None:
         """Stop at once, as if the process had died some seconds ago."""
-        readers = self.answers._readers.values()
-        tasks = [*self._tasks, *(task for reader in readers for task in reader._tasks)]
+        tasks = [*self._tasks, *(task for reader in self._readers for task in reader._tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,7 +119,7 @@ class House:
     async def leave(self) -> None:
         """Stop as on SIGTERM."""
         await self.answers.aclose()
-        await self.desk.aclose()
+        await self.settlements.aclose()
         await self.dispatcher.aclose()
         await self.kill()
 
@@ -173,7 +177,7 @@ class House:
             is_openai=False,
         )
         generation = Generation(max_unread_bytes=1 << 20)
-        settlement = self.desk.open(draft, admission, generation)
+        settlement = self.settlements.open(draft, admission, generation)
         jobs = [
             GenerationJob(
                 id=f"{request_id}-{index}",
@@ -217,15 +221,17 @@ class House:
         await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
         return Submitted(request_id, completion, generation, settlement)
 
-    async def find(self, request_id: str) -> ClientResponse:
+    async def find(self, request_id: str) -> StoredResponse:
         """Look an answer up that must be there."""
         answer = await self.answers.find(request_id, tenant_id=TENANT)
         assert answer is not None
         return answer
 
-    async def attach(self, request_id: str) -> Attachment:
+    async def attach(self, request_id: str) -> ResponseReader:
         """Begin to read an answer."""
-        return await self.answers.attach(await self.find(request_id))
+        reader = await self.answers.attach(await self.find(request_id))
+        self._readers.add(reader)
+        return reader
 
 
 class Reader:

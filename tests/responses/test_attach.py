@@ -10,7 +10,7 @@ from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from gateway.responses import reader as reading
-from gateway.responses.service import ResponseState
+from gateway.responses.store import ResponseState
 from tests.gateway.conftest import eventually
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (
@@ -41,7 +41,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     await reader.until_text("abc")
     await worker.conclude(claim, "d")
     await direct.to_the_end()
-    await request.settlement.finish()
+    await first.answers.finish(request.settlement)
     await reader.to_the_end()
 
     assert plain(reader.replies) == plain(direct.replies)
@@ -57,7 +57,7 @@ async def test_attachment_is_freed_when_its_reader_has_left(
     attachment = await second.attach(request.id)
     await Reader(attachment.generation).until_text("a")
     left = weakref.ref(attachment)
-    # Attachments hold a page of the answer each: they do not wait for the collection of cycles.
+    # A reader holds a page of the response: it does not wait for the collection of cycles.
     gc.disable()
     try:
         await attachment.aclose()
@@ -95,7 +95,7 @@ async def test_finished_answer_is_read_again_without_running_anything(
             await worker.send("gw1", deltas=[said])
         await worker.finish(claim)
     await direct.to_the_end(2)
-    await request.settlement.finish()
+    await first.answers.finish(request.settlement)
     await state_is(second, request.id, ResponseState.FINISHED)
     for house in (first, second):
         attachment = await house.attach(request.id)
@@ -119,7 +119,7 @@ async def test_ranked_answer_is_read_as_its_choices(
     attachment = await second.attach(request.id)
     await worker.finish(claim, chosen=[1])
     await direct.to_the_end()
-    await request.settlement.finish()
+    await first.answers.finish(request.settlement)
 
     reader = await Reader(attachment.generation).to_the_end()
 
@@ -136,7 +136,7 @@ async def test_follower_keeps_an_answer_running_that_its_first_client_left(
     await worker.say(claim, "a")
     attachment = await second.attach(request.id)
     reader = await Reader(attachment.generation).until_text("a")
-    await eventually(lambda: first.answers._kept[request.id]._followers, what="Follow")
+    await eventually(lambda: first.answers._owned.by_id[request.id]._followers, what="Follow")
 
     first.answers.leave(request.settlement)
     await worker.conclude(claim, "b")
@@ -179,7 +179,7 @@ async def test_failure_is_told_to_everybody(
     attachment = await second.attach(request.id)
     await worker.fail(claim, FailureCode.ENGINE_ERROR, "broken")
     direct = await Reader(request.generation).to_the_end()
-    request.settlement.fail(RuntimeError())
+    first.answers.fail(request.settlement, RuntimeError())
 
     for reader in (
         await Reader(attachment.generation).to_the_end(),

@@ -13,8 +13,8 @@ from contract.messages import (
 )
 from contract.outcomes import FailureCode
 from contract.sampling import SamplingSpec
-from gateway.responses.entries import Received, decode_entry, encode_entry
 from gateway.responses.history import History, frame_messages
+from gateway.responses.journal import Received, decode_entry, encode_entry
 
 
 def job(**fields: Any) -> GenerationJob:

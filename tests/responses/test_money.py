@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from gateway.errors import ApiError, InternalError, SlowReaderError
+from gateway.responses.settlement import Ending
 from gateway.stream.failures import to_api_error
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
@@ -33,7 +34,14 @@ End = Callable[[House, Submitted], None]
 
 def failing(error: ApiError | BaseException) -> End:
     """End a request as whoever reads its answer does at an error."""
-    return lambda _, request: request.settlement.fail(error)
+    return lambda house, request: house.answers.fail(request.settlement, error)
+
+
+def cancel(house: House, request: Submitted) -> None:
+    """End a request as its cancellation does."""
+    settlement = request.settlement
+    owned = house.answers._owned.of(settlement)
+    (settlement if owned is None else owned).end(Ending(Outcome.CANCELLED, "cancelled"))
 
 
 THEIRS: Mapping[str, End] = {
@@ -41,7 +49,7 @@ THEIRS: Mapping[str, End] = {
     "timed out": failing(to_api_error(JobFailed(0, 0, FailureCode.DEADLINE_EXCEEDED, ""))),
     "slow reader": failing(SlowReaderError("")),
     "left": lambda house, request: house.answers.leave(request.settlement),
-    "cancelled": lambda _, request: request.settlement.end(Outcome.CANCELLED, "cancelled"),
+    "cancelled": cancel,
 }
 """Ends that a client can bring about."""
 FAILURES: Mapping[str, End] = {

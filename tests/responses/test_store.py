@@ -10,7 +10,7 @@ from contract import keys
 from contract.messages import Delta
 from gateway.dialects.profile import Dialect
 from gateway.responses import store as store_module
-from gateway.responses.entries import (
+from gateway.responses.journal import (
     MESSAGES_OF_ENTRY,
     SLICE_BYTES,
     Received,
@@ -18,15 +18,14 @@ from gateway.responses.entries import (
     decode_slices,
     encode_entries,
 )
-from gateway.responses.service import ResponseState
-from gateway.responses.store import Appended, ResponseStore, Standing
+from gateway.responses.store import ResponseState, ResponseStatus, ResponseStore, WriteResult
 from gateway.tenancy.usage_record import Counts
 from tests.responses.test_head import completion_of, head_of, request_of
 from tests.support.kinds import every_redis
 
 HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
 ID = HEAD.request_id
-RUNNING = Standing(ResponseState.RUNNING, ID, Counts(), (1, 2))
+RUNNING = ResponseStatus(ResponseState.RUNNING, ID, Counts(), (1, 2))
 FINISHED = RUNNING._replace(state=ResponseState.FINISHED)
 
 
@@ -37,20 +36,24 @@ def store(any_redis: "Redis") -> ResponseStore:
 
 
 async def opened(store: ResponseStore, *, term: int = 1, **fields: Any) -> bool:
-    known: dict[str, Any] = {"owner": "a", "standing": RUNNING, "live_ms": 60_000}
-    return await store.open(HEAD, term=term, **(known | fields))
+    known: dict[str, Any] = {"owner": "a", "status": RUNNING, "ttl_ms": 60_000}
+    return await store.open(HEAD, term=term, **(known | fields)) is WriteResult.DONE
 
 
 async def appended(
-    store: ResponseStore, *entries: bytes, index: int, term: int = 1, standing: Standing = RUNNING
-) -> Appended:
+    store: ResponseStore,
+    *entries: bytes,
+    index: int,
+    term: int = 1,
+    status: ResponseStatus = RUNNING,
+) -> WriteResult:
     return await store.append(
-        ID, term=term, index=index, entries=entries, standing=standing, live_ms=50_000
+        ID, term=term, index=index, entries=entries, status=status, ttl_ms=50_000
     )
 
 
 async def adopted(store: ResponseStore, *, term: int, state: ResponseState = RUNNING.state) -> int:
-    return await store.adopt(HEAD, term=term, state=state, owner="b", live_ms=70_000)
+    return await store.adopt(HEAD, term=term, state=state, owner="b", ttl_ms=70_000)
 
 
 async def entries(store: ResponseStore, **page: int) -> list[bytes]:
@@ -63,18 +66,18 @@ async def entries(store: ResponseStore, **page: int) -> list[bytes]:
 async def test_answer_is_read_as_it_was_written(store: ResponseStore, any_redis: "Redis") -> None:
     assert await store.read(ID) is None
     assert await opened(store)
-    assert await appended(store, b"x", b"y", index=0) is Appended.DONE
-    standing = Standing(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
-    assert await appended(store, b"z", index=2, standing=standing) is Appended.DONE
+    assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
+    status = ResponseStatus(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
+    assert await appended(store, b"z", index=2, status=status) is WriteResult.DONE
 
-    answer = await store.read(ID, index=1, most=1)
+    answer = await store.read(ID, index=1, max_entries=1)
 
     assert answer is not None
     assert (answer.head.request_id, answer.head.jobs) == (ID, HEAD.jobs)
-    assert (answer.owner, answer.term, answer.standing) == ("a", 1, standing)
-    assert (answer.entries, answer.entries_in_all) == ([b"y"], 3)
+    assert (answer.owner, answer.term, answer.status) == ("a", 1, status)
+    assert (answer.entries, answer.total_entries) == ([b"y"], 3)
     assert await entries(store) == [b"x", b"y", b"z"]
-    assert await entries(store, most=0) == []
+    assert await entries(store, max_entries=0) == []
     for key in (keys.response(ID), keys.journal(ID)):
         assert 0 < await any_redis.pttl(key) <= 50_000
     await store.discard(ID)
@@ -84,19 +87,19 @@ async def test_answer_is_read_as_it_was_written(store: ResponseStore, any_redis:
 async def test_entries_that_were_written_are_not_written_again(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
-    assert await appended(store, b"x", b"y", index=0) is Appended.DONE
-    assert await appended(store, b"x", b"y", index=0, standing=FINISHED) is Appended.DONE
+    assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
+    assert await appended(store, b"x", b"y", index=0, status=FINISHED) is WriteResult.DONE
     assert await entries(store) == [b"x", b"y"]
 
 
 async def test_owner_learns_what_redis_has_lost_and_writes_it_again(
     store: ResponseStore, any_redis: "Redis"
 ) -> None:
-    assert await appended(store, b"x", index=0) is Appended.LOST
+    assert await appended(store, b"x", index=0) is WriteResult.MISSING
     await opened(store)
     await appended(store, b"x", b"y", index=0)
     await any_redis.rpop(keys.journal(ID))
-    assert await appended(store, b"z", index=2) is Appended.LOST
+    assert await appended(store, b"z", index=2) is WriteResult.MISSING
 
     assert await opened(store, entries=[b"x", b"y", b"z"])
 
@@ -112,7 +115,7 @@ async def test_one_of_many_begins_the_next_term(store: ResponseStore) -> None:
     assert await adopted(store, term=2) == 3
     answer = await store.read(ID)
     assert answer is not None
-    assert (answer.owner, answer.term, answer.standing.handles) == ("b", 3, ())
+    assert (answer.owner, answer.term, answer.status.handles) == ("b", 3, ())
 
 
 @every_redis
@@ -120,16 +123,16 @@ async def test_former_owner_changes_nothing_any_more(store: ResponseStore) -> No
     await opened(store)
     await appended(store, b"x", index=0)
     await adopted(store, term=1)
-    assert await appended(store, b"late", index=1, standing=FINISHED) is Appended.ANOTHERS
+    assert await appended(store, b"late", index=1, status=FINISHED) is WriteResult.NOT_OWNER
     assert not await opened(store, entries=[b"late"])
     answer = await store.read(ID)
     assert answer is not None
-    assert (answer.entries, answer.standing.state) == ([b"x"], ResponseState.RUNNING)
+    assert (answer.entries, answer.status.state) == ([b"x"], ResponseState.RUNNING)
 
 
 async def test_owner_whose_term_redis_has_lost_writes_all_of_it_again(store: ResponseStore) -> None:
     await opened(store)
-    assert await appended(store, b"x", index=0, term=2) is Appended.LOST
+    assert await appended(store, b"x", index=0, term=2) is WriteResult.MISSING
     assert await opened(store, term=2, owner="b", entries=[b"x"])
     answer = await store.read(ID)
     assert answer is not None
@@ -147,7 +150,7 @@ async def test_large_heads_and_entries_are_compressed(
 ) -> None:
     large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=[7] * 100_000)
     head = msgspec.structs.replace(HEAD, jobs=[large])
-    assert await store.open(head, owner="a", term=1, standing=RUNNING, live_ms=60_000)
+    await store.open(head, owner="a", term=1, status=RUNNING, ttl_ms=60_000)
     delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
     [entry] = encode_entries([(0, delta)], "1-0")
     await appended(store, entry, index=0)
@@ -175,7 +178,7 @@ async def test_a_journal_is_read_in_pages_without_the_head(
         [b"ddd"],
         [],
     ]
-    assert {(page.standing, page.entries_in_all) for page in pages if page} == {(RUNNING, 4)}
+    assert {(page.status, page.total_entries) for page in pages if page} == {(RUNNING, 4)}
 
 
 def test_an_entry_is_read_in_slices_by_its_bytes() -> None:

@@ -14,9 +14,8 @@ from contract.outcomes import FailureCode
 from contract.queue import Claim
 from gateway.dispatch import dispatcher as dispatching
 from gateway.errors import RateLimitError
-from gateway.responses.service import ResponseState
+from gateway.responses.store import ResponseState
 from gateway.tenancy.limits import Limits
-from gateway.tenancy.usage_record import Outcome
 from tests.gateway.conftest import eventually, nothing_left
 from tests.responses.conftest import OpenHouse
 from tests.responses.house import (
@@ -156,7 +155,7 @@ async def test_old_owner_that_was_only_slow_settles_nothing_and_stops(
 
     assert reader.text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    assert not first.answers._kept
+    assert not first.answers._owned.by_id
     assert first.dispatcher.jobs_in_flight == 0
     assert first.reservations.open_requests == 0
 
@@ -173,8 +172,8 @@ async def test_old_owner_that_does_not_know_yet_neither_settles_nor_cancels(
     again = await worker.claim_one()
 
     first.answers.leave(request.settlement)
-    await eventually(lambda: not first.answers._kept, what="the old owner's noticing")
-    await first.desk.aclose()
+    await eventually(lambda: not first.answers._owned.by_id, what="the old owner's noticing")
+    await first.settlements.aclose()
 
     assert not await usage_records(redis)
     assert not await redis.llen(keys.control("m", worker.name))
@@ -192,11 +191,11 @@ async def test_answer_that_was_just_taken_over_waits_for_whoever_wants_it(
     stored = await second.answers.store.read(request.id)
     assert stored is not None
 
-    assert await second.answers.keep_running(stored) == "gw2"
-    kept = second.answers._kept[request.id]
-    kept.look_around()
+    assert await second.answers._takeovers.keep_running(stored) == "gw2"
+    owned = second.answers._owned.by_id[request.id]
+    owned.end_if_abandoned()
 
-    assert not kept.settlement.has_ended
+    assert not owned.settlement.has_ended
 
 
 # -- answers that everybody left ----------------------------------------------------------------
@@ -248,7 +247,7 @@ async def test_left_answer_that_the_limits_do_not_allow_to_go_on_can_go_on_later
     with pytest.raises(RateLimitError):
         await second.attach(request.id)
     await state_is(second, request.id, ResponseState.LEFT)
-    other.settlement.end(Outcome.CANCELLED)
+    first.answers.leave(other.settlement)
 
     async def goes_on() -> bool:
         try:
@@ -315,7 +314,7 @@ async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, C
     house.answers.leave(request.settlement)
     claim = await worker.claim_one()
     await worker.say(claim, "a")
-    await eventually(lambda: house.answers._kept[request.id]._written, what="journal")
+    await eventually(lambda: house.answers._owned.by_id[request.id]._written, what="journal")
     await house.kill()
     return request, claim
 
@@ -382,7 +381,7 @@ async def test_background_answer_that_ended_when_its_gateway_was_dead_is_settled
     await first.kill()
     await worker.conclude(claim, "a")
 
-    await second.answers._background.look()
+    await second.answers.take_over_background()
 
     assert await settled(redis, request.id) == [("finished", 3, 1)]
     await state_is(second, request.id, ResponseState.FINISHED)
@@ -415,9 +414,9 @@ async def test_gateway_that_leaves_gives_its_answers_up_unsettled(
         await worker.say(claim, "a")
     attachment = await second.attach(followed.id)
     reader = await Reader(attachment.generation).until_text("a")
-    await eventually(lambda: first.answers._kept[followed.id]._followers, what="Follow")
+    await eventually(lambda: first.answers._owned.by_id[followed.id]._followers, what="Follow")
     await eventually(
-        lambda: first.answers._kept[request.id].generation.received_tokens[0], what="a"
+        lambda: first.answers._owned.by_id[request.id].generation.received_tokens[0], what="a"
     )
     first.answers.leave(followed.settlement)
 
@@ -502,7 +501,7 @@ async def test_finished_answer_cannot_be_cancelled(first: House, worker: FakeWor
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
     await Reader(request.generation).to_the_end()
-    await request.settlement.finish()
+    await first.answers.finish(request.settlement)
     await state_is(first, request.id, ResponseState.FINISHED)
 
     answer = await first.answers.cancel(await first.find(request.id))

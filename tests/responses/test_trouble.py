@@ -12,7 +12,7 @@ from gateway.errors import SlowReaderError
 from gateway.ledger.sweep import Sweep
 from gateway.quota.store import QuotaStore
 from gateway.responses import reader as reading
-from gateway.responses.service import ResponseState
+from gateway.responses.store import ResponseState
 from gateway.tenancy.usage_record import Outcome, UsageRecord
 from tests.gateway.conftest import eventually
 from tests.responses.conftest import OpenHouse
@@ -87,7 +87,7 @@ async def test_answer_goes_on_after_redis_was_away(
     await worker.conclude(again, "b")
 
     await direct.to_the_end()
-    await request.settlement.finish()
+    await first.answers.finish(request.settlement)
     await reader.to_the_end()
     assert (direct.text, reader.text) == ("ab", "ab")
     await state_is(second, request.id, ResponseState.FINISHED)
@@ -97,7 +97,7 @@ async def test_background_answer_does_not_need_a_reader_that_is_too_slow(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, is_background=True)
-    request.settlement.fail(SlowReaderError("slow"))
+    first.answers.fail(request.settlement, SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
@@ -124,7 +124,7 @@ async def test_reader_that_takes_nothing_keeps_the_answer_and_takes_no_memory(
     attachment = await second.attach(request.id)
     generation: Generation = attachment.generation
     await eventually(lambda: generation._replies, what="the first replies")
-    await eventually(lambda: first.answers._kept[request.id]._followers, what="Follow")
+    await eventually(lambda: first.answers._owned.by_id[request.id]._followers, what="Follow")
     first.answers.leave(request.settlement)
     await asyncio.sleep(1.0)
 

@@ -1,9 +1,9 @@
--- Let an Idempotency-Key stand for a request, unless it stands for another one already.
+-- Map an Idempotency-Key to a request, unless it maps to another one.
 --
 -- KEYS[1] idempotency entry of the key
--- ARGV[1] request id  ARGV[2] digest of the request's body  ARGV[3] milliseconds for which the entry stays
--- ARGV[4] id of a request in whose place this one may be put; empty if it may be put in no other's
--- Output {id of the request that the key stands for now, digest of its body, milliseconds since it was put there}
+-- ARGV[1] request id  ARGV[2] digest of the request's body  ARGV[3] TTL of the entry in milliseconds
+-- ARGV[4] id of a request that this one may replace; empty if none
+-- Returns {id of the request to which the key maps now, digest of its body, age in milliseconds}
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local seen = redis.call('HMGET', KEYS[1], 'request', 'body', 'created_ms')

@@ -1,9 +1,9 @@
--- Begin a new term of an answer, with another gateway as its owner.
+-- Begin a new term of a response, with another gateway as its owner.
 --
--- KEYS[1] answer  KEYS[2] journal
+-- KEYS[1] response  KEYS[2] journal
 -- ARGV[1] the term that ends  ARGV[2] its state  ARGV[3] TTL in milliseconds  ARGV[4] owner
 -- ARGV[5] handles  ARGV[6] new state  ARGV[7] head
--- Returns the new term, or 0 if the answer is gone or has changed its term or state (no effect)
+-- Returns the new term, or 0 if the response is gone or has changed its term or state (no effect)
 local known = redis.call('HMGET', KEYS[1], 'term', 'state')
 if known[1] ~= ARGV[1] or known[2] ~= ARGV[2] then return 0 end
 local term = redis.call('HINCRBY', KEYS[1], 'term', 1)

@@ -1,6 +1,6 @@
--- Append to an answer's journal and update its standing. Skips entries appended by an earlier call.
+-- Append to a response's journal and update its status. Skips entries appended by an earlier call.
 --
--- KEYS[1] answer  KEYS[2] journal
+-- KEYS[1] response  KEYS[2] journal
 -- ARGV[1] term  ARGV[2] TTL in milliseconds  ARGV[3] number of entries before the given ones
 -- ARGV[4] handles  ARGV[5] reservation  ARGV[6] state  ARGV[7] settled tokens
 -- ARGV[8..] journal entries

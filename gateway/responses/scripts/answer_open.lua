@@ -1,6 +1,6 @@
--- Write a whole answer: at its beginning, and again if Redis has lost it.
+-- Write a whole response: at its beginning, and again if Redis has lost it.
 --
--- KEYS[1] answer  KEYS[2] journal
+-- KEYS[1] response  KEYS[2] journal
 -- ARGV[1] term  ARGV[2] TTL in milliseconds  ARGV[3] head  ARGV[4] owner  ARGV[5] handles
 -- ARGV[6] reservation  ARGV[7] state  ARGV[8] settled tokens  ARGV[9..] journal entries
 -- Returns 1 if written, 0 if another gateway owns it (nothing is changed)

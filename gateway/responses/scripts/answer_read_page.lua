@@ -1,10 +1,10 @@
--- Read an answer and a page of its journal.
+-- Read a response and a page of its journal.
 --
--- KEYS[1] answer  KEYS[2] journal
+-- KEYS[1] response  KEYS[2] journal
 -- ARGV[1] first entry, from 0  ARGV[2] most entries
 -- ARGV[3] number of bytes after which no entry is added
 -- ARGV[4] 1 to read the head, which may be large
--- Returns {} if the answer does not exist, else {owner, term, handles, reservation, state,
+-- Returns {} if the response does not exist, else {owner, term, handles, reservation, state,
 --   settled tokens, total number of entries, {entry, ...}, head if requested}
 local fields = redis.call('HMGET', KEYS[1], 'owner', 'term', 'handles', 'reservation', 'state', 'settled')
 if not fields[1] then return {} end

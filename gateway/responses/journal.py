@@ -1,4 +1,4 @@
-"""Journal entries of an answer: the messages that its owners received for its jobs, in order."""
+"""Journal of a response: entries of the messages that its owners received, in order."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ _KIND_OF: Final = {kind: number for number, kind in enumerate(_KINDS)}
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind).decode for kind in _KINDS)
 
 MESSAGES_OF_ENTRY: Final = 64
-"""Messages in one entry: more than most answers receive between two writes.
+"""Messages in one entry: more than most responses receive between two writes.
 
 Readers decode one entry at a time.
 """
 COMPRESSED_BYTES: Final = 16_384
-"""Shorter entries are not compressed: most streams write little, and often."""
+"""Shorter entries are not compressed: most streams write short entries, often."""
 LARGE_BYTES: Final = 262_144
 """Longer entries are not compressed, because that would block the event loop for milliseconds."""
 SLICE_BYTES: Final = 32_768
-"""Approximate part of an entry decoded before other tasks run: log-probabilities take long."""
+"""Approximate bytes decoded before other tasks run: log-probabilities take long."""
 _ZLIB: Final = b"x"
 """The first byte of the zlib format. No uncompressed entry or head begins with it."""
 

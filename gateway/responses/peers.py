@@ -1,0 +1,73 @@
+"""Other gateways: whether they are alive, and notices to them about responses."""
+
+import asyncio
+import itertools
+import logging
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from contract import keys, messages
+from contract.messages import Frame, ResponseGrown
+from contract.scripts import CommandExecutor
+from gateway.concurrency.tasks import TaskSet
+from gateway.dispatch.dispatcher import Dispatcher
+
+NOTICE_SECONDS: Final = 60
+"""Lifetime of notices for a gateway that does not read them."""
+
+logger = logging.getLogger(__name__)
+
+
+class Peers:
+    """Sends and receives notices that a response has grown, and sends all other notices."""
+
+    def __init__(self, executor: CommandExecutor, dispatcher: Dispatcher, tasks: TaskSet) -> None:
+        self._executor = executor
+        self._dispatcher = dispatcher
+        self._tasks = tasks
+        self._handles = itertools.count(1)
+        self._readers: dict[int, asyncio.Event] = {}
+
+    def add_reader(self, grown: asyncio.Event) -> int:
+        """Return the handle of a reader here, whose event is set when its response has grown."""
+        handle = next(self._handles)
+        self._readers[handle] = grown
+        return handle
+
+    def remove_reader(self, handle: int) -> None:
+        """Remove a reader that was closed."""
+        self._readers.pop(handle, None)
+
+    def notify_reader(self, gateway: str, handle: int) -> None:
+        """Notify a reader of any gateway that its response has grown."""
+        if gateway != self._dispatcher.gateway:
+            self.send(gateway, grown=[ResponseGrown(handle)])
+        elif (grown := self._readers.get(handle)) is not None:
+            grown.set()
+
+    def send(self, gateway: str, **notices: Any) -> None:
+        """Send notices to another gateway. Lost notices are requested or sent again."""
+        frame = messages.encode(Frame(self._dispatcher.gateway, 0, **notices))
+        self._tasks.start(self._send(gateway, frame))
+
+    async def is_alive(self, gateway: str) -> bool:
+        """Whether another gateway is alive, or may be as far as is known. Raises RedisError."""
+        dispatcher = self._dispatcher
+        if gateway == dispatcher.gateway:
+            return False  # This gateway would list the response in `OwnedResponses`.
+        if not (dispatcher.is_steady and dispatcher.may_judge_others()):
+            # After an outage, other gateways may not have sent a heartbeat yet.
+            return True
+        return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)))
+
+    async def _send(self, gateway: str, frame: bytes) -> None:
+        stream, execute = keys.replies(gateway), self._executor.execute_command
+        try:
+            await asyncio.gather(
+                execute("XADD", stream, "*", "f", frame),
+                # A dead gateway would never remove the notice.
+                execute("EXPIRE", stream, NOTICE_SECONDS),
+            )
+        except RedisError as error:
+            logger.warning("cannot notify gateway %s: %s", gateway, type(error).__name__)
